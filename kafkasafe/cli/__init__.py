@@ -110,7 +110,7 @@ def options_of_all(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Holds the options of the command itself. Its help text is TAGLINE."""
+    """Holds the options of the command `kafkasafe` itself, whose help text is TAGLINE."""
 
 
 @app.command()
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     _occupy_standard_streams()
     for stream in (sys.stdout, sys.stderr):
-        # A file name may contain bytes that are not text, and a terminal may be unable to show some characters.
+        # Print escapes for bytes of a file name that are not text, and for characters that the terminal cannot show.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     given = [str(each) for each in (sys.argv[1:] if arguments is None else arguments)]
@@ -159,7 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with contextlib.suppress(OSError):
             _flush(stream)
             continue
-        # Otherwise the interpreter tries again at its end, and changes the exit code.
+        # The stream cannot be flushed. Without this, the interpreter would flush it again at the end, fail, and change
+        # the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
 
@@ -167,7 +168,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _occupy_standard_streams() -> None:
     """Open /dev/null in place of each closed standard stream.
 
-    Otherwise the next file that is opened gets the stream's number, and bytes for the stream would go to that file.
+    Otherwise the next file that is opened would get the stream's number, and output for the stream would go to that
+    file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)

@@ -94,8 +94,8 @@ def audit_topic(
     """Find gaps and repeats in a topic: in each producer's sequence numbers per partition, and in an id of your own.
 
     A gap means that written records are missing from the log, or were never sent. A repeat means that a record is in
-    the log twice. Records removed by retention are not a gap, but records removed by compaction look like one. Aborted
-    transactions are part of the raw log.
+    the log twice. Records removed by retention are not a gap, but records removed by compaction look like one. Records
+    of aborted transactions are counted too, because they are in the log.
     """
     timeout_s = duration_s(timeout, "--timeout")
     ids = None if record_id is None else _id_source(record_id)
@@ -154,7 +154,9 @@ def _check_plot(plot: Path, topics: Sequence[str]) -> None:
 
 
 def _own_words(error: KafkaError) -> str:
-    """The text of an error, with this command's own advice. The Spark source advises options that the command lacks."""
+    """The text of an error, with this command's own advice: the Spark source's advice names options that the command
+    does not have.
+    """
     text = str(error.args[0]) if error.args else type(error).__name__
     tagged = _TAG.match(text)
     if tagged is None:

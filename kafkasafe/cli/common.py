@@ -28,7 +28,7 @@ from kafkasafe.spool.lanes.format import FORMAT_NAME
 from kafkasafe.spool.rejected import RejectedRecords
 
 PIPED_COLUMNS: Final = 200
-"""Width of the output without a terminal, wide enough not to cut anything."""
+"""Width of the output if it does not go to a terminal. It is wide enough that no text is cut."""
 
 CODES: Final = (
     "Exit codes: 0 all is well; 1 {broken}; 2 the command line is wrong; 3 the command could not be carried"
@@ -84,7 +84,7 @@ def standard_input() -> BinaryIO:
 
 
 def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
-    """Reads and checks the options for a connection. The file may contain the servers.
+    """Reads and checks the options for a connection. The file `config` may contain the servers instead of `servers`.
 
     Raises:
         BadParameter: The file is invalid, an option is unknown or invalid, or none of the brokers' names has an
@@ -112,7 +112,7 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
     if not options.get("bootstrap_servers"):
         raise typer.BadParameter("give the brokers as HOST:PORT,…", param_hint="--bootstrap-servers")
     try:
-        # Pass any `spool_dir` here: commands take the directory as an argument, or need none.
+        # `validate` needs some `spool_dir`. Its value does not matter: the commands do not take it from these options.
         validate({"spool_dir": ".", **options})
     except ConfigError as error:
         hint = "--bootstrap-servers" if config is None else "--config"
@@ -124,7 +124,7 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
 def _refuse_unknown_hosts(options: Mapping[str, Any]) -> None:
     """Fails if none of the brokers' names has an address, so that no command waits for these brokers.
 
-    A name server that does not answer is not an error. In this case the command waits for it.
+    Does not fail if the name server does not answer. In this case the command tries to reach the brokers.
 
     Raises:
         BadParameter: None of the names has an address.
@@ -162,7 +162,7 @@ def _warn_of_readers(config: Path, options: Mapping[str, Any]) -> None:
 
 
 def open_directory(directory: Path) -> SpoolDirectory:
-    """Opens an existing spool directory for reading. It does not create a directory and does not write to it.
+    """Opens an existing spool directory for reading. Neither creates the directory nor writes to it.
 
     Raises:
         BadParameter: The path is not a spool directory.
@@ -187,7 +187,7 @@ def open_directory(directory: Path) -> SpoolDirectory:
 
 
 def _waiting_in(lanes: SpoolDirectory) -> str:
-    """The beginning of an error message: how many undelivered records cannot be shown. Empty if all can."""
+    """Returns the beginning of an error message, with the number of undelivered records; empty if there are none."""
     records = 0
     for number in lanes.lanes():
         with contextlib.suppress(SpoolError):
@@ -209,7 +209,10 @@ def cluster_trouble(lanes: SpoolDirectory) -> list[tuple[str, str]]:
 def lanes_of(
     directory: Path | SpoolDirectory, wanted: str | None = None
 ) -> Iterator[tuple[SpoolDirectory, int]]:
-    """Yields the lanes of an existing directory."""
+    """Yields (the directory, the number of a lane) for each lane of an existing directory.
+
+    With `wanted`, yields only the lane with this number or name.
+    """
     lanes = open_directory(directory) if isinstance(directory, Path) else directory
     numbers = lanes.lanes()
     if wanted is not None:
@@ -298,7 +301,7 @@ def address_of(topic: str, partition: int) -> str:
 
 
 def id_as_json(identity: BatchId | None) -> dict[str, int | None]:
-    """The id of a batch, as JSON has it: all null for a batch without an id."""
+    """The id of a batch for JSON output. All values are null for a batch without an id."""
     return {
         "producer_id": None if identity is None else identity.producer_id,
         "producer_epoch": None if identity is None else identity.producer_epoch,
@@ -313,7 +316,7 @@ def unreadable_lines(troubles: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def rejected_lines(rejected: Sequence[RejectedRecords], unreadable: Sequence[str]) -> Iterator[str]:
-    """Yields the content of a lane's rejected/, indented."""
+    """Yields lines about the content of a lane's rejected/, indented."""
     for each in rejected:
         why = each.reason or "reason not known"
         code = f" ({each.code})" if each.code >= 0 and f"({each.code})" not in why else ""

@@ -1,4 +1,4 @@
-"""The rules that find settings of a topic which break a producer's promises. No I/O."""
+"""The rules that find the settings of a topic or broker that break a producer's promises. No I/O."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def concerns_of(
         topic: The topic's settings, with defaults.
         broker: Settings of a broker.
         replicas: The smallest number of replicas of a partition; 0: unknown.
-        outage_ms: Length of an outage, of the cluster or of the client, that must be survived.
+        outage_ms: Length of the longest outage of the cluster or of a client that must not break a promise.
         assumed_expiration_ms: The producers' option `producer_id_expiration_ms`.
     """
     found: list[Concern] = []

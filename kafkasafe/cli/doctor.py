@@ -180,7 +180,7 @@ def ask(
     directory: Path,
 ) -> tuple[list[Examined], str | None]:
     """Asks the cluster. Returns the finding for each undelivered batch, and the id of the cluster."""
-    # A request about a topic must not create it.
+    # A request about a topic must not create the topic.
     transport = connect({**options, "allow_auto_create_topics": False})
     transport.start()
     deadline = time.monotonic() + timeout_s
@@ -240,14 +240,14 @@ def _settings(
 
 @dataclass(frozen=True, slots=True)
 class DiagnosedLane:
-    """A lane: its content, the findings for its undelivered batches, and the process that owns it, or 0."""
+    """A lane: its content, the findings for its undelivered batches, and the id of its owner's process (0: none)."""
 
     content: LaneContent
     batches: Sequence[Examined]
     owner_pid: int
 
     def lines(self, *, every: bool) -> Iterator[str]:
-        """Yield the text output about the lane; with `every`, each batch."""
+        """Yield the text output about the lane; with `every`, also about each batch if there are many."""
         content, batches = self.content, self.batches
         records = sum(examined.batch.records for examined in batches)
         owner = (

@@ -1,4 +1,4 @@
-"""Groups of commands whose help is complete."""
+"""Groups of commands whose help has whole sentences."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def _volume(lanes: SpoolDirectory) -> tuple[int, bool]:
 
 
 def _not_writable(lanes: SpoolDirectory) -> str:
-    """A path that a producer of this user needs to write, but may not write; empty if it may write all of them."""
+    """Returns a path that a producer of this user must be able to write but may not write; empty if there is none."""
     starting = [lanes.lane_path(number) for number in lanes.starting_lanes()]
     # Without a free lane, a producer makes a new one in the directory.
     paths = [lanes.path / FORMAT_NAME, *(starting or [lanes.path]), *(lane / LOCK_NAME for lane in starting)]
@@ -133,7 +133,7 @@ def _not_writable(lanes: SpoolDirectory) -> str:
 
 
 def _failing_starts(lanes: SpoolDirectory, suspects: Collection[int]) -> list[str]:
-    """A sentence for each of these lanes that would make the start of a new producer fail."""
+    """Returns a sentence for each lane of `suspects` that would make the start of a new producer fail."""
     texts = []
     for number, client in lanes.starting_lanes().items():
         if number not in suspects:

@@ -204,7 +204,7 @@ def _fields(found: Comparison) -> dict[str, Any]:
 
 
 def _lines(found: Comparison, end: int) -> Iterator[str]:
-    """Yields the steps by which a follower with this log end offset finds where its log differs."""
+    """Yields the steps by which a follower whose log ends at `end` finds where its log differs, and the result."""
     for number, step in enumerate(found.steps, 1):
         yield f"{number}. {_asked(step)} {_answered(step, found)}"
     rounds = found.round_trips

@@ -119,7 +119,7 @@ def _rounds(
     rounds: int | None,
     interval_s: float,
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yields the end offsets of each round. None as `rounds`: it does not end."""
+    """Yields the end offsets of each of `rounds` rounds; without an end if `rounds` is None."""
     for number in itertools.count(1):
         yield view.round(consumer, wanted, timeout_s)
         if number == rounds:

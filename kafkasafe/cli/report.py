@@ -1,4 +1,4 @@
-"""Prints the result of a command, which is complete before anything is printed; and the exit codes."""
+"""Prints the result of a command, and defines the exit codes. A result is complete before any of it is printed."""
 
 from __future__ import annotations
 

@@ -153,6 +153,3 @@ def read_topic(
         if (numbers % len(arrays) != partition).any():
             raise DemoError(f"{topic}-{partition} holds records of another partition")
     return arrays
-
-
-# --- the producing process, from outside ----------------------------------------------------------------------------

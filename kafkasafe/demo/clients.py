@@ -30,7 +30,7 @@ class Client(Protocol):
         """Sends one record. False: the producer did not accept the record, so the caller must try again."""
 
     def observe(self) -> None:
-        """Records the outcomes of earlier records, as far as they are known now."""
+        """Notes the outcomes of earlier records that are known now."""
 
     def flushed(self, timeout_s: float) -> bool:
         """Waits until all earlier records have an outcome. False: the time ran out first."""
@@ -92,8 +92,8 @@ class _Safe:
             self._producer.flush(timeout_s)
         except kafka_errors.KafkaTimeoutError:
             return False
-        # By now the spool has delivered the records that earlier processes promised. This process has no futures for
-        # them.
+        # The spool has now also delivered the records that earlier processes promised. This process has no futures for
+        # those records.
         former = slice(0, self._begin)
         self._ledger["acked"][former] |= self._ledger["durable"][former]
         self._begin = 0
@@ -211,7 +211,7 @@ class _Outbox:
             if time.monotonic() > deadline:
                 return False
             time.sleep(self._POLL_S)
-        # By now, records that an earlier process committed are delivered too.
+        # Records that an earlier process committed to the table are delivered now, too.
         self._ledger["acked"][:] |= self._ledger["durable"]
         return True
 
@@ -277,7 +277,9 @@ def open_client(
 
 
 def _stream(client: Client, ledger: Ledger, partitions: int, rate: float) -> None:
-    """Sends the permitted records at the given rate, and records what the client reports, until the demo stops it."""
+    """Sends the records up to `Ledger.limit` at `rate` per second, and notes what the client reports, until the demo
+    sets `Ledger.stop`.
+    """
     attempted, accepted = ledger["attempted"], ledger["accepted"]
     padding = b"." * (VALUE_BYTES - DIGITS)
     number = ledger.next_number()

@@ -53,7 +53,7 @@ class Ledger:
 
     @property
     def limit(self) -> int:
-        """Records with smaller numbers may be sent now. The demo sets it."""
+        """Records with smaller numbers may be sent now. The demo sets this number."""
         return int(self._cells[0])
 
     @limit.setter
@@ -62,7 +62,9 @@ class Ledger:
 
     @property
     def settled(self) -> int:
-        """Every record with a smaller number has an outcome, as far as its producer can know. The producer sets it."""
+        """Every record with a smaller number has an outcome that the client reported. The producing process sets this
+        number.
+        """
         return int(self._cells[1])
 
     @settled.setter

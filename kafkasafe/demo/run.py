@@ -141,7 +141,9 @@ class Demo:
         return self._cluster
 
     def _topics(self, cluster: KafkaCluster) -> dict[str, str]:
-        """Makes a topic and a worker for each client. All topics have the same leaders, so a fault affects all."""
+        """Makes a topic and a worker for each client. All topics have the same leaders, so a fault affects all
+        clients.
+        """
         directory = self._given_directory
         if directory is None:
             directory = Path(tempfile.mkdtemp(prefix="kafkasafe-demo-"))
@@ -223,7 +225,7 @@ class Demo:
         self._await(settled, f"the end of fault {fault!r}")
         for topic in topics:
             for partition in range(self.settings.partitions):
-                # Each fault is judged alone, so it begins on a healthy cluster.
+                # Each fault is judged alone, so the next fault must begin on a healthy cluster.
                 cluster.wait_in_sync(topic, partition)
 
     def _reach(self, first: int, low: float, high: float) -> None:

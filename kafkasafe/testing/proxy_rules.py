@@ -23,9 +23,9 @@ class Call:
         version: API version.
         node: Node id of the broker to which it was addressed.
         client_id: The client's id.
-        connection: Number of the connection.
-        partitions: All (topic, partition) that it names; partition -1 if it names only the topic. A Fetch within a
-            session names only the partitions that changed.
+        connection: Number of the client's connection to the proxy.
+        partitions: All (topic, partition) that the request names; partition -1 if it names only the topic. A Fetch
+            within a session names only the partitions that changed.
         forwarded: Whether a broker got the request, or a part of it.
     """
 
@@ -45,8 +45,9 @@ class Exchange:
 
     Attributes:
         call: The request in brief.
-        request: kafka-python's object.
-        response: kafka-python's object; None for rules that act before forwarding.
+        request: kafka-python's object of the request.
+        response: kafka-python's object of the response. None while the request is not forwarded yet, and for a rule for
+            any API.
     """
 
     call: Call
@@ -80,7 +81,8 @@ class Effects:
 
 
 class Intervention:
-    """What a rule changes, and for which requests. `Rule` configures it, and `Rules` applies it on the proxy's thread.
+    """One rule as the proxy sees it: for which requests, and what it changes. `Rule` fills it in, and `Rules` applies
+    it on the proxy's thread.
 
     Args:
         changed: Notified when the intervention has acted.
@@ -89,8 +91,9 @@ class Intervention:
         partition: The partition of this topic; None for any.
 
     Attributes:
-        hits: How often it has acted.
-        unforwarded: What happens instead of forwarding the request: "answer", "drop" or "hang up"; "": it is forwarded.
+        hits: How often the intervention has acted.
+        unforwarded: What happens instead of forwarding the request: "answer", "drop" or "hang up". Empty if the request
+            is forwarded.
         effects: The effects on a response as a whole.
         fields: The fields to set, in order: (level, fields).
     """
@@ -122,7 +125,7 @@ class Intervention:
     # -- Configuration -------------------------------------------------------------------------------------------
 
     def require(self, predicate: Callable[[Exchange], bool]) -> None:
-        """Acts only if the predicate returns True."""
+        """Makes the intervention act only if `predicate` returns True."""
         self._predicates.append(predicate)
 
     def skip(self, count: int) -> None:
@@ -130,12 +133,12 @@ class Intervention:
         self._skip = count
 
     def limit(self, times: int | None) -> None:
-        """Acts at most that often; None: leaves the limit as it is."""
+        """Makes the intervention act at most `times` times; None: leaves the limit as it is."""
         if times is not None:
             self._times = times
 
     def hold_back(self, instead: str) -> None:
-        """Forwards no request. See `unforwarded`."""
+        """Makes the intervention forward no request, and do `instead` (a value of `unforwarded`)."""
         self.unforwarded = instead
 
     def affect(self, **effects: Any) -> None:
@@ -158,7 +161,7 @@ class Intervention:
         """Returns the API whose answers are changed.
 
         Raises:
-            UsageError: It is not one API.
+            UsageError: The intervention is for any API.
         """
         if self.api is None:
             raise UsageError("Only the answers of one API can be changed: name it in on()")
@@ -189,26 +192,26 @@ class Intervention:
 
     @property
     def spent(self) -> bool:
-        """Whether it has acted as often as it may."""
+        """Whether the intervention has acted as often as it may."""
         return self._times is not None and self.hits >= self._times
 
     @property
     def changes_answers(self) -> bool:
-        """Whether it changes the content of answers."""
+        """Whether the intervention changes the content of answers."""
         return bool(self.fields or self._edits or self._leaves_out or self._additions)
 
     def fits(self, name: str, partitions: Iterable[tuple[str, int]]) -> bool:
-        """Returns whether it matches a request or answer of this API that names these partitions."""
+        """Returns whether the intervention matches a request or answer of the API `name` that names `partitions`."""
         if self.api is not None and self.api.name != name:
             return False
         return self.topic is None or any(self.names(*which) for which in partitions)
 
     def names(self, topic: str, partition: int) -> bool:
-        """Returns whether it concerns this partition."""
+        """Returns whether the intervention concerns this partition."""
         return self.topic in {None, topic} and self.partition in {None, partition}
 
     def acts(self, exchange: Exchange) -> bool:
-        """Returns whether it acts on this matching exchange, and counts it."""
+        """Returns whether the intervention acts on this matching exchange. If so, counts a hit."""
         if self.spent or not all(predicate(exchange) for predicate in self._predicates):
             return False
         if self._skip:
@@ -256,7 +259,7 @@ class Rule:
 
     The effects of its methods accumulate, and each method returns the rule. Each call takes effect at once. So
     configure related effects in one call, or begin with `when`. Rules act in the order in which they were made. If two
-    set the same field, the later one wins.
+    rules set the same field, the later rule wins.
     """
 
     def __init__(self, _rules: Rules, _intervention: Intervention) -> None:
@@ -274,7 +277,7 @@ class Rule:
     # -- Conditions ----------------------------------------------------------------------------------------------
 
     def when(self, predicate: Callable[[Exchange], bool]) -> Self:
-        """Acts only if the predicate returns True. The proxy's thread calls it, so it must not block."""
+        """Acts only if `predicate` returns True. The proxy's thread calls `predicate`, which must not block."""
         self._does.require(predicate)
         return self
 
@@ -296,12 +299,13 @@ class Rule:
         Args:
             code: Kafka's error code; 0 for success.
             times: How often the rule acts; by default always.
-            level: Which error code to set: "partition", "topic" or "top". The default is "partition" if the API's
-                answers have error codes of partitions. For Metadata it is "topic", unless the rule names a partition.
+            level: Which error code to set: "partition", "topic" or "top". The default is the first of these levels at
+                which the API's answers have an error code. For Metadata it is "topic", unless the rule names a
+                partition.
             fields: Other fields to set, at any level.
 
         Raises:
-            UsageError: The API's answers have no such field.
+            UsageError: The API's answers have no error code at this level, or no such field.
         """
         self._does.answer(code, level, fields)
         return self._limit(times)
@@ -309,18 +313,19 @@ class Rule:
     def answer_without_forwarding(
         self, code: int = 0, *, times: int | None = None, level: Level | None = None, **fields: Any
     ) -> Self:
-        """Like `answer`, but no broker gets the request. If the request names several partitions, a broker gets the
-        request without this partition.
+        """Like `answer`, but no broker gets the request. If the request also names other partitions than the rule, the
+        broker gets the request with only those.
 
-        A Metadata request is forwarded nevertheless, without the topic if it names it, because the answer must name the
-        brokers.
+        A Metadata request is always forwarded, because the answer must name the brokers. The topics that the rule
+        matches are removed from the request.
         """
         self._does.answer(code, level, fields)
         self._does.hold_back("answer")
         return self._limit(times)
 
     def set(self, *, times: int | None = None, **fields: Any) -> Self:
-        """Changes fields of the answer. Structs can be dicts. Ignores fields that the answer's version does not have.
+        """Changes fields of the answer. For a struct, give a dict. Ignores fields that the answer's version does not
+        have.
 
         Raises:
             UsageError: The API's answers have no such field.
@@ -330,7 +335,7 @@ class Rule:
         return self._limit(times)
 
     def edit(self, change: Edit, *, times: int | None = None) -> Self:
-        """Calls `change` with the exchange on the proxy's thread. It may modify the exchange's `response`."""
+        """Calls `change` with the exchange on the proxy's thread. `change` may modify the exchange's `response`."""
         self._does.edit(change)
         return self._limit(times)
 
@@ -340,7 +345,7 @@ class Rule:
         return self._limit(times)
 
     def add(self, topic: str, partition: int, *, times: int | None = None, **fields: Any) -> Self:
-        """Adds a partition to the answer that the request did not name."""
+        """Adds to the answer a partition that the request did not name."""
         self._does.add(topic, partition, fields)
         return self._limit(times)
 
@@ -361,12 +366,12 @@ class Rule:
         return self._limit(times)
 
     def delay(self, seconds: float, *, times: int | None = None) -> Self:
-        """Delays the answer, and all later ones on the connection, by that much."""
+        """Delivers the answer `seconds` later. Later answers on the connection wait for it."""
         self._does.affect(delay_s=seconds)
         return self._limit(times)
 
     def duplicate(self, copies: int = 2, *, times: int | None = None) -> Self:
-        """Delivers the answer this many times."""
+        """Delivers the answer `copies` times."""
         self._does.affect(copies=copies)
         return self._limit(times)
 
@@ -383,7 +388,7 @@ class Rule:
         return self._limit(times)
 
     def hang_up(self, *, times: int | None = None, forward: bool = True) -> Self:
-        """Closes the connection instead of answering; with `forward=False` before the broker gets the request."""
+        """Closes the connection instead of answering. With `forward=False`, the broker does not get the request."""
         self._does.affect(drop=True, hang_up=True)
         if not forward:
             self._does.hold_back("hang up")
@@ -396,10 +401,10 @@ class Rule:
         self._rules.remove(self._does)
 
     def wait(self, hits: int = 1, timeout_s: float = 10.0) -> None:
-        """Waits until the rule has acted this often.
+        """Waits until the rule has acted `hits` times.
 
         Raises:
-            TimeoutError: The rule has not acted this often within that time.
+            TimeoutError: The rule has acted less often within `timeout_s`.
         """
         with self._rules.changed:
             if not self._rules.changed.wait_for(lambda: self.hits >= hits, timeout_s):
@@ -422,13 +427,14 @@ class Pending:
     """(rule, topic, partition) of the parts that the broker did not get; partition -1 for the topic as a whole."""
     forwarded: bool = True
     parts: list[bytes] | None = None
-    """The response to deliver to the client; empty: none will come."""
+    """The response to deliver to the client, in pieces. None while there is no response; empty if there will be none.
+    """
     due: float = 0.0
     effects: Effects = Effects()
 
     @property
     def size_bytes(self) -> int:
-        """Size of the response to deliver."""
+        """Size of the response to deliver; 0 while there is none."""
         return sum(map(len, self.parts or ()))
 
     def affect(self, effects: Effects) -> None:
@@ -436,16 +442,16 @@ class Pending:
         self.effects += effects
 
     def swallow(self) -> None:
-        """The broker does not get the request, and the client no response."""
+        """Notes that the broker does not get the request, and the client gets no response."""
         self.forward(False)
         self.parts = []
 
     def forward(self, on: bool) -> None:
-        """Says whether the broker gets the request, or a part of it."""
+        """Notes whether the broker gets the request, or a part of it."""
         self.forwarded, self.call = on, replace(self.call, forwarded=on)
 
     def answer(self, parts: list[bytes], due: float) -> None:
-        """Delivers these bytes to the client, not before a time."""
+        """Sets the bytes to deliver to the client at `due` (`time.monotonic()`) or later."""
         self.parts, self.due = parts, due
 
 
@@ -483,11 +489,11 @@ class Rules:
     # -- On the proxy's thread -----------------------------------------------------------------------------------
 
     def concern(self, api: Api) -> bool:
-        """Returns whether a rule may act on answers of this API."""
+        """Returns whether there is a rule that may act on answers of this API."""
         return any(rule.api in {None, api} and not rule.spent for rule in self._all)
 
     def hold_back(self, pending: Pending, frame: bytes, names: Mapping[uuid.UUID, str]) -> bytes:
-        """Applies rules before the broker gets the request. Returns the frame for the broker, without its size."""
+        """Applies rules before the broker gets the request. Returns the broker's frame, without the size field."""
         request = pending.request
         changed = False
         for rule in self._all:
@@ -552,7 +558,7 @@ class Rules:
         ] or list(pending.call.partitions)
         for rule in self._all:
             if rule.unforwarded and not (
-                # A request cannot ask for all topics except one.
+                # A Metadata request cannot ask for all topics except one. So the rule changes the answer.
                 rule.unforwarded == "answer" and pending.call.api == "Metadata" and not pending.applied
             ):
                 continue

@@ -1,8 +1,9 @@
 """The common part of the proxies: one thread accepts connections, forwards bytes and executes commands.
 
-`TcpProxy` changes bytes, `FaultProxy` the Kafka frames in them. They decide what becomes of the bytes that a
-`RelayedPipe` received, and how many it may receive. Both listen as soon as they are constructed, but their thread
-runs only after `start`. This thread alone uses everything that it forwards. Other threads pass closures to it (`_do`).
+`TcpProxy` changes bytes, `FaultProxy` the Kafka frames in them. The proxies decide what happens to the bytes that a
+`RelayedPipe` has received, and how many bytes the pipe may receive. Both proxies listen as soon as they are
+constructed, but their thread runs only after `start`. Only this thread uses the connections and their bytes. Other
+threads pass closures to this thread (`_do`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kafkasafe.testing.sockets import Outbox, SocketLoop
 CONNECT_TIMEOUT_S: Final = 2.0
 MAX_BUFFERED_BYTES: Final = (
     4 * 1024 * 1024
-)  # limit for each direction of a connection; beyond it, the sender has to wait
+)  # limit for each direction of a connection; at this limit, the proxy stops reading from the sender
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER of zero seconds: closing sends RST
 
 
@@ -29,9 +30,9 @@ class RelayedPipe:
     """One direction of a connection.
 
     Attributes:
-        outbox: The bytes that wait for the sink.
-        ended: The source has sent everything.
-        shut: Nothing more is sent to the sink.
+        outbox: The bytes that wait to be sent to the sink.
+        ended: Whether the source has sent everything.
+        shut: Whether the proxy sends nothing more to the sink.
     """
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
@@ -42,7 +43,9 @@ class RelayedPipe:
         self.shut = False
 
     def read(self, limit: int) -> bytes | None:
-        """Receives bytes from the source; None if none can be read now, empty at its end."""
+        """Receives bytes from the source. Returns None if no bytes can be read now, and empty bytes at the source's
+        end.
+        """
         try:
             data = self.source.recv(limit)
         except BlockingIOError:
@@ -55,7 +58,7 @@ class RelayedPipe:
         self.shut = True
 
     def end_sink(self) -> None:
-        """Passes the source's end on to the sink, once all bytes before it were sent."""
+        """Shuts the sink down for writing if the source has ended and all its bytes were sent."""
         if self.ended and not self.outbox and not self.shut:
             self.shut = True
             self.sink.shutdown(socket.SHUT_WR)
@@ -99,14 +102,18 @@ class Relay(SocketLoop[_L]):
 
     @abc.abstractmethod
     def _receive(self, connection: _L, pipe: RelayedPipe, data: bytes) -> None:
-        """Handles bytes of the pipe's source; none: it has sent everything."""
+        """Handles `data` from the pipe's source. Empty `data` means that the source has sent everything."""
 
     @abc.abstractmethod
     def _settle(self, connection: _L) -> None:
-        """Passes on the ends of its pipes, after bytes were read or sent."""
+        """Passes on the ends of the connection's pipes. Called after bytes were read or sent."""
 
     def _prepare(self, connection: _L, now: float) -> float | None:  # noqa: ARG002
-        """Fills outboxes with what is due, before sockets are waited for. Returns when more will be due."""
+        """Puts bytes that are due into the outboxes. Called before the thread waits for sockets.
+
+        Returns:
+            When more bytes will be due, `time.monotonic()` in seconds; None if no time is known.
+        """
         return None
 
     # -- The thread ----------------------------------------------------------------------------------------------

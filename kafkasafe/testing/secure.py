@@ -38,8 +38,8 @@ def check_listeners(listeners: Mapping[str, str], users: Mapping[str, str], vers
 
 
 def mechanisms_of(version: tuple[int, ...]) -> tuple[str, ...]:
-    """The SASL mechanisms of a listener. Kafka 2.7 introduced the API that creates users for SCRAM; in KRaft mode, 3.5
-    did.
+    """The SASL mechanisms of a listener. SCRAM needs the API that creates users: Kafka 2.7 introduced this API with
+    ZooKeeper, and 3.5 in KRaft mode.
     """
     return MECHANISMS if version >= (3, 5) or (2, 7) <= version < (3, 0) else MECHANISMS[:1]
 
@@ -73,7 +73,8 @@ def make_certificate(directory: Path, java: Path) -> tuple[Path, Path]:
 
     Args:
         directory: Directory of the files.
-        java: A `java` executable. Without openssl, this function uses the keytool in its directory.
+        java: A `java` executable. Without openssl, this function uses the keytool on PATH, or in the directory of
+            `java`.
 
     Returns:
         (the certificate as PEM, for clients; the key store as PKCS12, for brokers).

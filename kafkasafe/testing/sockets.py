@@ -1,6 +1,6 @@
 """The common part of the proxies and the fake's wire: one thread accepts connections and executes commands.
 
-The thread runs only after `start`. It alone uses the sockets.
+The thread runs only after `start`. No other thread uses the sockets.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Outbox:
         return self._pieces[0][0]
 
     def put(self, data: bytes, due: float = 0.0) -> None:
-        """Add a piece. It never overtakes an earlier one, even if it is due before that one."""
+        """Adds a piece, which is sent at `due` at the earliest, and always after the pieces that were added earlier."""
         if self._pieces:
             due = max(due, self._pieces[-1][0])
         self._pieces.append((due, memoryview(data)))
         self.size += len(data)
 
     def send(self, now: float = 0.0) -> None:
-        """Send the due data, as far as the socket accepts it."""
+        """Sends the pieces that are due at `now`, until the socket accepts no more."""
         while self._pieces and self._pieces[0][0] <= now:
             due, data = self._pieces[0]
             try:
@@ -64,7 +64,7 @@ class Outbox:
                 self._pieces[0] = (due, data[sent:])
 
     def take(self) -> bytes:
-        """Remove and return all bytes."""
+        """Removes and returns all bytes."""
         data = b"".join(piece for _, piece in self._pieces)
         self._pieces.clear()
         self.size = 0
@@ -118,7 +118,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
         elif self._thread is not threading.current_thread():
             self._wake()
             self._thread.join(_COMMAND_TIMEOUT_S)
-        # The thread does not close these sockets, because it may notice `_closed` and end before it is woken.
+        # The thread must not close these sockets: it may notice `_closed` and end before `_wake` writes to them.
         self._woken.close()
         self._waker.close()
 
@@ -131,7 +131,9 @@ class SocketLoop(abc.ABC, Generic[_C]):
 
     @abc.abstractmethod
     def _plan(self) -> float | None:
-        """Registers sockets for the events of interest. Returns the seconds until there is more to do."""
+        """Registers sockets for the events of interest. Returns the seconds until there is more to do without such an
+        event; None: there is nothing.
+        """
 
     @abc.abstractmethod
     def _welcome(self, client: socket.socket, number: int) -> None:
@@ -251,7 +253,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
         return cut
 
     def _register(self, sock: socket.socket, mask: int, connection: _C) -> None:
-        """Watches a socket of a connection for these events; 0: not any more."""
+        """Watches a socket of a connection for the events in `mask`; 0: stops watching."""
         old = self._masks.pop(sock, 0)
         if mask:
             self._masks[sock] = mask
@@ -264,7 +266,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
 
 
 def bound(host: str, port: int, *, shared: bool = True) -> socket.socket:
-    """Returns a socket bound to the port; 0: any free one. Several sockets can have a port if all are `shared`."""
+    """Returns a socket bound to `port`; 0: any free port. Several sockets can have one port if all are `shared`."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -277,10 +279,10 @@ def bound(host: str, port: int, *, shared: bool = True) -> socket.socket:
 
 
 def frames_in(buffer: bytearray, most_bytes: int, least_bytes: int = 1) -> Iterator[bytes]:
-    """Takes the complete frames of Kafka's protocol out of the bytes that have arrived.
+    """Removes the complete frames of Kafka's protocol from `buffer`. Yields each frame without its size field.
 
     Raises:
-        ValueError: A frame cannot have this size.
+        ValueError: A frame's size is not between `least_bytes` and `most_bytes`.
     """
     at = 0
     try:

@@ -1,7 +1,7 @@
 """A TCP proxy that drops responses, and cuts, delays, stalls or refuses connections.
 
-Between a client and a broker it simulates faults of the network. A client cannot distinguish a lost response from a
-lost request, so these faults show the benefit of an idempotent producer.
+Between a client and a broker, the proxy simulates faults of the network. A client cannot distinguish a lost response
+from a lost request. So these faults show what an idempotent producer is for.
 
 ```python
 with TcpProxy(target_port=9092) as proxy:
@@ -11,8 +11,8 @@ with TcpProxy(target_port=9092) as proxy:
     proxy.restore()
 ```
 
-Its port is open as soon as it is constructed, before the target is known, so that a broker can advertise it. Clients
-connect to the addresses that brokers advertise, not to their bootstrap servers.
+The proxy's port is open as soon as the proxy is constructed, before the target is known, so that a broker can advertise
+the port. (After the bootstrap, clients connect to the addresses that brokers advertise.)
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TcpProxy(Relay[_Connection]):
         super().__init__(host)
         self.target_port = target_port
         self._target_host = target_host
-        # Reserves the port while connections are refused: a bound socket that does not listen refuses them.
+        # This socket is bound, but does not listen. It keeps the port reserved while the proxy refuses connections.
         self._keeper: socket.socket | None = None
         try:
             if port:
@@ -90,7 +90,7 @@ class TcpProxy(Relay[_Connection]):
             self.close()
             raise
 
-        # Only the proxy's thread uses these attributes, and everything that it forwards.
+        # Only the proxy's thread changes these attributes.
         self._drop_requests = False
         self._drop_responses = False
         self._stalled = False
@@ -139,7 +139,10 @@ class TcpProxy(Relay[_Connection]):
         self._do(lambda: setattr(self, "_stalled", on))
 
     def delay(self, response_s: float = 0.0, request_s: float = 0.0) -> None:
-        """Delays each piece of data by this many seconds. Does not limit the amount in transit."""
+        """Delays each piece of data: from the target by `response_s` seconds, from clients by `request_s` seconds.
+
+        Does not limit the amount of data in transit.
+        """
 
         def run() -> None:
             self._response_delay_s = response_s
@@ -152,7 +155,8 @@ class TcpProxy(Relay[_Connection]):
 
         Args:
             request_bytes_per_s: Bytes in a second; 0: no limit.
-            buffer_bytes: How many bytes of each connection may be in transit; beyond it the client has to wait.
+            buffer_bytes: How many bytes of each connection may be in transit. Beyond this number the client has to
+                wait.
         """
 
         def run() -> None:
@@ -163,11 +167,11 @@ class TcpProxy(Relay[_Connection]):
         self._do(run)
 
     def cut(self) -> int:
-        """Resets all connections, and accepts new ones. Returns how many there were."""
+        """Resets all connections, and accepts new ones. Returns the number of connections that were reset."""
         return self._do(self._cut)
 
     def cut_after(self, request_bytes: int) -> None:
-        """Resets all connections once, after this many further bytes of requests. The limit may be inside a request."""
+        """Resets all connections once, after `request_bytes` further bytes from clients, maybe inside a request."""
         self._do(lambda: setattr(self, "_cut_after", request_bytes))
 
     def refuse(self, on: bool = True) -> None:
@@ -243,7 +247,7 @@ class TcpProxy(Relay[_Connection]):
                 pipe.sink.settimeout(CONNECT_TIMEOUT_S)
                 pipe.sink.sendall(pipe.outbox.take() + data[: self._cut_after])
                 self._cut_after = None
-                # A reset could discard bytes that the target has not read yet.
+                # Do not reset the target's connection: a reset could discard bytes that the target has not read yet.
                 self._close(connection, reset_only=(connection.client,))
                 self._cut()
                 return

@@ -1,7 +1,8 @@
 """Changes the version of a cluster and keeps its data: `KafkaCluster.upgrade` and `leave_zookeeper`.
 
-Kafka 4 does not support ZooKeeper. On the data of 2.8 it exits at once with 'Missing required configuration
-"process.roles"'. So the upgrade follows Kafka's documentation: 3.9 with ZooKeeper, migration to KRaft, then 4.x.
+Kafka 4 does not support ZooKeeper. Started with the settings of a cluster with ZooKeeper, it exits at once with
+'Missing required configuration "process.roles"'. So the upgrade follows Kafka's documentation: 3.9 with ZooKeeper,
+migration to KRaft, then 4.x.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Upgrades:
         for node in self._nodes.all():
             if node.kind != "zookeeper":
                 node.run_as(self._command(node))
-        # Start the controller first: a broker gives up if it does not find one.
+        # Start the controller first: a broker gives up if it finds no controller.
         for node in sorted(self._nodes.all(), key=lambda node: node.serves):
             if not node.serves:
                 self._nodes.start_together([node], deadline, wait=True)
@@ -89,7 +90,8 @@ class Upgrades:
             "zookeeper.metadata.migration.enable": "true",
             "zookeeper.connect": f"127.0.0.1:{self._nodes.controller_port}",
         }
-        # During the migration the new controller and the ZooKeeper run together, and the ZooKeeper keeps this node id.
+        # During the migration, the new controller and ZooKeeper run together. Both have the node id `CONTROLLER`, so
+        # the controller's directory needs another name.
         directory = self._workspace.directory / "node-controller"
         data = directory / "data"
         data.mkdir(parents=True)

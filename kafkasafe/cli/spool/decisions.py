@@ -64,9 +64,9 @@ def spool_commit(
 
     EndTxn is sent with the transactional id, producer id and epoch from the spool. The producer that staged the batch
     would send the same request, so the request changes nothing about a batch that is already committed. The command
-    leaves a batch to the next producer, or to kafkasafe spool drain, in these cases: it is not staged; it comes after
-    such a batch on a partition; its transaction timed out; or it shares its transaction with a batch that was not
-    named.
+    leaves a batch to the next producer, or to kafkasafe spool drain, in these cases: the batch is not staged; an
+    earlier batch on one of its partitions is left too; its transaction timed out; or it shares its transaction with a
+    batch that was not named.
     """
     _decide_and_show(directory, batch, servers, config, timeout, aborts=False, as_json=as_json)
 
@@ -122,8 +122,12 @@ class _Wanted:
 
 
 def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted], list[str], list[str]]:
-    """The undecided atomic batches of lanes without an owner, the names of the owned lanes, which are skipped, and the
-    names of damaged lanes, which may have had more atomic batches. If all batches are named, damage does not matter.
+    """Finds the undecided atomic batches of lanes without an owner.
+
+    Returns:
+        (the batches; the names of the lanes that were skipped because a process owns them; the names of damaged lanes,
+        which may have had more atomic batches). With `given`, the names of damaged lanes are left out, because the
+        batches with the given ids were found in spite of the damage.
     """
     lanes = open_directory(directory)
     found: list[_Wanted] = []
@@ -161,7 +165,7 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted]
 def _decide(
     directory: Path, options: Mapping[str, Any], wanted: Sequence[_Wanted], decide: Decide, limit_s: float
 ) -> tuple[list[dict[str, Any]], bool]:
-    """The outcome of each unit, and whether the command gave up because no broker could be used."""
+    """Decides the batches. Returns the row of each batch, and whether the command gave up for lack of a broker."""
     files = open_directory(directory).files
     ids = {each.unit_id.hex() for each in wanted}
     contents = [
@@ -195,7 +199,7 @@ def _decide(
                 break
             time.sleep(_POLL_S)
         spool.close(0)
-    # The log may no longer hold a finished batch. That is why `before` was read first.
+    # The log may no longer hold a finished batch. So use the rows that were read before.
     rows = []
     for row in before:
         match outcomes.get(row["batch_id"]):

@@ -1,4 +1,4 @@
-"""The common code of `kafkasafe spool drain` and `spool resend`: the delivery of the records in a spool directory."""
+"""The delivery of the records in a spool directory, for `kafkasafe spool drain` and `spool resend`."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ class DeliveryReport:
     trouble: str
     seconds: float
     unreachable: bool = False
-    """No broker could be used."""
+    """Whether the drain ended because no broker could be used."""
     lost: str = ""
     """A message about lost acknowledged records that cannot be sent again; empty if none were lost."""
     dropped: int = 0
-    """Number of records in dropped atomic batches that are not in rejected/: their group reads its input again."""
+    """Number of records in dropped atomic batches that are not in rejected/, because the group of each batch reads the
+    batch's input again.
+    """
     rejected_now: int = 0
     """Number of records that this drain added to rejected/."""
     ignore_rejected: bool = False
-    """Whether the exit code ignores records that were in rejected/ before."""
+    """Whether the exit code ignores records that were in rejected/ before this drain."""
 
     @property
     def rejected_records(self) -> int:
@@ -120,7 +122,7 @@ def deliver(
         began: When the command began, monotonic seconds.
         limit_s: Time after which to give up, seconds, counted from `began`.
         on_undecidable: The producer's option of that name.
-        on_corrupt: The producer's option of that name; "raise" leaves the one in `options`.
+        on_corrupt: The producer's option of that name. If it is "raise", the value in `options` counts.
     """
     there = _left(lanes, set())
     before = there.records
@@ -136,7 +138,7 @@ def deliver(
     there = _left(lanes, set())
     left = there.records
     refused = max(0, _rejected(lanes) - refused_before)
-    # After `before` was counted, another process may have taken a lane to deliver its records.
+    # After `before` was counted, another process may have taken a lane and delivered its records. Do not count those.
     delivered = max(0, min(before - left - refused - drain.dropped, drain.committed))
     return DeliveryReport(
         delivered,
@@ -163,7 +165,7 @@ class _Drain:
         deadline: When to give up, monotonic seconds.
 
     Attributes:
-        trouble: Why not everything was delivered; empty if it was.
+        trouble: Why something was not delivered; empty if everything was.
         lost: See `DeliveryReport`.
         unreachable: See `DeliveryReport`.
         dropped: Number of records in dropped atomic batches.
@@ -295,7 +297,7 @@ def _left(lanes: SpoolDirectory, mine: set[str]) -> _Left:
     records, damaged, foreign, work = 0, "", [], False
     for number in lanes.lanes():
         path = lanes.lane_path(number)
-        # A lane that this process has locked but not opened yet counts as its own, too.
+        # A lane that this process has locked but not opened yet counts as a lane of this process, too.
         if path.name not in mine and lanes.owners.seems_owned(number) not in {0, os.getpid()}:
             foreign.append(path.name)
             continue

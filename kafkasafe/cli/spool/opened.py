@@ -27,8 +27,8 @@ class OpenSpool:
         directory: The spool directory.
         client_id: Client id of the command.
         on_event: Gets each event, on the pump's thread.
-        deadline: When the command gives up, monotonic seconds. The end of the context does not wait for deliveries
-            after this time.
+        deadline: When the command gives up, monotonic seconds. At the end of the context, this object does not wait for
+            deliveries after this time.
         decide: Instruction to only end atomic batches; None: deliver everything.
 
     Raises:
@@ -102,7 +102,7 @@ class OpenSpool:
 
     @property
     def unfinished_records(self) -> int:
-        """Number of undelivered records in those lanes."""
+        """Number of undelivered records in the lanes that this process holds."""
         return sum(lane.journal.views.spooled_records for lane in self._pump.lanes)
 
     @property
@@ -124,10 +124,8 @@ class OpenSpool:
         return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
 
     def unit(self, unit_id: bytes) -> tuple[u.Phase, bool] | None:
-        """The phase of an undecided unit (an atomic batch), and whether it waits for another unit that is left
-        undecided.
-
-        None if none of these lanes has the unit.
+        """Returns the phase of an undecided unit (an atomic batch), and whether the unit waits for another unit that is
+        left undecided. Returns None if no lane that this process holds has the unit.
         """
         for lane in self._pump.lanes:
             unit = lane.journal.units.lines.by_id.get(unit_id)

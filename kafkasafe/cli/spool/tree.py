@@ -27,7 +27,7 @@ class _Sums:
     """Sums over the lanes of one directory, or of all directories.
 
     Attributes:
-        bytes: Size of their logs and of rejected/.
+        bytes: Size of the lanes' logs and of their rejected records.
         troubles: A sentence for each part that is unreadable or missing.
         owner_pids: Ids of the processes that own lanes.
     """
@@ -68,9 +68,10 @@ def root_of(directory: Path | None) -> Path:
 
 
 def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
-    """Yields the spool directories at and below a directory, in order of path. Does not follow links.
+    """Yields the spool directories at and below `root`, sorted by path. Does not follow symbolic links.
 
-    Includes spool directories whose file FORMAT is missing or damaged.
+    A directory whose file FORMAT is missing or damaged is yielded if its other content shows that it is a spool
+    directory.
 
     Args:
         root: The directory to begin with.
@@ -91,7 +92,7 @@ def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
 def _is_spool(path: Path, files: Sequence[str], folders: Sequence[str]) -> bool:
     file = path / FORMAT_NAME
     try:
-        # A pipe with this name must not make the command wait.
+        # Do not read a pipe of this name: the command would wait for its writer.
         if FORMAT_NAME not in files or (file.exists() and not file.is_file()):
             return format_lost(path, folders) is not None
         known = file.read_bytes().startswith(b"kafkasafe-spool ")

@@ -31,7 +31,7 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     troubles = cluster_trouble(open_directory(directory))
     for lanes, number, found in inspected(directory, troubles):
         row = dataclasses.asdict(found)
-        # Leave out the fields that have nothing to do with this check of bytes.
+        # Leave out the fields that do not come from the check of the bytes.
         del row["waiting"], row["oldest_ms"], row["undecidable"]
         rows.append({"lane": lanes.lane_path(number).name, "error": None, **row})
     broken = troubles or any(row[name] for row in rows for name in _BAD)

@@ -2,7 +2,7 @@
 
 The objects are `Layout` (brokers, settings and ports, all fixed), `Workspace` (the directory and its logs), `Release`
 (version, jars, Java), `Nodes` (the processes), `Admin` (requests to the brokers), `Listeners` (certificate and users),
-`NodeFiles` (settings and commands), `Topics` and `Disasters`. They use `node.py`, `processes.py`, `admin_client.py` and
-`boot.py`, which do not depend on a cluster. `values.py` has values and errors that `kafkasafe.testing.broker` makes
-public.
+`NodeFiles` (settings and commands), `Topics` and `Disasters`. These objects use `node.py`, `processes.py`,
+`admin_client.py` and `boot.py`, which do not depend on a cluster. `values.py` has the values and errors that
+`kafkasafe.testing.broker` makes public.
 """

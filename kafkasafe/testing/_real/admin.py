@@ -50,7 +50,10 @@ class Admin:
         return found
 
     def run(self, work: Callable[[KafkaAdminClient], T], deadline: float, what: str) -> T:
-        """Runs `work` with an admin client. After a retriable failure, tries again with a new one until `deadline`."""
+        """Runs `work` with an admin client. After a retriable failure, tries again with a new client until `deadline`.
+
+        `what` completes the message "could not … in time" of the error at the deadline.
+        """
         while True:
             try:
                 client = open_admin(self._bootstrap(), timeout_ms=5000)
@@ -70,7 +73,7 @@ class Admin:
     def alter(
         self, kind: ConfigResourceType, name: str, values: Mapping[str, str | None], deadline: float
     ) -> None:
-        """Changes settings of a topic or broker; None resets one to its default."""
+        """Changes settings of a topic or broker. The value None resets a setting to its default."""
         settings = {key: value for key, value in values.items() if value is not None}
         defaults = [key for key, value in values.items() if value is None]
 
@@ -97,7 +100,7 @@ class Admin:
     def settings_of(
         self, kind: ConfigResourceType, name: str, deadline: float, which: str = "modified"
     ) -> dict[str, str]:
-        """Returns settings of a topic or broker; by default those that differ from the defaults."""
+        """Returns settings of a topic or broker. With `which="modified"`, only those that differ from the defaults."""
         resource = ConfigResource(kind, name)
         answer = self.run(
             lambda admin: admin.describe_configs([resource], config_filter=which),

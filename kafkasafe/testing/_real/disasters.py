@@ -110,7 +110,7 @@ class Disasters:
 
             self._topics.until_topic(topic, taken, deadline, live_leader=False)
         finally:
-            # If a failed step left nodes down, everything after it would fail too, and hide the cause.
+            # If nodes stayed down after a failed step, all later steps of the test would fail too, and hide the cause.
             deadline = max(deadline, time.monotonic() + 20.0)
             self._nodes.start_all(deadline - time.monotonic())
             restored = {key: former.get(key) for key in (_UNCLEAN, MIN_ISR)}

@@ -11,7 +11,7 @@ from kafkasafe.testing._real.values import CONTROLLER
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """The description of a cluster. Ports are reserved first, so addresses are known before the cluster starts.
+    """The description of a cluster. Its ports are already reserved, so addresses are known before the cluster starts.
 
     Attributes:
         combined: Whether the single broker is its own controller.
@@ -19,8 +19,8 @@ class Layout:
         broker_config: Broker settings of single nodes.
         proxy_ports: Port of each broker's proxy, by node.
         client_ports: Port of each broker's own client listener, by node.
-        inner_ports: Port for requests of other brokers and of this package, by node. Equal to the client's port if
-            no broker has a proxy.
+        inner_ports: Port for requests of other brokers and of this package, by node. Equal to `client_ports` if no
+            broker has a proxy.
     """
 
     brokers: tuple[int, ...]

@@ -20,7 +20,7 @@ from kafkasafe.testing._real.workspace import Workspace
 
 
 class Listeners:
-    """Owns the certificate. Everything else is fixed when the cluster is constructed."""
+    """The additional listeners. Everything except the certificate is fixed when the cluster is constructed."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Listeners:
         return any(protocol.startswith("SASL") for protocol in self.protocols.values())
 
     def settings(self) -> dict[str, str]:
-        """The brokers' settings for these listeners, except the lists of all listeners."""
+        """The brokers' settings for the single listeners. The settings that list all listeners are not included."""
         more: dict[str, str] = {}
         for name, protocol in self.protocols.items():
             known = secure.mechanisms_of(self._release.number)
@@ -96,7 +96,9 @@ class Listeners:
         return options
 
     def create_users(self, admin: Admin) -> None:
-        """Creates users for SCRAM; users for PLAIN are in the brokers' settings. Returns when all users can log in."""
+        """Creates users for SCRAM; users for PLAIN are in the brokers' settings. Returns when the first user can log in
+        at each broker.
+        """
         scram = [name for name in secure.mechanisms_of(self._release.number) if name.startswith("SCRAM")]
         wanted = [
             UserScramCredentialUpsertion(user, mechanism, password)

@@ -35,7 +35,7 @@ class NodeFiles:
         self._more = more
 
     def settings(self) -> dict[str, str]:
-        """Settings of every node that differ from Kafka's defaults."""
+        """The settings that all nodes have in common and that differ from Kafka's defaults."""
         copies = min(3, len(self._layout.brokers))
         safe = 2 if len(self._layout.brokers) >= 3 else 1
         settings: dict[str, object] = {
@@ -52,7 +52,8 @@ class NodeFiles:
             "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,
         }
         if self._nodes.zookeeper:
-            # The default is the session timeout. On a busy machine a broker needs longer to start.
+            # By default, the connection timeout is the session timeout, which is too short for the start of a broker on
+            # a busy machine.
             settings |= {
                 "zookeeper.session.timeout.ms": SESSION_TIMEOUT_MS,
                 "zookeeper.connection.timeout.ms": 120_000,
@@ -94,7 +95,7 @@ class NodeFiles:
         }
 
     def define_kraft(self, boot: BootFiles) -> None:
-        """Adds the brokers, and a controller, unless the only broker is also the controller."""
+        """Adds the brokers. Also adds a controller, unless the only broker is the controller."""
         self._nodes.identify(random_id())
         self._release.boot_with(boot.options)
         quorum = {
@@ -134,9 +135,9 @@ class NodeFiles:
         data = directory / "data"
         data.mkdir(parents=True)
         if boot is not None:
-            # This replaces `kafka-storage format`, which needs a JVM per node. Apart from these properties, the tool
-            # only writes the list of feature levels. That list is copied from a directory that the tool itself has
-            # formatted.
+            # This replaces the tool `kafka-storage format`, which needs a JVM per node. The tool writes only
+            # `meta.properties` and the list of feature levels. That list is copied from a directory that the tool
+            # itself has formatted.
             shutil.copy(boot.checkpoint, data / boot.checkpoint.name)
             (data / "meta.properties").write_text(
                 f"version=1\ncluster.id={self._nodes.cluster_id}\nnode.id={node}\ndirectory.id={random_id()}\n"
@@ -166,7 +167,7 @@ class NodeFiles:
             main,
             str(properties),
         ]
-        # The option must precede the class name; after it, it would be an argument of the class.
+        # The -D option precedes the class name. After the class name it would be an argument of the class.
         self._nodes.add(Node(CONTROLLER, "zookeeper", directory, command, (self._nodes.controller_port,)))
         for node in self._layout.brokers:
             own = {"zookeeper.connect": f"127.0.0.1:{self._nodes.controller_port}"} | self._listeners(node)
@@ -175,7 +176,7 @@ class NodeFiles:
             self._define(node, "broker", own, tuple(ports), None)
 
     def check_settings(self, jar_dir: Path) -> None:
-        """Refuses unknown settings. Kafka itself ignores them, so a typing error would go unnoticed."""
+        """Refuses unknown settings. Kafka itself ignores them, so it would not report a typing error."""
         given = dict.fromkeys(
             [*self._layout.config, *(n for s in self._layout.broker_config.values() for n in s)]
         )

@@ -22,9 +22,9 @@ from kafkasafe.testing._real.workspace import Workspace
 
 
 class Nodes:
-    """Owns the processes. Starts, stops, kills and pauses them, and waits until they serve.
+    """The processes of a cluster. Starts, stops, kills and pauses them, and waits until they serve.
 
-    `KafkaCluster` describes the methods that it has, too.
+    Methods without a docstring do what the `KafkaCluster` methods of the same name do.
 
     Attributes:
         zookeeper: Whether the controller is a ZooKeeper.
@@ -57,7 +57,7 @@ class Nodes:
         return list(self._nodes.values())
 
     def identify(self, cluster_id: str) -> None:
-        """Sets the id that the cluster will have. Otherwise the first answer of a broker determines it."""
+        """Sets the id that the cluster will have. Without this call, the first answer of a broker determines the id."""
         self.cluster_id = cluster_id
 
     def replace_zookeeper(self, controller: Node) -> None:
@@ -187,7 +187,9 @@ class Nodes:
             self._wait_ready(nodes, deadline)
 
     def _start_zookeeper_first(self, fresh: Sequence[Node], deadline: float) -> None:
-        """Starts ZooKeeper before the brokers. A broker exits if ZooKeeper is down, or still has its former session."""
+        """Starts ZooKeeper, and returns when the brokers can start. A broker exits if ZooKeeper is down, or still has
+        the session of the broker's former process.
+        """
         for node in fresh:
             if node.kind == "zookeeper":
                 self.spawn(node)
@@ -208,7 +210,8 @@ class Nodes:
         wanted = {node.id for node in nodes if node.serves}
         if not wanted:
             return
-        # Ask the brokers just started. Other brokers may still know the registrations of their previous processes.
+        # Ask the brokers that were just started. The metadata of other brokers may still have the registrations of
+        # these brokers' previous processes.
         servers = [f"127.0.0.1:{self._layout.inner_ports[node]}" for node in sorted(wanted)]
         answer = "no answer"
         while time.monotonic() < deadline:

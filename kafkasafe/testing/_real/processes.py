@@ -18,8 +18,8 @@ from typing import Any
 
 from kafkasafe.testing._real.values import ClusterError
 
-# Runs in the child between fork and the JVM. Calling prctl here avoids preexec_fn, which is unsafe with threads. The
-# parent may have died before prctl took effect. Then the kernel would not send the signal, so check the parent.
+# Runs in the child between fork and the JVM. Calling prctl here avoids preexec_fn, which is unsafe with threads. If the
+# parent died before prctl took effect, the kernel would never send the signal. So check the parent after prctl.
 _LAUNCHER = (
     "import ctypes,os,sys\n"
     "ctypes.CDLL(None).prctl(1,9,0,0,0)\n"
@@ -29,8 +29,8 @@ _LAUNCHER = (
 
 
 class Resources:
-    """A cluster's resources outside this process's memory. They are in a separate object, so that a finalizer can refer
-    to it.
+    """The child processes, port locks and files of a cluster. They are in an object of their own, so that the cluster's
+    finalizer can refer to them without referring to the cluster.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Resources:
 
 
 def reserve_port() -> tuple[int, int]:
-    """Reserves a free port on 127.0.0.1 among all clusters of this machine. Returns it with its lock."""
+    """Reserves a free port on 127.0.0.1 among all clusters of this user. Returns (port, handle of its lock file)."""
     locks = Path(tempfile.gettempdir()) / f"kafkasafe-ports-{os.getuid()}"
     locks.mkdir(mode=0o700, exist_ok=True)
     generator = (
@@ -102,7 +102,7 @@ def reserve_port() -> tuple[int, int]:
 
 def port_free(port: int) -> bool:
     with socket.socket() as probe:
-        # Like the broker, ignore connections of its previous process in TIME_WAIT, but not a listener.
+        # Like a broker, ignore connections in TIME_WAIT that a previous process left, but not a listener.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -175,7 +175,7 @@ def spawn(command: Sequence[str], directory: Path, log_file: Path) -> subprocess
 
 
 def _forget_spawner() -> None:
-    """In a forked child the spawner's thread does not exist. The child starts its own with its first cluster."""
+    """Forgets the spawner in a forked child, where its thread does not exist. The child makes another when needed."""
     global _spawner, _spawner_lock
     _spawner, _spawner_lock = None, threading.Lock()
 

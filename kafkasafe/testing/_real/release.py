@@ -13,7 +13,7 @@ from kafkasafe.testing._real.workspace import Workspace
 
 
 class Release:
-    """Owns the version, its jars, and the Java that runs them. An upgrade changes all of them together."""
+    """The version of Kafka with its jars, and the Java that runs them. An upgrade changes version and jars together."""
 
     def __init__(self, version: str, java_options: Sequence[str], extra: Sequence[str]) -> None:
         self.version = version
@@ -58,7 +58,7 @@ class Release:
         return [*self.java_command("info"), "kafka.Kafka", str(properties)]
 
     def tool_command(self, main_class: str) -> list[str]:
-        """The command of one of Kafka's tools, up to the main class."""
+        """The command of one of Kafka's tools, without the main class and its arguments."""
         tools = f"org.apache.kafka:kafka-tools:{self.version}"
         if not main_class.startswith("org.apache.kafka.tools.") or tools in self._extra:
             return self.java_command("warn")
@@ -67,7 +67,7 @@ class Release:
         return self.java_command("warn", jars.classpath(directory), boot=False)
 
     def java_command(self, level: str, classpath: str | None = None, *, boot: bool = True) -> list[str]:
-        """The command of Java with its options and class path, up to the main class."""
+        """The command of Java with its options and class path, without the main class and its arguments."""
         return [
             str(self.java),
             *self._java_options,

@@ -1,4 +1,4 @@
-"""Creates topics, asks for the state of partitions, and waits for it."""
+"""Creates topics, asks for the states of partitions, and waits until partitions have a certain state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kafkasafe.testing._real.values import ClusterError, PartitionState
 from kafkasafe.testing._real.workspace import Workspace
 
 _METADATA: Final = 4
-"""The version of Metadata that all brokers from 0.11 on support."""
+"""The version of Metadata that brokers of all supported versions (0.11 and later) understand."""
 
 
 class Topics:
@@ -169,7 +169,7 @@ class Topics:
         *,
         live_leader: bool = True,
     ) -> Mapping[int, PartitionState]:
-        """Polls the topic's metadata until `condition` holds (and all leaders are running, if `live_leader`)."""
+        """Polls the topic's metadata until `condition` holds and, with `live_leader`, all leaders are running."""
         last: Mapping[int, PartitionState] = {}
 
         def poll(admin: KafkaAdminClient) -> Mapping[int, PartitionState]:
@@ -189,11 +189,11 @@ class Topics:
         return self._admin.run(poll, deadline, f"read the metadata of {topic}")
 
     def _until_led(self, partitions: Iterable[TopicPartition], deadline: float) -> None:
-        """Returns when the leaders know that they lead. Other brokers may report a leader before the leader itself
-        knows.
+        """Returns when the leaders of these partitions know that they lead. Other brokers may report leaders
+        earlier.
         """
         newest = dict.fromkeys(partitions, OffsetSpec.LATEST)
-        # A broker that does not know yet that it leads returns a retriable error, so `run` asks again.
+        # If a broker does not know yet that it leads, it returns a retriable error, and `run` asks again.
         self._admin.run(
             lambda admin: admin.list_partition_offsets(newest, timeout_ms=5000),
             deadline,
@@ -201,7 +201,7 @@ class Topics:
         )
 
     def _until_all_tell(self, topic: str, partitions: int, deadline: float) -> None:
-        """Returns when each running broker reports this many partitions. Brokers learn of them at different times."""
+        """Returns when all running brokers report `partitions` partitions. They learn of them at different times."""
         for node in self._layout.brokers:
             while self._nodes.lives(node) and self._partitions_known_to(node, topic) != partitions:
                 if time.monotonic() > deadline:

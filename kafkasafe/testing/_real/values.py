@@ -1,4 +1,7 @@
-"""A cluster's answers as values, and its errors. `kafkasafe.testing.broker` makes these names public."""
+"""The values that a cluster's methods return, and the errors that they raise.
+
+`kafkasafe.testing.broker` makes these names public.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class ClusterError(KafkaSafeError, RuntimeError):
     """The cluster did not carry out the request within the time limit. The message names the log files.
 
     Attributes:
-        log_dir: Directory with one log per node, which is kept.
+        log_dir: Directory with one log per node, which is kept; None if the error belongs to no open cluster.
     """
 
     def __init__(self, message: str, *, log_dir: Path | None = None) -> None:
@@ -54,7 +57,8 @@ class PartitionState:
 class LostRecords:
     """The acknowledged records of one partition that a disaster has lost.
 
-    Determined from the replicas' files while the brokers were down, so it is exact even if clients keep writing.
+    The offsets were read from the replicas' files while the brokers were down. So they are exact even if clients kept
+    writing.
 
     Attributes:
         topic: Topic name.

@@ -14,7 +14,7 @@ from kafkasafe.testing._real.values import ClusterError, log
 
 
 class Workspace:
-    """Owns the path of the directory. `Resources` removes the directory at the end."""
+    """The directory of a cluster. `Resources` removes the directory at the end."""
 
     def __init__(self, resources: Resources, given: Path | None) -> None:
         self._resources = resources
@@ -23,11 +23,11 @@ class Workspace:
 
     @property
     def opened(self) -> bool:
-        """Whether `open` was called, or the cluster was closed without it."""
+        """Whether `open` was called, or the cluster was closed without being opened."""
         return self._directory is not None or self._resources.released
 
     def open(self) -> Path:
-        """Creates the directory, and in it an empty one for logs."""
+        """Creates the directory, with an empty directory for logs in it."""
         if self._given is None:
             self._directory = Path(tempfile.mkdtemp(prefix="kafkasafe-"))
             self._resources.own_directory(self._directory)
@@ -61,7 +61,7 @@ class Workspace:
         return logs
 
     def error(self, message: str, nodes: Sequence[Node]) -> ClusterError:
-        """Makes an error with the ends of the nodes' logs, and keeps the logs."""
+        """Makes an error with the ends of the logs of the first three `nodes`, and keeps all logs."""
         logs = self.keep_logs()
         ends = "".join(f"\n--- end of {node.log}:\n{tail(node.log)}" for node in nodes[:3])
         return ClusterError(f"{message}; logs: {logs}{ends}", log_dir=logs)

@@ -1,28 +1,30 @@
-"""A simulated disk for tests of programs that store data: it loses power, lies, fills up and gets damaged.
+"""A simulated disk for tests of programs that store data: it loses power, fails to sync, fills up and gets damaged.
 
-`Disk` is the machine's disk. `DiskFiles` is one process's use of it, and implements the spool's seam to the disk
-(`kafkasafe.spool.files.Files`). Several processes can share a disk, like a real one.
+`Disk` is the machine's disk. `DiskFiles` is one process's access to the disk. It implements the interface through which
+the spool uses a disk (`kafkasafe.spool.files.Files`). Several processes can share a disk, as on a real machine.
 
     disk = Disk()
     write_something(disk.process())
     for state in disk.crash_states():
         recover(state.disk.process())
 
-Processes always see the newest state, as through a page cache. A crash leaves another state:
+Processes always see the newest state, as through a page cache. A loss of power leaves another state:
 
-* **Data.** Consider the data written to a file since its last `sync_data`. Each 512-byte sector of it survives or not,
-  in any combination. A surviving sector may be torn at any byte, but then at least its last four bytes are missing. The
-  file's size may or may not be updated, independently of the data. So bytes may be missing, or zeros may replace data.
-  Bytes that were cut off may reappear.
+* **Data.** Consider the data written to a file since its last `sync_data`. Each 512-byte sector of this data survives
+  or not, in any combination. A surviving sector may be torn at any byte, but then at least its last four bytes are
+  missing. The file's size may or may not be updated, independently of the data. So bytes may be missing, or zeros may
+  replace data. Bytes that `truncate` removed may reappear.
 * **Names.** Consider the names that were created, deleted or renamed in a directory since its last `sync_directory`.
   Each has its old or its new state, in any combination. A rename is atomic. A rename from one directory into another is
-  durable as soon as either of them was synced.
-* **A failed `sync_data`** leaves the data written since the last successful one in such a state permanently: a later
-  `sync_data` does not repair this; only a second write of the data does. Processes still read the data that they wrote.
-  (Linux marks the pages as clean. PostgreSQL had relied on the contrary until 2018; this is known as fsyncgate.) All
-  file systems in use journal names, so a `sync_directory` that succeeds after a failed one is valid.
+  durable as soon as either directory was synced.
+* **A failed `sync_data`.** The data written since the last successful `sync_data` survives or not, as described above,
+  even if a later `sync_data` succeeds. Only a second write of the data makes it durable again. Processes still read the
+  data that they wrote. (Linux marks the pages as clean although it could not write them. Until 2018, PostgreSQL relied
+  on the contrary; this is known as fsyncgate.)
+* **A failed `sync_directory`.** All file systems in use journal names. So the next `sync_directory` that succeeds makes
+  the names durable.
 
-A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses none of this. The next process sees everything, and a
+A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses nothing. The next process sees everything, and a
 later loss of power can still lose unsynced data.
 
 Other programs can change a disk that a process uses: `Disk.remove` is `rm -rf`, `Disk.move` is `mv`, `Disk.mount` and

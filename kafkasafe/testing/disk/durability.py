@@ -22,15 +22,15 @@ from kafkasafe.testing.disk.operations import (
 
 SECTOR_BYTES: Final = 512
 _LEAST_MISSING_BYTES: Final = 4
-"""The smallest unit that a disk writes. Real units may be larger. A program that survives these small units also
-survives larger ones.
+"""The least number of bytes that a torn sector lacks. On real machines the number may be larger. A program that
+survives this number also survives larger ones.
 """
 
 
 @dataclass(slots=True)
 class _Layer:
-    """A change of a file since the durable state. A *certain* change is durable itself, but depends on an earlier
-    change that is not.
+    """A change of a file that is not part of its durable content yet. A *certain* change is durable itself, but follows
+    an earlier change that is not. A *doubtful* change was in a sync that failed.
     """
 
     at: int
@@ -39,17 +39,18 @@ class _Layer:
     doubtful: bool = False
 
     def sync(self, *, ok: bool) -> None:
-        """Makes the change certain, or doubtful if the sync failed. The first sync decides."""
+        """Makes the change certain, or doubtful if the sync failed. Later syncs do not matter."""
         if not self.doubtful and not self.certain:
             self.certain, self.doubtful = ok, not ok
 
 
 @dataclass(slots=True)
 class DurableData:
-    """The durable content of a file, and its changes since then.
+    """The durable content of a file, and the later changes of the file.
 
     Attributes:
-        layers: Later changes, in order.
+        base: The durable content.
+        layers: The later changes, in order.
         size: The size that processes see.
     """
 
@@ -75,7 +76,7 @@ class DurableData:
             layer.sync(ok=ok)
         if not ok:
             return
-        # An earlier failed sync may have lost pages with data, but not the size. So the size is certain now.
+        # If an earlier sync failed, it may have lost pages with data, but not the size. So the size is certain now.
         self.layers.append(_Layer(at, Truncate(node, self.size), certain=True))
         if all(layer.certain for layer in self.layers):
             self.base = self.settle(_ALL, random.Random(0))
@@ -104,8 +105,8 @@ class DurableData:
                     for start, end in _sectors(offset, len(data)):
                         if rng.random() < choice.data:
                             torn = rng.randint(start, end) if rng.random() < choice.torn else end
-                            # A tear is never smaller than this: to write a sector, the kernel reads memory in larger
-                            # units.
+                            # A torn sector lacks at least this many bytes, because the kernel reads memory in larger
+                            # units when it writes a sector.
                             torn = end if end - torn < _LEAST_MISSING_BYTES else torn
                             put(content, start, data[start - offset : torn - offset])
                     if counts:
@@ -118,7 +119,7 @@ class DurableData:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The probabilities with which changes survive in a random state although they are not durable.
+    """Which of the changes that are not durable survive a crash: the probabilities of their survival, or a cut.
 
     Attributes:
         data: Probability for each sector.
@@ -126,7 +127,8 @@ class _Choice:
             in order).
         names: Probability for each change of a directory.
         torn: Probability that a surviving sector is torn.
-        cut: Replaces the probabilities: everything before this (operation, byte) survives, and nothing after it.
+        cut: (operation, byte): everything before it survives, and nothing after it. Only for doubtful changes, the
+            probabilities still count.
     """
 
     data: float = 1
@@ -164,14 +166,14 @@ _NONE: Final = _Choice(data=0, sizes=0, names=0)
 
 @dataclass(slots=True)
 class DurableState:
-    """The durable state at one moment of the history, and the changes since then."""
+    """The durable state at one moment of the history, and the changes that are not durable at this moment."""
 
     files: dict[int, DurableData]
     directories: dict[int, Names]
     names: list[tuple[int, Link | Unlink | Rename]] = field(default_factory=list)
 
     def copy(self) -> DurableState:
-        """Returns the durable state without the changes since then."""
+        """Returns the durable state without the changes that are not durable."""
         return DurableState(
             {node: DurableData(data.base) for node, data in self.files.items()},
             {node: dict(names) for node, names in self.directories.items()},
@@ -235,7 +237,7 @@ class DurableState:
             )
 
     def settle(self, choice: _Choice, rng: random.Random) -> tuple[dict[int, bytes], dict[int, Names]]:
-        """Returns the files and directories, by node."""
+        """Returns (the contents of the files, the names in the directories) as `choice` leaves them, both by node."""
         directories = {node: dict(names) for node, names in self.directories.items()}
         for at, change in self.names:
             if choice.name_done(at, rng):

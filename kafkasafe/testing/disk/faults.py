@@ -13,14 +13,15 @@ class ProcessKilled(BaseException):
 
 @dataclass(slots=True)
 class Fault:
-    """A fault and its time. `Disk.fail` arms the fault; its counts begin at that moment.
+    """A fault, and the calls of `Files` at which it occurs. Only calls after `Disk.fail`, which arms the fault, count.
 
     Attributes:
-        call: Number of matching calls that succeed first.
+        call: Number of matching calls that still succeed before the fault occurs.
         operation: Name of the method of `Files` that the fault matches; None: all methods.
         error: errno of the OSError to raise. 0: raise nothing, but write only a part (only for `writev`).
-        times: Number of calls that fail; None: all further ones.
-        partial: Part of a write that is done before it fails or ends short, 0.0 to 1.0 (a short one: ≥ 1 byte).
+        times: Number of calls that fail; None: all later calls.
+        partial: Fraction of the bytes that a `writev` with the fault writes, 0.0 to 1.0. If the `writev` raises
+            nothing, it writes at least one byte.
         kill: Whether the process dies at this call; no OSError is raised.
         hits: How often the fault has occurred so far.
     """
@@ -45,5 +46,5 @@ class Fault:
 
 
 def striking(faults: Iterable[Fault], operation: str) -> Fault | None:
-    """The first of these faults that occurs at this call, if any. It counts the call."""
+    """Counts a call of `Files`. Returns the first of the faults that occurs at this call, if any."""
     return next((fault for fault in faults if fault.strikes(operation)), None)

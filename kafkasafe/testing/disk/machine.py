@@ -25,9 +25,9 @@ class CrashState:
     """A state in which a loss of power can leave the disk.
 
     Attributes:
-        disk: The disk after the crash. No process has it open, all its content is durable, and no fault is armed.
-        at: How many of `Disk.operations` had begun.
-        how: Which of the operations that were not durable survived; for the message of a failed test.
+        disk: The disk after the crash. No process has a file open, all content is durable, and no fault is armed.
+        at: How many of `Disk.operations` had begun at the moment of the crash.
+        how: Which of the operations that were not durable survived, as text for the message of a failed test.
     """
 
     disk: Disk
@@ -191,7 +191,7 @@ class Disk:
         self.put(path, bytes(content))
 
     def copy(self) -> Disk:
-        """The disk after an orderly shutdown: all content is durable, and no process has it open."""
+        """The disk after an orderly shutdown: all content is durable, and no process has a file open."""
         return Disk._of(
             {node: bytes(file.content) for node, file in self._tree.files.items()},
             {node: dict(names) for node, names in self._tree.directories.items()},
@@ -430,7 +430,7 @@ class DiskFiles:
         while not self._is_directory(there, folder):
             missing.append(there)
             there = there.parent
-        # The process that created this directory may have died before the name was durable.
+        # The process that created this directory may have died before the directory's name was durable.
         self.sync_directory(there.parent, at=at)
         for directory in reversed(missing):
             names, name, above = self._tree.place(directory, folder)
@@ -468,7 +468,7 @@ class DiskFiles:
         self._tree.rename(source, target, self._folder(at), self._folder(to))
 
     def lock(self, handle: int) -> bool:
-        """See `Files`. Like flock(2), the lock belongs to one handle; the same process can hold it only once."""
+        """See `Files`. As with flock(2), the lock belongs to one handle. Other handles of the process do not get it."""
         self._call("lock")
         return self._file(handle).lock((self, handle))
 

@@ -81,7 +81,7 @@ class FileTree:
         """Devices of directories that are not on the first volume."""
         self._mounts: dict[int, int] = {}
         """The root of the volume that is mounted on a directory."""
-        # Directories by path as text. Each call has a new `Path`, and hashing it would cost more than everything else.
+        # Directories by path as text. Each call passes a new `Path`; hashing that would cost more than everything else.
         self._texts: dict[str, int] = {}
         self._nodes = ROOT
 
@@ -203,7 +203,7 @@ class FileTree:
         return node
 
     def place(self, path: Path, at: int | None = None) -> tuple[Names, str, int]:
-        """Returns the names in the path's directory, the path's own name, and the directory."""
+        """Returns (the names in the directory that contains `path`, the last part of `path`, that directory's node)."""
         above, slash, name = str(path).rpartition("/")
         if not slash and at is not None:
             return self.directories[at], name, at

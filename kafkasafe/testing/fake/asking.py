@@ -70,7 +70,7 @@ Handler: TypeAlias = Callable[[Ask], "Fields | Later | None"]
 
 
 def refusal(check: Callable[..., object], *arguments: object) -> int:
-    """The error code with which a check refuses something; 0 if it does not."""
+    """Returns the error code with which `check(*arguments)` refuses; 0 if it does not refuse."""
     try:
         check(*arguments)
     except RefusedError as refused:

@@ -1,9 +1,9 @@
 """The state of the whole cluster: brokers, topics, and the controller's actions. Pure.
 
 This module uses no I/O, threads or clock. Methods that depend on time get it as an argument, in ms since the epoch, and
-`advance` does everything that has become due. The cluster's topics consist of `partition` objects. Clients use these
-objects, `groups` and `transactions`. Methods raise `RefusedError` with the code with which a broker would answer, and
-ordinary exceptions if a test requests something impossible.
+`advance` does everything that has become due. The cluster's topics consist of `partition` objects. Requests of clients
+use these objects, `groups` and `transactions`. Methods raise `RefusedError` with the code that a broker would answer,
+and ordinary exceptions if a test requests something impossible.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Broker:
     Attributes:
         rack: The broker's rack; None if it does not report one.
         up: Whether the broker's process is running.
-        paused: Whether its running process is suspended.
-        fenced: Whether the controller considers it dead.
-        fence_at: When the controller will consider it dead, in ms; None: never.
+        paused: Whether the broker's process is running but suspended.
+        fenced: Whether the controller considers the broker dead.
+        fence_at: When the controller will consider the broker dead, in ms; None: never.
     """
 
     node: int
@@ -76,28 +76,28 @@ class Broker:
         return self.up and not self.paused
 
     def end(self) -> None:
-        """Its process ends."""
+        """Notes that the broker's process has ended."""
         self.up = self.paused = False
 
     def pause(self) -> None:
-        """Its process is suspended."""
+        """Notes that the broker's process is suspended."""
         self.paused = True
 
     def resume(self) -> None:
-        """Its suspended process continues, and the controller hears of it again."""
+        """Notes that the broker's suspended process continues, and that the controller hears of it again."""
         self.paused = self.fenced = False
         self.fence_at = None
 
     def register(self) -> None:
-        """Its process has started, and registers with the controller."""
+        """Notes that the broker's process has started, and has registered with the controller."""
         self.up, self.fenced, self.fence_at = True, False, None
 
     def lose_session(self, fence_at: int) -> None:
-        """The controller does not hear of it any more, and fences it at this time."""
+        """Notes that the controller does not hear of the broker any more, and will fence the broker at `fence_at`."""
         self.fence_at = fence_at
 
     def fence(self) -> None:
-        """The controller considers it dead."""
+        """Notes that the controller considers the broker dead."""
         self.fenced, self.fence_at = True, None
 
 
@@ -114,7 +114,7 @@ class Topic:
         """Changes settings; None restores a default.
 
         Raises:
-            RefusedError: 40.
+            RefusedError: With code 40.
         """
         kept = {key: value for key, value in self.settings.items() if key not in changes}
         wanted = {key: value for key, value in changes.items() if value is not None}
@@ -122,7 +122,7 @@ class Topic:
 
 
 class Centre:
-    """The cluster.
+    """The state of a cluster.
 
     Args:
         settings: The brokers' settings by Kafka's names.
@@ -130,10 +130,10 @@ class Centre:
 
     Attributes:
         cluster_id: The cluster's id, as brokers report it.
-        brokers: By node id.
-        topics: By name.
+        brokers: The brokers, by node id.
+        topics: The topics, by name.
         denied: The forbidden operations: (operation, kind of resource, name).
-        replication_factor: Default for topics.
+        replication_factor: Replication factor of topics that are created without one.
     """
 
     def __init__(
@@ -163,7 +163,9 @@ class Centre:
     # -- Time --------------------------------------------------------------------------------------------------------
 
     def advance(self, now_ms: int) -> None:
-        """Does everything that is due: the controller notices dead brokers, producers and old records are forgotten."""
+        """Does everything that is due: the controller notices dead brokers, and brokers forget expired producers and
+        remove old records.
+        """
         self.now_ms = max(self.now_ms, now_ms)
         for broker in self.brokers.values():
             if broker.fence_at is not None and broker.fence_at <= self.now_ms and self._watched():
@@ -205,7 +207,7 @@ class Centre:
                     log.producers.expire(2**62, 0)
 
     def retain(self) -> None:
-        """Removes the first segments of each log, as far as they exceed the topic's retention by time or size."""
+        """Removes the oldest segments of each log that exceed the topic's retention by time or size."""
         for topic in self.topics.values():
             settings = self.settings_of(topic)
             if "delete" not in settings["cleanup.policy"]:
@@ -251,7 +253,9 @@ class Centre:
             self._lose_session(broker)
 
     def stop(self, node: int) -> None:
-        """Shuts a broker down in an orderly way: it moves its leaders first."""
+        """Shuts a broker down in an orderly way: its followers are up to date, and other leaders are elected at
+        once.
+        """
         broker = self.brokers[node]
         self.replicate()
         broker.end()
@@ -290,7 +294,7 @@ class Centre:
         if broker.up:
             return
         if self._watched():
-            # If the controller has not noticed the end yet, it notices it when the broker registers again.
+            # If the controller has not noticed the end of the process yet, it does when the broker registers again.
             self.fence(node)
         logs = [partition.logs[node] for partition in self.partitions() if node in partition.logs]
         for log in logs:
@@ -339,7 +343,7 @@ class Centre:
         """Returns a topic.
 
         Raises:
-            RefusedError: 3.
+            RefusedError: With code 3.
         """
         try:
             return self.topics[name]
@@ -350,7 +354,7 @@ class Centre:
         """Returns a topic by its id.
 
         Raises:
-            RefusedError: 100.
+            RefusedError: With code 100.
         """
         for topic in self.topics.values():
             if topic.topic_id == topic_id:
@@ -361,7 +365,7 @@ class Centre:
         """Returns a partition.
 
         Raises:
-            RefusedError: 3.
+            RefusedError: With code 3.
         """
         try:
             return self.topic(name).partitions[number]
@@ -372,7 +376,7 @@ class Centre:
         """Checks a topic's name.
 
         Raises:
-            RefusedError: 17.
+            RefusedError: With code 17.
         """
         if not _NAME.fullmatch(name) or name in {".", ".."}:
             raise RefusedError(INVALID_TOPIC, f"The topic name {name!r} is illegal")
@@ -390,7 +394,7 @@ class Centre:
         """Creates a topic.
 
         Raises:
-            RefusedError: 17, 36, 37, 38, 39 or 40.
+            RefusedError: With code 17, 36, 37, 38, 39 or 40.
         """
         self.check_name(name)
         if name in self.topics:
@@ -448,7 +452,7 @@ class Centre:
         """Adds partitions to a topic.
 
         Raises:
-            RefusedError: 3, 37 or 39.
+            RefusedError: With code 3, 37 or 39.
         """
         topic = self.topic(name)
         known = len(topic.partitions)
@@ -468,7 +472,7 @@ class Centre:
         """Deletes a topic with all its records.
 
         Raises:
-            RefusedError: 3 or 73.
+            RefusedError: With code 3 or 73.
         """
         self.topic(name)
         if self.settings["delete.topic.enable"] == "false":
@@ -479,7 +483,7 @@ class Centre:
         """Changes settings; None restores a default.
 
         Raises:
-            RefusedError: 3 or 40.
+            RefusedError: With code 3 or 40.
         """
         self.topic(name).alter(changes, self.profile)
         self.controlled()
@@ -494,7 +498,7 @@ class Centre:
         """DeleteRecords. Returns the new first offset.
 
         Raises:
-            RefusedError: 1, 3 or 6.
+            RefusedError: With code 1, 3 or 6.
         """
         partition = self.partition(name, number)
         log = partition.check_leader(node)
@@ -513,7 +517,7 @@ class Centre:
         return self._producer_ids - 1
 
     def append(self, node: int, name: str, number: int, data: bytes, acks: int) -> Appended:
-        """Produce for one partition. See `Partition.append`."""
+        """Appends the batch of a Produce request to one partition. See `Partition.append`."""
         self.check_allowed("write", "topic", name)
         partition = self.partition(name, number)
         answer = partition.append(
@@ -544,10 +548,10 @@ class Centre:
         return max(near, key=lambda other: partition.logs[other].end_offset)
 
     def check_allowed(self, operation: str, kind: str, name: str) -> None:
-        """Checks whether clients may do this.
+        """Checks whether clients may do `operation` on a resource.
 
         Raises:
-            RefusedError: 29, 30, 31 or 53.
+            RefusedError: With code 29, 30, 31 or 53.
         """
         wanted = {(operation, kind, name), (operation, kind, "*")}
         if wanted & self.denied:

@@ -1,4 +1,4 @@
-"""A broker's checks of a batch before it looks at the sequence. Pure.
+"""A broker's checks of a batch, except the check of its sequence, which comes later. Pure.
 
 The checks run in the broker's order: base offset, size, checksum, then the records (count, kind, timestamps). The
 answer has Kafka's error code of the first fault.
@@ -37,7 +37,7 @@ _MAX_LISTED: Final = 10  # maximum number of records that a broker names
 
 
 class NotModelledError(KafkaSafeError, NotImplementedError):
-    """A client uses a feature that the fake does not have. It gets no answer: a guess could be wrong."""
+    """A client uses a feature that the fake does not have. The client gets no answer: a guess could be wrong."""
 
 
 class RefusedError(KafkaSafeError):
@@ -148,7 +148,7 @@ def admit(
 
 
 def _code_of_bad_header(data: bytes) -> int:
-    """Distinguishes bytes that were damaged in transit from a batch that was built incorrectly."""
+    """Returns the code for a bad header. Bytes damaged in transit have another code than a batch built incorrectly."""
     if len(data) < HEADER_BYTES:
         return CORRUPT_MESSAGE
     count = int.from_bytes(data[57:61], "big", signed=True)
@@ -195,7 +195,7 @@ def _check_timestamps(
 def store(
     data: bytes, base_offset: int, leader_epoch: int, *, append_time_ms: int | None = None
 ) -> StoredBatch:
-    """Returns the batch as the leader writes it: with offset and leader epoch, and with its timestamps if required."""
+    """Returns the batch as the leader stores it: with offset and leader epoch, and with `append_time_ms` if given."""
     batch = bytearray(data)
     if append_time_ms is not None:
         header = read_header(data)

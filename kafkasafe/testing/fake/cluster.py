@@ -38,12 +38,13 @@ class FakeCluster(Control):
     `close` raises `NotModelledError`. `docs/testing.md` lists the missing requests. A contract suite runs the same
     cases here and on real brokers.
 
-    Methods may be called from any thread, but not under a lock that a client's callback needs. Every method returns
-    when its effect has been achieved. Methods with the parameters `topic, partition` also accept a `TopicPartition`.
+    Methods may be called from any thread, but not while the thread holds a lock that a client's callback needs. Every
+    method returns when its effect has been achieved. Methods with the parameters `topic, partition` also accept a
+    `TopicPartition`.
 
-    These settings differ from Kafka's. The controller notices a dead broker after 0.1 s
+    These settings differ from Kafka's defaults. The controller notices a dead broker after 0.1 s
     (`broker.session.timeout.ms`). Group rebalances begin without a delay. Brokers check every second which producers
-    have expired. Topics have up to three replicas, with `min.insync.replicas=2` from three brokers on.
+    have expired. Topics have min(3, `brokers`) replicas. With three or more brokers, `min.insync.replicas` is 2.
 
     Args:
         brokers: Number of brokers, 1 or more. Their node ids are 1 … `brokers`.
@@ -66,7 +67,7 @@ class FakeCluster(Control):
         cluster_id: str | None = None,
     ) -> None:
         self._lock = threading.RLock()
-        # The machine's clock may be adjusted while a throttled client, or a session, waits.
+        # Use the monotonic clock, because the wall clock may be adjusted while a throttled client or a session waits.
         self._began_ms = (time.time_ns() - time.monotonic_ns()) // 1_000_000
         self._ahead_ms = 0
         self._wire: Wire | None = None
@@ -158,7 +159,7 @@ class FakeCluster(Control):
         return self._open_wire().weather
 
     def cut(self, *, node: int | None = None) -> int:
-        """Ends the connections. Returns how many there were."""
+        """Ends the connections to a broker, or to all brokers. Returns the number of connections that ended."""
         return self._open_wire().cut(self._nodes(node))
 
     @contextlib.contextmanager

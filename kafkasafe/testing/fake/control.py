@@ -66,12 +66,12 @@ class Control(Network):
 
     @abstractmethod
     def _until(self, condition: Callable[[], bool], timeout_s: float, message: str) -> None:
-        """Lets time pass until a condition holds. Raises `ClusterError` if it does not."""
+        """Lets time pass until `condition` holds. Raises `ClusterError` after `timeout_s`."""
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Context for a change of the state. Other threads cannot use the state meanwhile. Afterwards, connections are
-        adapted to the new state.
+        """Context for a change of the cluster's state. Within it, other threads cannot use the state. At its end,
+        connections are adapted to the new state.
         """
         yield
 
@@ -99,7 +99,7 @@ class Control(Network):
                 handler.centre.kill(node)
 
     def stop(self, node: int) -> None:
-        """Shuts a broker down in an orderly way: it moves its leaders first."""
+        """Shuts a broker down in an orderly way: its partitions get other leaders at once."""
         with self._acting(node) as handler:
             handler.centre.stop(node)
 
@@ -161,7 +161,8 @@ class Control(Network):
             partitions: Number of partitions.
             replication_factor: Default min(3, brokers).
             config: Topic settings by Kafka's names.
-            assignments: `{partition: [node, …]}`, preferred leaders first; replaces the two numbers.
+            assignments: `{partition: [node, …]}`, preferred leaders first. Replaces `partitions` and
+                `replication_factor`.
 
         Raises:
             kafka.errors.TopicAlreadyExistsError: The topic exists.
@@ -182,7 +183,7 @@ class Control(Network):
             handler.centre.alter_topic(name, config)
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """Adds partitions to a topic, up to this total number."""
+        """Adds partitions to a topic, until it has `partitions` partitions in total."""
         with self._acting() as handler:
             handler.centre.grow_topic(name, partitions)
 
@@ -283,8 +284,8 @@ class Control(Network):
     def hold_back(
         self, node: int, topic: str | TopicPartition, partition: int = 0, *, on: bool = True
     ) -> None:
-        """Stops a follower's replication, but keeps it in sync, so the high watermark stops. Only the fake has this
-        method.
+        """Stops a follower's replication, but keeps the follower in the in-sync replicas. So the high watermark does
+        not advance. With `on=False`, the follower replicates again. Only the fake has this method.
         """
         found = self._partition(topic, partition)
         if node not in found.logs:
@@ -301,10 +302,10 @@ class Control(Network):
         partition: int = 0,
         during: Callable[[], object] | None = None,
     ) -> LostRecords:
-        """Makes a replica the leader that has missed writes: acknowledged records are lost, and logs are truncated.
+        """Elects a leader that has missed writes: acknowledged records are lost, and logs are truncated.
 
-        Like `KafkaCluster.unclean_failover`: kills the followers, calls `during`, kills the leader, starts a follower,
-        which wins an unclean election, and then starts the others. During the call the topic has
+        Like `KafkaCluster.unclean_failover`: ends the followers, calls `during`, kills the leader, starts a follower,
+        which wins an unclean election, and then starts the other replicas. During the call the topic has
         `min.insync.replicas=1` and `unclean.leader.election.enable=true`.
 
         Raises:
@@ -345,7 +346,7 @@ class Control(Network):
         return LostRecords(found.topic, found.number, min(kept, end), end, found.leader)
 
     def lose_log(self, topic: str | TopicPartition, partition: int = 0) -> LostRecords:
-        """Deletes a partition on all its replicas, like a lost disk: it starts again at offset 0."""
+        """Deletes a partition's log on all its replicas, as if their disks were lost. It starts again at offset 0."""
         found = self._partition(topic, partition)
         self.leader(topic, partition)
         with self._acting() as handler:
@@ -385,8 +386,8 @@ class Control(Network):
             operation: "read", "write", "describe", "create", "delete" or "alter".
             topic: Name of the topic; "*" for all.
             group: Name of the consumer group; "*" for all.
-            transactional_id: The transactional id; "*" for all. If you pass none of the three, the resource is the
-                cluster ("write": producer ids).
+            transactional_id: The transactional id; "*" for all. If you pass none of the three names, the resource is
+                the cluster, and "write" is the right to get a producer id without a transactional id.
             on: True: forbid. False: permit.
 
         Raises:
@@ -403,16 +404,15 @@ class Control(Network):
                 handler.centre.deny(operation, kind, name, on=on)
 
     def throttle(self, seconds: float, api: str | None = None, *, times: int | None = None) -> None:
-        """Makes brokers throttle clients: an answer requests a pause, and the broker reads nothing meanwhile. 0 ends
-        this.
+        """Makes brokers throttle clients: an answer requests a pause, and the broker reads nothing meanwhile.
 
         Args:
-            seconds: Length of the pause.
+            seconds: Length of the pause; 0 ends the throttling.
             api: `"Produce"` …; None: all except ApiVersions.
             times: Number of answers; None: no limit.
 
         Raises:
-            UsageError: The time is negative.
+            UsageError: `seconds` is negative.
         """
         if seconds < 0:
             raise UsageError(f"No time is negative: {seconds:g} s")
@@ -439,7 +439,7 @@ class Control(Network):
 
     @contextlib.contextmanager
     def _acting(self, node: int | None = None) -> Iterator[RequestHandler]:
-        """Context for one action at the current time. Turns Kafka's codes into kafka-python's errors."""
+        """Context for one action at the current time. Raises kafka-python's error for the code of a `RefusedError`."""
         if node is not None:
             self._check_node(node)
         try:

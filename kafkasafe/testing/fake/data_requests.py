@@ -101,8 +101,8 @@ class _Produce:
     def _refused(self, name: str | None, number: int, refused: RefusedError) -> Fields:
         """The answer's row for a refused batch, with the fields that real brokers set (tests/contract).
 
-        Real brokers send messages only for errors of single records, and for a transaction without the partition. The
-        fake uses other messages only in its own log.
+        Real brokers send messages only for errors of single records, and for a transaction without the partition. So
+        the fake does not send other messages.
         """
         start = -1
         if name is not None and refused.code in _OF_THE_LOG and not refused.early:
@@ -174,7 +174,7 @@ class _Fetch:
         if message.replica_id >= 0 or (state is not None and state.replica_id >= 0):
             raise NotModelledError("Fetch by a follower: the fake's replicas need no requests")
         if message.session_id:
-            # Refuse a session by not creating one, like a broker without room for sessions.
+            # Like a broker without room for sessions, the fake never creates one, so no session id is known.
             return {"error_code": FETCH_SESSION_ID_NOT_FOUND, "session_id": 0, "responses": []}
         return self.look(self.ask.now_ms) or Later(self.look, self.deadline_ms)
 

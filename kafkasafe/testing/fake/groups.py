@@ -46,9 +46,9 @@ class Offset:
     Attributes:
         offset: Offset of the next record to read.
         leader_epoch: Leader epoch of the record before this offset; -1 if unknown.
-        metadata: Text stored with it.
-        place: Place in the log of offsets. The offset that is later in this log counts, even if it was committed
-            earlier.
+        metadata: Text that was committed with the offset.
+        place: Place in the log of offsets. Of two offsets, the one that is later in this log counts, even if the other
+            one was committed last.
     """
 
     offset: int
@@ -75,7 +75,7 @@ class Member:
 
     @property
     def expires_ms(self) -> int | None:
-        """When its session times out; None while it waits for an answer."""
+        """When the member's session times out; None while the member waits for an answer."""
         return None if self.waiting else self.heard_ms + self.session_timeout_ms
 
     def heard(self, now_ms: int) -> None:
@@ -95,22 +95,22 @@ class Member:
         self.waiting = True
 
     def joins(self) -> None:
-        """Joins the generation that is being prepared, and waits for it."""
+        """Joins the generation that is being prepared, and waits until the generation is complete."""
         self.joined = self.waiting = True
 
     def must_join(self) -> None:
-        """Another generation is being prepared, which the member has to join."""
+        """Notes that another generation is being prepared, which the member has to join."""
         self.joined, self.assignment = False, b""
 
     def assign(self, assignment: bytes, now_ms: int) -> None:
-        """Gets its assignment from the leader."""
+        """Takes the assignment that the group's leader sent for this member."""
         self.assignment = assignment
         self.answered(now_ms)
 
     def change(
         self, protocols: list[tuple[str, bytes]], session_timeout_ms: int, rebalance_timeout_ms: int
     ) -> None:
-        """Takes what the member says of itself when it joins again."""
+        """Takes the protocols and timeouts that the member sent when it joined again."""
         self.protocols = protocols
         self.session_timeout_ms, self.rebalance_timeout_ms = session_timeout_ms, rebalance_timeout_ms
 
@@ -141,7 +141,7 @@ class Group:
 
     @property
     def due_ms(self) -> list[int]:
-        """When a session, a wait or a rebalance ends."""
+        """The times at which a session, a wait or a rebalance ends."""
         due = [at for member in self.members.values() if (at := member.expires_ms) is not None]
         if self.state in {GroupState.PREPARING, GroupState.COMPLETING}:
             due.append(self.rebalance_by_ms)
@@ -171,7 +171,7 @@ class Group:
         """Returns a member of the current generation.
 
         Raises:
-            RefusedError: 22 or 25.
+            RefusedError: With code 22 or 25.
         """
         member = self.members.get(member_id)
         if member is None:
@@ -181,7 +181,7 @@ class Group:
         return member
 
     def common(self, wanted: set[str], member_id: str) -> set[str]:
-        """Those of the protocols that all members have except this one."""
+        """Returns the protocols in `wanted` that all members other than `member_id` have."""
         for member in self.members.values():
             if member.member_id != member_id:
                 wanted = wanted & {name for name, _ in member.protocols}
@@ -196,7 +196,7 @@ class Group:
     def rebalances_for(self, member: Member, protocols: list[tuple[str, bytes]]) -> bool:
         """Whether a member that joins again starts a rebalance, or takes part in one that is being prepared.
 
-        In a stable group, only the leader does, or a member with changed metadata.
+        In a stable group, only the leader and members with changed metadata start a rebalance.
         """
         if member.protocols != protocols:
             return True
@@ -213,13 +213,13 @@ class Group:
         self._complete_join(now_ms)
 
     def assign(self, assignments: Mapping[str, bytes], now_ms: int) -> None:
-        """Takes the leader's assignments: the generation is complete."""
+        """Takes the leader's assignments. With them, the generation is complete."""
         for member in self.members.values():
             member.assign(assignments.get(member.member_id, b""), now_ms)
         self.state = GroupState.STABLE
 
     def remove(self, member_id: str, now_ms: int) -> None:
-        """Removes a member, and starts a rebalance if the others have a generation."""
+        """Removes a member. Starts a rebalance if the other members have joined a generation."""
         del self.members[member_id]
         if self.leader == member_id:
             self.leader = ""
@@ -273,7 +273,7 @@ class Group:
         self.offsets[where] = self._append(offset)
 
     def commit_later(self, producer_id: int, where: tuple[str, int], offset: Offset) -> None:
-        """Adds an offset to the log of offsets, which counts if the producer's transaction is committed."""
+        """Adds an offset to the log of offsets. The offset counts only if the producer's transaction is committed."""
         self.pending.setdefault(producer_id, {})[where] = self._append(offset)
 
     def _append(self, offset: Offset) -> Offset:
@@ -318,7 +318,7 @@ class Groups:
         """Returns a group, and creates it if it does not exist.
 
         Raises:
-            RefusedError: 24 or 30.
+            RefusedError: With code 24 or 30.
         """
         if not name:
             raise RefusedError(INVALID_GROUP_ID)
@@ -358,13 +358,13 @@ class Groups:
         needs_id: bool,
         now_ms: int,
     ) -> Member | str:
-        """Adds a member. `joined` says when the generation is complete.
+        """Adds a member, or lets a member join again. While `Member.waiting` is true, the generation is not complete.
 
         Returns:
-            The member; or an id with which the client must join again (KIP-394).
+            The member; or a member id with which the client must join again (KIP-394).
 
         Raises:
-            RefusedError: 23, 24, 25, 26 or 30.
+            RefusedError: With code 23, 24, 25, 26 or 30.
         """
         group = self.get(name)
         settings = self._centre.settings
@@ -402,14 +402,14 @@ class Groups:
     def sync(
         self, name: str, member_id: str, generation: int, assignments: Mapping[str, bytes], now_ms: int
     ) -> Callable[[], bytes | None]:
-        """A member requests its assignment. The leader sends all assignments.
+        """Handles a member's request for its assignment. The leader's request contains all assignments.
 
         Returns:
             A function that returns the assignment, or None while the leader has not sent it. It raises `RefusedError`
             if another rebalance has begun.
 
         Raises:
-            RefusedError: 22, 24, 25, 27 or 30.
+            RefusedError: With code 22, 24, 25, 27 or 30.
         """
         group = self.get(name)
         member = group.member(member_id, generation)
@@ -436,7 +436,7 @@ class Groups:
         """Extends a member's session.
 
         Raises:
-            RefusedError: 22, 24, 25, 27 or 30.
+            RefusedError: With code 22, 24, 25, 27 or 30.
         """
         group = self.get(name)
         group.member(member_id, generation).heard(now_ms)
@@ -447,7 +447,7 @@ class Groups:
         """Removes a member.
 
         Raises:
-            RefusedError: 24, 25 or 30.
+            RefusedError: With code 24, 25 or 30.
         """
         group = self.get(name)
         if member_id in group.promised:
@@ -462,7 +462,7 @@ class Groups:
         """Checks whether this member, or a client outside of any generation (-1), may commit offsets.
 
         Raises:
-            RefusedError: 22, 24, 25, 27 or 30.
+            RefusedError: With code 22, 24, 25, 27 or 30.
         """
         group = self.get(name)
         if generation < 0:
@@ -487,7 +487,7 @@ class Groups:
         """Removes a group with its offsets.
 
         Raises:
-            RefusedError: 68 or 69.
+            RefusedError: With code 68 or 69.
         """
         group = self._groups.get(name)
         if group is None:
@@ -498,7 +498,9 @@ class Groups:
 
 
 def coordinator(centre: Centre, key: str, partitions: str) -> int:
-    """Node id of the broker that coordinates a key: always the same one among the running brokers."""
+    """Node id of the broker that coordinates a key; -1 if no broker is available. It depends only on the key and on the
+    available brokers.
+    """
     able = [node for node in centre.brokers if centre.able(node)]
     if not able:
         return -1

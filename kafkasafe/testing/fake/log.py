@@ -159,7 +159,7 @@ class ReplicaLog:
         self.epochs.append((epoch, start_offset))
 
     def truncate(self, offset: int) -> None:
-        """Removes everything from an offset on, and the state derived from it."""
+        """Removes the records at `offset` and after it, and the state derived from these records."""
         # This method is called for each append of a follower, so it must be cheap if it removes nothing.
         kept = (
             self.batches[: self._index(self.batches, offset)] if offset < self._end_offset else self.batches
@@ -220,7 +220,7 @@ class ReplicaLog:
         return b"".join(parts)
 
     def aborted_between(self, first: int, end: int) -> list[Aborted]:
-        """Aborted transactions to which records of a range may belong."""
+        """Aborted transactions to which records from `first` to `end` (exclusive) may belong."""
         return [one for one in self.aborted if one.last_offset >= first and one.first_offset < end]
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
@@ -250,7 +250,7 @@ class ReplicaLog:
         return self.epochs[-1][0] if self.epochs else -1
 
     def first_since(self, timestamp: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp, leader epoch) of the first record at or after a timestamp, or None."""
+        """(offset, timestamp, leader epoch) of the first record whose timestamp is `timestamp` or later, or None."""
         return self._search(lambda stamp: stamp >= timestamp)
 
     def latest_record(self) -> tuple[int, int, int] | None:

@@ -162,7 +162,7 @@ class Partition:
             self._shrink(able)
 
     def hold_back(self, node: int, *, on: bool) -> None:
-        """Stops a follower's replication, but keeps it in sync; or lets it go on."""
+        """Stops a follower's replication, but keeps the follower in sync. With `on=False`, it replicates again."""
         (self.lagging.add if on else self.lagging.discard)(node)
 
     def release(self) -> None:
@@ -179,7 +179,7 @@ class Partition:
         """Lets followers copy the leader's batches, and advances the high watermark.
 
         Args:
-            fetching: Whether a follower is running, from its own and the leader's view.
+            fetching: Whether the broker with a node id is running and not suspended.
             least_in_sync: While fewer replicas are in sync, the high watermark does not advance.
         """
         if self.leader < 0 or not fetching(self.leader):
@@ -216,7 +216,7 @@ class Partition:
         """Returns the log, if this node is the leader and the client's leader epoch is right.
 
         Raises:
-            RefusedError: 6, 74 or 75.
+            RefusedError: With code 6, 74 or 75.
         """
         self._check_epoch(current_leader_epoch)
         if node != self.leader:
@@ -235,7 +235,7 @@ class Partition:
         """Returns the log of this node, leader or follower, if the client's leader epoch is right.
 
         Raises:
-            RefusedError: 6, 74 or 75.
+            RefusedError: With code 6, 74 or 75.
         """
         self._check_epoch(current_leader_epoch)
         if node not in self.logs:
@@ -254,7 +254,7 @@ class Partition:
         settings: Mapping[str, str],
         least_in_sync: int,
     ) -> Appended:
-        """Produce.
+        """Appends the batch of a Produce request.
 
         Raises:
             RefusedError: With the code of the answer.
@@ -302,7 +302,7 @@ class Partition:
         at_least_one: bool = True,
         any_replica: bool = False,
     ) -> Fetched:
-        """Fetch, for a consumer.
+        """Answers a consumer's Fetch request.
 
         Args:
             node: Node id of the broker that got the request.
@@ -344,15 +344,15 @@ class Partition:
         read_committed: bool,
         current_leader_epoch: int = -1,
     ) -> Listed:
-        """ListOffsets for one partition.
+        """Answers a ListOffsets request for one partition.
 
         Args:
             node: Node id of the broker that got the request.
-            timestamp: Ms since the epoch, or one of the constants.
+            timestamp: Ms since the epoch, or one of the constants `LATEST` … `EARLIEST_PENDING_UPLOAD`.
             version: API version. The version decides which code is returned while the high watermark has not caught up
                 after an election.
             replica_id: -1: a consumer. -2: a debugging replica; every replica answers its request.
-            read_committed: Whether the end is the last stable offset.
+            read_committed: Whether the log ends for this client at the last stable offset.
             current_leader_epoch: The epoch that the client expects; -1: unknown.
 
         Raises:

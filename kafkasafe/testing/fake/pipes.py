@@ -1,4 +1,4 @@
-"""Connections to the brokers of a cluster in virtual time, and what is on its way on them."""
+"""Connections to the brokers of a cluster in virtual time, and the requests that are on their way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kafkasafe.testing.fake.asking import Fields, Later
 from kafkasafe.testing.fake.centre import Centre
 
 HeldRequest: TypeAlias = tuple[Later, str, Callable[[Fields], None]]
-"""When its answer is available, its API, and the function that gets the answer."""
+"""(the answer that is not available yet, the name of the API, the function that gets the answer)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,7 @@ class Pipe:
 
     Attributes:
         on_end: Called with the reason when the connection ends.
-        ended_s: When it ended, seconds.
+        ended_s: When the connection ended, seconds.
     """
 
     node: int
@@ -36,7 +36,7 @@ class Pipe:
         self.open, self.ended_s = False, now_s
 
     def hold(self, request: HeldRequest | None) -> None:
-        """Holds a request whose answer is not available yet, or None."""
+        """Keeps a request whose answer is not available yet. None: the request that was kept is answered."""
         self.held = request
 
     def mute(self, until_ms: int) -> None:
@@ -75,7 +75,7 @@ class Way:
     free_s: float = 0.0
 
     def pass_through(self, now_s: float, size: int) -> tuple[float, float]:
-        """Seconds until the network has taken these bytes from the sender, and until they have arrived."""
+        """Returns the seconds until the network has taken `size` bytes from the sender, and until they have arrived."""
         if not self.bytes_per_s:
             return 0.0, 0.0
         self.free_s = max(self.free_s, now_s) + size / self.bytes_per_s

@@ -2,10 +2,12 @@
 
 The rules were measured on brokers, and differ in part from the documentation:
 
-- A broker knows the last five batches of a producer. After a restart it knows one, because the snapshot has no more.
-- A batch outside of this window is a gap or a repetition. The broker answers 45 to both.
+- A broker knows the last five batches of a producer. After a restart it knows only the last one, because the snapshot
+  has no more.
+- A batch that neither repeats one of these batches nor follows the last one is a gap or an older repetition. The broker
+  answers 45 in both cases.
 - An unknown producer id may begin with any sequence.
-- A known id with a newer epoch begins at 0.
+- A known producer id with a newer epoch must begin with sequence 0.
 - Expiry depends on the batches' own timestamps, not on their time of arrival.
 """
 
@@ -43,10 +45,10 @@ class Producer:
 
     Attributes:
         epoch: Newest epoch seen.
-        window: Its latest batches, oldest first, at most five.
-        last_timestamp: Timestamp of its latest batch or marker, ms.
-        coordinator_epoch: Coordinator epoch of the latest marker; -1 before the first.
-        txn_first_offset: First offset of its open transaction, or None.
+        window: The producer's latest batches, oldest first, at most five.
+        last_timestamp: Timestamp of the producer's latest batch or marker, ms.
+        coordinator_epoch: Coordinator epoch of the latest marker; -1 before the first marker.
+        txn_first_offset: First offset of the producer's open transaction, or None.
     """
 
     epoch: int
@@ -112,7 +114,7 @@ class Producers:
         return made
 
     def duplicate_of(self, header: BatchHeader) -> SeenBatch | None:
-        """The batch in the window with this identity. Like brokers, it does not compare the bytes."""
+        """The batch in the window with the identity in `header`, or None. Like brokers, does not compare the bytes."""
         known = self._known.get(header.producer_id)
         if known is None or known.epoch != header.producer_epoch:
             return None
@@ -125,7 +127,7 @@ class Producers:
         """Checks whether a batch that is not a duplicate may be appended.
 
         Raises:
-            RefusedError: 45 or 47.
+            RefusedError: With code 45 or 47.
         """
         known = self._known.get(header.producer_id)
         if known is None:
@@ -156,7 +158,7 @@ class Producers:
         """Checks whether the batch may be appended with respect to the producer's open transaction.
 
         Raises:
-            RefusedError: 48: the batch is outside of the open transaction.
+            RefusedError: With code 48: the batch is outside of the open transaction.
         """
         known = self._known.get(header.producer_id)
         open_one = known is not None and known.txn_first_offset is not None
@@ -177,7 +179,10 @@ class Producers:
             known.restarted()
 
     def recall(self, before: Producers, end_offset: int) -> None:
-        """After a truncation, adds producers from an older snapshot if the log has lost their records."""
+        """After a truncation, adds producers whose records the log does not have any more, as a snapshot does.
+
+        `before` is the state before the truncation, and `end_offset` the end of the log after it.
+        """
         for key, old in before:
             window = [seen for seen in old.window if seen.last_offset < end_offset]
             if key not in self._known and window:
@@ -186,7 +191,7 @@ class Producers:
                 )
 
     def expire(self, now_ms: int, after_ms: int) -> None:
-        """Forgets producers whose latest batch has an older timestamp."""
+        """Forgets producers without an open transaction whose latest timestamp is at least `after_ms` ago."""
         self._known = {
             key: known
             for key, known in self._known.items()

@@ -1,7 +1,7 @@
 """Turns requests as bytes into answers as bytes, for all brokers of a fake cluster. No I/O, no thread, no clock.
 
-A request that the fake does not model gets no answer: the error is added to `errors`, and the connection ends. If the
-client continues nevertheless, `close` of the cluster raises the error.
+A request that the fake does not model gets no answer: the error is added to `errors`, and the connection ends. Because
+the client may continue nevertheless, `FakeCluster.close` raises the first of these errors.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class RequestHandler:
         return min(due, default=None)
 
     def throttle(self, throttle_ms: int, api: str | None, times: int | None) -> None:
-        """Makes answers (of one API, or of all) tell clients to pause from now on; 0 ends it."""
+        """Makes answers of one API (None: of all APIs) tell clients to pause; `throttle_ms=0` ends this."""
         name = None if api is None else frames.api(api).name
         if throttle_ms:
             self._throttles[name] = _Throttle(throttle_ms, times)

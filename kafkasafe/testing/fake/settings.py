@@ -326,7 +326,7 @@ def topic_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, s
     """Checks and returns a topic's own settings.
 
     Raises:
-        RefusedError: 40: Kafka does not know the setting, or the fake does not support its value.
+        RefusedError: With code 40: Kafka does not know the setting, or the fake does not support its value.
         NotModelledError: This version knows the setting, but the fake does not model it.
     """
     own = {name: _written(name, value) for name, value in given.items()}

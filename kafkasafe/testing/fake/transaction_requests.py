@@ -149,7 +149,7 @@ def _offset_commit(ask: Ask) -> Fields:
 
 
 def _check_offset(ask: Ask, group: str) -> None:
-    """Checks whether the transaction may have a group's offsets. With protocol 2, this adds the group."""
+    """Checks whether the transaction may have a group's offsets. With protocol 2, also adds the group to it."""
     known = ask.transactions.known(ask.message.transactional_id)
     known = _current(known, _identity(ask), INVALID_PRODUCER_EPOCH)
     if ask.version >= _SECOND_PROTOCOL:
@@ -161,7 +161,7 @@ def _check_offset(ask: Ask, group: str) -> None:
 
 
 def _end(ask: Ask) -> Fields:
-    """Protocol 2 grants a new epoch (KIP-890), and recognises a repetition by the old epoch."""
+    """EndTxn. Protocol 2 grants a new epoch (KIP-890), and recognises a repeated request by the old epoch."""
     name, commit, identity = ask.message.transactional_id, bool(ask.message.committed), _identity(ask)
     second = ask.version >= _SECOND_PROTOCOL
     _check(ask, name)

@@ -1,7 +1,7 @@
 """Transactions: the state of each transactional id, the partitions of its open transaction, and how it ends. Pure.
 
-Like Kafka's coordinator, it answers EndTxn when the end is decided. The markers are written to the logs a little later.
-Until then, requests for the next transaction get the answer 51.
+Like Kafka's coordinator, the fake answers EndTxn when the end is decided. The markers are written to the logs a little
+later. Until then, requests for the next transaction get error 51.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class TransactionMetadata:
     same values is a repetition.
     """
     kept: tuple[int, int] | None = None
-    """(producer id, epoch) of the latest InitProducerId, or of an ended transaction. It identifies a repeated
-    request."""
+    """(producer id, epoch) in the latest InitProducerId, or of an ended transaction. An InitProducerId with the same
+    values is a repetition.
+    """
     second: bool = False
     """Whether the open transaction uses protocol 2."""
     complete_ms: int = -1
@@ -104,7 +105,7 @@ class TransactionMetadata:
     def init(
         self, timeout_ms: int, named: tuple[int, int], old_epoch: int, new_producer_id: Callable[[], int]
     ) -> None:
-        """Grants the next epoch to a producer that begins. A repeated request gets the same one again."""
+        """Grants the next epoch to a producer that begins. A repeated request gets the same epoch again."""
         if self.kept != named:
             begins = named[1] < 0
             if not begins:
@@ -136,7 +137,7 @@ class TransactionMetadata:
 
         Args:
             commit: Whether the transaction is committed.
-            bump: Whether the epoch grows: requests with the old one are fenced.
+            bump: Whether the epoch grows, so that requests with the old epoch are fenced.
             repeatable: Whether a request with the old epoch is recognised as a repetition.
             complete_ms: When the markers are written.
         """
@@ -149,8 +150,8 @@ class TransactionMetadata:
     def write_marker(self, place: tuple[str, int], partition: Partition, now_ms: int) -> None:
         """Writes the marker to a partition's log.
 
-        It is written again if another leader was elected meanwhile, which may not have it, or if the topic was created
-        again.
+        The marker is written again if another leader was elected meanwhile, because that leader may not have it, or if
+        the topic was created again.
         """
         written = self.markers.get(place)
         if written is None or written[0] is not partition or written[1] != partition.leader_epoch:
@@ -164,7 +165,10 @@ class TransactionMetadata:
             self.markers[place] = partition, partition.leader_epoch, marker.end_offset
 
     def complete(self, left: set[tuple[str, int]], again_ms: int) -> None:
-        """Ends the transaction, or tries it again later because the markers of some partitions do not count yet."""
+        """Ends the transaction if all markers count. Otherwise, they are tried again at `again_ms`.
+
+        `left` has the partitions whose markers do not count yet.
+        """
         self.partitions = left
         if left:
             self.complete_ms = again_ms
@@ -177,7 +181,7 @@ class Transactions:
     """All transactional ids of a cluster.
 
     Attributes:
-        markers_take_ms: Time between the decision of a transaction's end and its markers.
+        markers_take_ms: Time from the decision of a transaction's end until its markers are written.
     """
 
     def __init__(self, centre: Centre, groups: Groups) -> None:
@@ -235,7 +239,7 @@ class Transactions:
         """Checks whether a transaction's batch may be appended. With protocol 2 (`second`), this adds the partition.
 
         Raises:
-            RefusedError: 47, 48 or 51.
+            RefusedError: With code 47, 48 or 51.
         """
         try:
             header = read_header(data)
@@ -263,14 +267,14 @@ class Transactions:
         )
 
     def number_of(self, group: str) -> int:
-        """The partition of the log of offsets that has a group's."""
+        """The partition of the log of offsets that has a group's offsets."""
         return numbered(self._centre, group, "offsets.topic.num.partitions")
 
     def check_log_of_offsets(self, group: str, producer_id: int, epoch: int) -> None:
-        """The only check of offsets that old brokers make: the log that stores them has seen no newer epoch.
+        """Checks that the log of offsets has seen no newer epoch of the producer. Old brokers make only this check.
 
         Raises:
-            RefusedError: 47.
+            RefusedError: With code 47.
         """
         key = self.number_of(group), producer_id
         if epoch < self._epochs_of_offsets.get(key, -1):

@@ -33,8 +33,8 @@ class VirtualCluster(Control):
     cluster.time.run_for(1.0)
     ```
 
-    It behaves like `FakeCluster`, with the same methods, but nothing happens unless the test advances `time`. Two runs
-    with the same calls are identical.
+    The cluster behaves like `FakeCluster`, and has the same methods, but nothing happens unless the test advances
+    `time`. Two runs with the same calls are identical.
 
     Use the cluster and its clients on one thread only. A `SafeProducer` cannot use them, because its threads wait by
     the machine's clock.
@@ -43,7 +43,7 @@ class VirtualCluster(Control):
         brokers: Number of brokers.
         version: "4.3.0" or "2.8.2".
         config: Broker settings by Kafka's names.
-        cluster_id: The id that brokers answer.
+        cluster_id: The cluster's id, as brokers report it.
         latency_s: Network latency of each request and each answer, seconds.
 
     Attributes:
@@ -110,12 +110,12 @@ class VirtualCluster(Control):
         return self._skies
 
     def restore(self) -> None:
-        """Make the network work again. Dropped requests and answers stay lost."""
+        """Makes the network work again. Dropped requests and answers stay lost."""
         self.slow_down()
         super().restore()
 
     def cut(self, *, node: int | None = None) -> int:
-        """Ends the connections. Returns how many there were."""
+        """Ends the connections to a broker, or to all brokers. Returns the number of connections that ended."""
         wanted = self._nodes(node)
         ended = [pipe for pipe in self._pipes if pipe.node in wanted]
         for pipe in ended:
@@ -244,7 +244,7 @@ class VirtualCluster(Control):
         self.time.call_later(self.latency_s + weather.response_delay_ms / 1000, arrive)
 
     def _plan(self) -> None:
-        """Sets a timer that wakes the brokers when the passing of time changes their state."""
+        """Sets a timer that wakes the brokers at the next time at which their state changes by itself."""
         due = [self._handler.next_due_ms()]
         # A hanging broker answers nothing. Its requests are checked when it continues.
         due += [

@@ -1,7 +1,7 @@
 """The network between a client and a `VirtualCluster`: requests and answers as plain data, in virtual time.
 
-The network decides nothing. Leaders, metadata, back-off, fences and waiting requests belong to the real client
-(`kafkasafe.cluster.client`).
+The network makes no decisions. The real client (`kafkasafe.cluster.client`) handles leaders, metadata, back-off, fences
+and waiting requests.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class VirtualBrokers(Protocol):
 class VirtualNetwork:
     """See `kafkasafe.cluster.network.Network`.
 
-    It behaves as with an infinitely fast network thread: each job of another thread is done before that thread
-    continues. So a test notices a request that was sent too early, even if the process is killed right after it.
+    The network behaves as if the network thread were infinitely fast: a job that another thread passes to it is done
+    before that thread continues. So a test notices a request that was sent too early, even if the process is killed
+    right after it.
 
     Args:
         cluster: Has the brokers and the time.

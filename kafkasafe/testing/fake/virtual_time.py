@@ -51,27 +51,27 @@ class VirtualTime:
         self._numbers = itertools.count()
 
     def monotonic(self) -> float:
-        """Seconds."""
+        """The time in seconds, which begins at 0."""
         return self._now_s
 
     def elapsed(self) -> float:
-        """Seconds, including the time when the machine was suspended."""
+        """The time in seconds, including the time when the machine was suspended."""
         return self._now_s + self._slept_s
 
     def wall_ms(self) -> int:
-        """Ms since the epoch."""
+        """The time of the wall clock, ms since the epoch."""
         return _BEGIN_MS + self._set_ms + int(self.elapsed() * 1000)
 
     def boot_id(self) -> bytes:
-        """Always the same."""
+        """The id of the machine's boot, which is always the same."""
         return bytes(15) + b"\1"
 
     def sleep(self, seconds: float) -> None:
-        """Suspends the machine for a while: `monotonic` does not advance meanwhile."""
+        """Suspends the machine for `seconds`: `monotonic` does not advance, `elapsed` and `wall_ms` do."""
         self._slept_s += seconds
 
     def set(self, seconds: float) -> None:
-        """Sets the wall clock forward or back."""
+        """Sets the wall clock forward by `seconds`, or back if `seconds` is negative."""
         self._set_ms += int(seconds * 1000)
 
     def call_at(self, at_s: float, work: Callable[[], None]) -> Timer:

@@ -18,7 +18,7 @@ class Weather:
         refuse: Whether new connections are refused.
         drop_requests: Whether requests are read and ignored.
         drop_responses: Whether requests are carried out but not answered.
-        stall: Whether nothing is read.
+        stall: Whether requests are not read, and answers not sent.
         response_delay_ms: Delay of answers.
     """
 
@@ -45,7 +45,7 @@ class Network:
 
     @abstractmethod
     def _acting(self) -> AbstractContextManager[object]:
-        """Context in which a change is made without concurrent access. Afterwards, connections are adapted to the new
+        """Context in which a change is made without concurrent access. At its end, connections are adapted to the new
         state.
         """
 
@@ -79,7 +79,7 @@ class Network:
 
     @abstractmethod
     def cut(self, *, node: int | None = None) -> int:
-        """Ends the connections. Returns how many there were."""
+        """Ends the connections to a broker, or to all brokers. Returns the number of connections that ended."""
 
     def _change(self, node: int | None, **changes: Any) -> None:
         weather = self.weather

@@ -1,9 +1,9 @@
 """Kafka's protocol on 127.0.0.1 for the fake, with one thread for all brokers.
 
-Everything happens on that thread, in the order of arrival, or under `lock`. So a fake cluster has no races. After each
-change of the state, the thread adapts the sockets. A broker that is down has no listener and no connections; a
-suspended one neither reads nor answers. A port stays bound, so that no other program gets it, but its socket does not
-listen. So connections are refused, like by a machine whose broker is down.
+Everything happens on that thread, in the order of arrival, or on other threads that hold `lock`. So a fake cluster has
+no races. After each change of the state, the thread adapts the sockets. A broker that is down has no listener and no
+connections; a suspended broker neither reads nor answers. The port of a broker that is down stays bound, so that no
+other program gets it, but the bound socket does not listen. So connections are refused, as on a real machine.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class _Connection:
         return bool(data)
 
     def hold(self, pending: PendingRequest | None) -> None:
-        """Holds a request whose answer is not available yet, or None."""
+        """Keeps a request whose answer is not available yet. None: the request that was kept is answered."""
         self.held = pending
 
     def put(self, reply: Reply, weather: Weather, now: int) -> None:
-        """Adds an answer to what is to be written, as far as the network lets it through."""
+        """Adds an answer to the bytes to write, unless the network drops it. Sets the end of the throttling."""
         self.muted_until_ms = now + reply.throttle_ms
         if reply.frame is not None and not weather.drop_responses:
             self.outgoing.put(reply.frame, now + weather.response_delay_ms)
@@ -101,7 +101,7 @@ class Wire(SocketLoop[_Connection]):
             self._do(self._plan)
 
     def cut(self, nodes: list[int]) -> int:
-        """Ends all connections to some brokers. Returns how many there were."""
+        """Ends all connections to some brokers. Returns the number of connections that ended."""
         return 0 if self._closed else self._do(lambda: self._end(nodes))
 
     # -- The thread --------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class Wire(SocketLoop[_Connection]):
         self._register(client, selectors.EVENT_READ, connection)
 
     def _end(self, nodes: Container[int]) -> int:
-        """Ends the connections to these brokers. Returns how many there were."""
+        """Ends the connections to these brokers. Returns the number of connections that ended."""
         ended = [connection for connection in self._connections if connection.node in nodes]
         for connection in ended:
             self._close(connection)
