@@ -45,6 +45,7 @@ class Durability:
             positions: Spool position of each batch of `persist.everything`, in that order.
             end_position: The spool's next position.
         """
+        begin = self._index.end
         self._index.reach(end_position)
         for batch, position in zip(persist.everything, positions, strict=True):
             batch.written(position)
@@ -54,9 +55,10 @@ class Durability:
                 # The broker acknowledged the batch while the disk was writing it.
                 self.finish(self._all[batch.destination], batch)
         for group in persist.units:
-            self._units.written(
-                group.unit, min((b.position for b in group.batches), default=end_position - 1)
-            )
+            # A unit without batches is only a mark, whose position the journal does not know. The mark is not before
+            # `begin`. A later position would be wrong: it may be in a later segment than the mark, so the spool would
+            # delete the mark's segment.
+            self._units.written(group.unit, min((b.position for b in group.batches), default=begin))
         for consequence in persist.after:
             self._follow(consequence)
 

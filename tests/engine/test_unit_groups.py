@@ -108,3 +108,23 @@ def test_units_of_a_consumer_share_a_transaction():
     assert world.committed("orders", 0) == [b"%d" % number for number in range(2, 301, 2)]
     # At most 128 of them share one.
     assert sum("-> EndTxn commit" in line for line in world.lines) == 3
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_offsets_without_records_stay_in_the_spool_until_the_group_has_them(power):
+    """The batches of one turn filled several segments, and the spool deleted the one with the offsets."""
+    world, life, group = started("4.3.0", sizes={"spool_segment_bytes": 4000})
+    first = life.send("orders", 0, [b"first"])
+    assert world.run(30, lambda: first.done)
+    world.centre.deny("read", "group", "*", on=True)
+    head = life.unit(offsets=to(10))[0]
+    more = [life.unit(("orders", number, [b"x" * 3000]))[0] for number in (0, 1)]
+    assert world.run(30, lambda: all(each.durable for each in (head, *more)))
+    world.run(5)
+    world.kill(life, power=power)
+    world.centre.deny("read", "group", "*", on=False)
+    life = world.start(retry_backoff_ms=100)
+    assert world.run(60, lambda: not life.context.own.journal.views.unfinished)
+    world.run(1.0)
+    assert offset_of(group) == 10
+    assert world.committed("orders", 0) == [b"first", b"x" * 3000]

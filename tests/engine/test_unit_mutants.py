@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import test_unit_crashes
+import test_unit_groups
 from mutation import FOUND, Mutant, listed, run
 from unit_mutants import MUTANTS, SEEDS
 from unit_storm import run_storm
@@ -18,7 +19,7 @@ import test_units
 import test_units_groups
 import test_units_together
 
-_TESTS = (test_units, test_units_groups, test_units_together, test_unit_crashes)
+_TESTS = (test_units, test_units_groups, test_units_together, test_unit_crashes, test_unit_groups)
 
 
 def _judge(mutant: Mutant, request: pytest.FixtureRequest) -> None:

@@ -15,6 +15,7 @@ from kafkasafe import units as u
 from kafkasafe.delivery.engine.transactor import Transactor
 from kafkasafe.delivery.readings import Readings
 from kafkasafe.journal import snapshots
+from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.recovery import Recovery
@@ -404,5 +405,9 @@ MUTANTS = {
             "pass",
         ),
         "test_a_staged_unit_has_its_batches_in_the_order_in_which_they_were_staged",
+    ),
+    "offsets without records are at the end of what was written with them": Mutant(
+        source(Durability, "persisted", "default=begin", "default=end_position - 1"),
+        "test_offsets_without_records_stay_in_the_spool_until_the_group_has_them",
     ),
 }
