@@ -7,6 +7,7 @@ from virtual import World
 
 from kafkasafe import marks as m
 from kafkasafe.errors import BatchDroppedError
+from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.fake.groups import Group, GroupState, Member
 
 PLACE = ("in", 0)
@@ -128,3 +129,24 @@ def test_offsets_without_records_stay_in_the_spool_until_the_group_has_them(powe
     world.run(1.0)
     assert offset_of(group) == 10
     assert world.committed("orders", 0) == [b"first", b"x" * 3000]
+
+
+def test_batches_after_offsets_without_records_are_a_group_of_their_own(monkeypatch):
+    """They were in the group of the offsets, which is atomic: so they were written into the room for marks."""
+    groups = []
+    write = Spool.write_group
+
+    def watched(self, marks, batches, *, atomic=False, **options):
+        groups.append(([type(mark) for mark in marks], len(batches), atomic))
+        return write(self, marks, batches, atomic=atomic, **options)
+
+    world, life, _ = started("4.3.0")
+    first = [life.send("orders", number, [b"first"]) for number in (0, 1)]
+    assert world.run(30, lambda: all(each.done for each in first))
+    monkeypatch.setattr(Spool, "write_group", watched)
+    head = life.unit(offsets=to(10))[0]
+    after = [life.send("orders", number, [b"after"]) for number in (0, 1)]
+    assert world.run(30, lambda: all(each.done for each in (head, *after)))
+    [unit] = [group for group in groups if m.Unit in group[0]]
+    assert unit == ([m.Unit], 0, True)
+    assert [group for group in groups if group[1]] == [([], 2, False)]

@@ -521,7 +521,8 @@ def _groups(
             given = [m.Given(i, b.given) for i, b in enumerate(batches) if b.given is not None]
             groups.append(([*unit.marks, *given], list(itertools.islice(contents, len(batches))), True))
             continue
-        if not groups or groups[-1][1]:
+        # A unit has a group of its own, even if the unit has no batches.
+        if not groups or groups[-1][1] or groups[-1][2] != persist.atomic:
             groups.append(([], [], persist.atomic))
         for batch in batches:
             if batch.given is not None:
