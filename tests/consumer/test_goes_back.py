@@ -200,14 +200,19 @@ def test_records_that_such_a_reset_skips_begin_where_the_member_had_read_to(fake
 
 
 def test_a_position_in_a_deleted_topic_is_not_the_one_before_in_its_successor(fake_kafka, servers):
-    reader = Reader(servers, auto_offset_reset="latest", metadata_max_age_ms=100)
+    reader = Reader(
+        servers, auto_offset_reset="latest", metadata_max_age_ms=100, allow_auto_create_topics=False
+    )
     with reader.consumer as consumer:
         consumer.subscribe(["in"])
         until(lambda: reader.poll_none() or len(reader.reset()) == 2, 30)
         fake_kafka.delete_topic("in")
-        # The broker creates it again, with one partition, when the consumer asks about it.
-        until(lambda: reader.poll() or len(reader.reset()) == 3, 30)
-        assert reader.reset()[-1] == PositionReset("in", 0, "no_position", "latest", None, 0, None)
+        until(lambda: reader.poll_none() or not consumer.assignment(), 30)
+        fake_kafka.create_topic("in", partitions=2)
+        until(lambda: reader.poll_none() or len(reader.reset()) == 4, 30)
+        assert sorted(reader.reset()[2:], key=str) == [
+            PositionReset("in", place.partition, "no_position", "latest", None, 0, None) for place in PLACES
+        ]
 
 
 def test_neither_a_changed_assignment_nor_a_new_consumer_is_reported(servers):
