@@ -384,8 +384,7 @@ class Rereading:
         self._rewound()
         self._end(tp)
         # The event is emitted here, and not again when the partition gets its position.
-        self._parts.of(tp)
-        self._parts.take_left(tp)
+        self._parts.renewed(tp)
         self._emit(PositionRewound(tp.topic, tp.partition, reason, position))
 
     def _forget_requests(self) -> None:
