@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
+import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -36,7 +37,8 @@ app = FastAPI(lifespan=lifespan)
 @app.post("/orders/{customer}", status_code=202)
 async def take(customer: str, request: Request) -> dict[str, bool]:
     # If the task is cancelled here because the client has disconnected, no record was accepted.
-    future = await request.app.state.producer.send("orders", await request.body(), key=customer.encode())
+    topic = os.environ.get("TOPIC", "orders")
+    future = await request.app.state.producer.send(topic, await request.body(), key=customer.encode())
     await future.durable(timeout=10)
     return {"accepted": True}
 
@@ -58,8 +60,19 @@ async def readyz(request: Request, response: Response) -> dict[str, Any]:
     return health.as_dict()
 
 
-async def show(servers: str, count: int) -> None:
-    os.environ["KAFKA"] = servers
+def new_topic(servers: str, name: str) -> str:
+    """Creates a topic for this run alone, so that it holds no records of other programs or runs."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import NewTopic
+
+    topic = f"{name}-{uuid.uuid4().hex[:6]}"
+    with contextlib.closing(KafkaAdminClient(bootstrap_servers=servers.split(","))) as admin:
+        admin.create_topics([NewTopic(topic, 3, 1)])
+    return topic
+
+
+async def show(servers: str, topic: str, count: int) -> None:
+    os.environ["KAFKA"], os.environ["TOPIC"] = servers, topic
     transport = httpx.ASGITransport(app=app)
     async with (
         app.router.lifespan_context(app),
@@ -69,7 +82,7 @@ async def show(servers: str, count: int) -> None:
             *[client.post(f"/orders/customer-{n % 7}", content=b"%d" % n) for n in range(count)]
         )
         accepted = sum(reply.json()["accepted"] for reply in replies)
-    async with SafeConsumer("orders", bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
+    async with SafeConsumer(topic, bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
         found = set()
         while len(found) < count:
             found.add((await consumer.getone()).value)
@@ -90,9 +103,8 @@ def main() -> None:
 
             os.environ.setdefault("KAFKASAFE_SPOOL_DIR", stack.enter_context(tempfile.TemporaryDirectory()))
             cluster = stack.enter_context(KafkaCluster(brokers=1))
-            cluster.create_topic("orders", partitions=3)
             servers = ",".join(cluster.bootstrap_servers)
-        asyncio.run(show(servers, options.count))
+        asyncio.run(show(servers, new_topic(servers, "orders"), options.count))
 
 
 if __name__ == "__main__":

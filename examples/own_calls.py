@@ -7,6 +7,7 @@ python examples/own_calls.py --bootstrap localhost:9092     # or uses yours
 import argparse
 import contextlib
 import threading
+import uuid
 
 from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
@@ -44,8 +45,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
-    parser.add_argument("--topic", default="own-calls", help="a topic that does not exist yet")
+    parser.add_argument("--topic", help="a topic that does not exist yet; default: a new name")
     options = parser.parse_args()
+    topic = options.topic or f"own-calls-{uuid.uuid4().hex[:6]}"
     with contextlib.ExitStack() as stack:
         if options.bootstrap:
             servers = options.bootstrap.split(",")
@@ -58,14 +60,16 @@ def main() -> None:
         stack.callback(admin.close)
         consumer = KafkaConsumer(bootstrap_servers=servers, allow_auto_create_topics=False)
         stack.callback(consumer.close)
-        somebody = threading.Timer(1.0, create, (admin, options.topic))
+        if consumer.partitions_for_topic(topic):
+            parser.error(f"the topic {topic} exists already")
+        somebody = threading.Timer(1.0, create, (admin, topic))
         somebody.start()
         # The topic does not exist yet, so the policy tries again.
-        print(f"{options.topic} has {len(partitions(consumer, options.topic))} partitions")
+        print(f"{topic} has {len(partitions(consumer, topic))} partitions")
         somebody.join()
         try:
             # The topic exists already, so the policy does not try again.
-            create(admin, options.topic)
+            create(admin, topic)
         except TopicAlreadyExistsError:
             print("the topic is there already: raised after one try")
         labels = {"client_id": "own-calls", "api": "metadata", "error": "UNKNOWN_TOPIC_OR_PARTITION"}

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def producer() -> SafeProducer:
 def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
     order = environ["wsgi.input"].read()
     # The order is on disk now. If this worker dies, another worker delivers the order.
-    producer().send("orders", order).durable(timeout=10)
+    producer().send(os.environ.get("TOPIC", "orders"), order).durable(timeout=10)
     start("202 Accepted", [("Content-Type", "text/plain")])
     return [b"%d" % os.getpid()]
 
@@ -90,14 +91,25 @@ def serve_and_kill(servers: str, first: int, count: int, *arguments: str) -> set
     return accepted
 
 
-def count(servers: str, accepted: set[int]) -> None:
+def new_topic(servers: str, name: str) -> str:
+    """Creates a topic for this run alone, so that it holds no records of other programs or runs."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import NewTopic
+
+    topic = f"{name}-{uuid.uuid4().hex[:6]}"
+    with contextlib.closing(KafkaAdminClient(bootstrap_servers=servers.split(","))) as admin:
+        admin.create_topics([NewTopic(topic, 3, 1)])
+    return topic
+
+
+def count(servers: str, topic: str, accepted: set[int]) -> None:
     from kafka import KafkaConsumer, TopicPartition
 
     # Other workers, or this producer, deliver the records that killed workers left.
     with SafeProducer(bootstrap_servers=servers, client_id="shop") as last:
         last.flush(60)
     with contextlib.closing(KafkaConsumer(bootstrap_servers=servers)) as consumer:
-        parts = [TopicPartition("orders", p) for p in consumer.partitions_for_topic("orders") or ()]
+        parts = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
         consumer.assign(parts)
         consumer.seek_to_beginning()
         ends, values = consumer.end_offsets(parts), []
@@ -120,12 +132,12 @@ def main() -> None:
             from kafkasafe.testing.broker import KafkaCluster
 
             cluster = stack.enter_context(KafkaCluster(brokers=1))
-            cluster.create_topic("orders", partitions=3)
             servers = ",".join(cluster.bootstrap_servers)
+        topic = os.environ["TOPIC"] = new_topic(servers, "orders")
         os.environ.setdefault("KAFKASAFE_SPOOL_DIR", stack.enter_context(tempfile.TemporaryDirectory()))
         accepted = serve_and_kill(servers, 0, options.count)
         accepted |= serve_and_kill(servers, 1_000_000, options.count, "--preload")
-        count(servers, accepted)
+        count(servers, topic, accepted)
 
 
 if __name__ == "__main__":

@@ -12,29 +12,32 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 
 from kafkasafe.aio import SafeConsumer, SafeProducer
 
 
-async def work(servers: str) -> None:
+async def work(servers: str, orders: str, invoices: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
         SafeProducer(bootstrap_servers=servers, client_id="invoices") as producer,
         SafeConsumer(
-            "orders",
+            orders,
             bootstrap_servers=servers,
-            group_id="invoices",
+            group_id=invoices,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
         ) as consumer,
     ):
+        if not await consumer.partitions_for_topic(orders):
+            print(f"waiting for the topic {orders}, which does not exist yet", file=sys.stderr)
         while not stop.is_set():
             # Wait at most half a second, then check whether to end.
             batch = await consumer.getmany(timeout_ms=500, max_records=50)
             for record in (record for records in batch.values() for record in records):
-                future = await producer.send("invoices", b"invoice of " + record.value, key=record.key)
+                future = await producer.send(invoices, b"invoice of " + record.value, key=record.key)
             if batch:
                 # Make the invoices durable before the commit. A crash in between repeats the batch, but loses nothing.
                 await future.durable()
@@ -43,30 +46,42 @@ async def work(servers: str) -> None:
                 print(f"did {sum(map(len, batch.values()))}", flush=True)
 
 
+def new_topic(servers: str, name: str) -> str:
+    """Creates a topic for this run alone, so that it holds no records of other programs or runs."""
+    from kafka import KafkaAdminClient
+    from kafka.admin import NewTopic
+
+    topic = f"{name}-{uuid.uuid4().hex[:6]}"
+    with contextlib.closing(KafkaAdminClient(bootstrap_servers=servers.split(","))) as admin:
+        admin.create_topics([NewTopic(topic, 3, 1)])
+    return topic
+
+
 async def read(servers: str, topic: str, count: int) -> list[bytes]:
     async with SafeConsumer(topic, bootstrap_servers=servers, auto_offset_reset="earliest") as consumer:
         return [(await consumer.getone()).value for _ in range(count)]
 
 
-def run_and_end(servers: str, orders: int) -> int:
+def run_and_end(servers: str, orders: str, invoices: str, count: int) -> int:
     """Runs a worker, ends it after about this number of orders, and returns how many orders it did."""
-    command = [sys.executable, __file__, "--bootstrap", servers, "--work"]
+    topics = ["--orders", orders, "--invoices", invoices]
+    command = [sys.executable, __file__, "--bootstrap", servers, "--work", *topics]
     done = batches = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         for line in worker.stdout:
             done += int(line.removeprefix("did "))
             batches += 1
-            if done >= orders:
+            if done >= count:
                 worker.send_signal(signal.SIGTERM)
     print(f"worker ended with code {worker.returncode} after {batches} batches")
     return done
 
 
-async def produce(servers: str, count: int) -> None:
+async def produce(servers: str, topic: str, count: int) -> None:
     async with SafeProducer(bootstrap_servers=servers) as producer:
         for number in range(count):
-            await producer.send("orders", b"%d" % number, key=b"%d" % (number % 7))
+            await producer.send(topic, b"%d" % number, key=b"%d" % (number % 7))
 
 
 def main() -> None:
@@ -75,10 +90,14 @@ def main() -> None:
     )
     parser.add_argument("--bootstrap", help="host:port of a cluster; default: the example starts one")
     parser.add_argument("--work", action="store_true", help="run as the worker")
+    parser.add_argument("--orders", default="orders", help="with --work: the topic to read")
+    parser.add_argument(
+        "--invoices", default="invoices", help="with --work: the topic to write, and the group"
+    )
     parser.add_argument("--count", type=int, default=1000)
     options = parser.parse_args()
     if options.work:
-        asyncio.run(work(options.bootstrap))
+        asyncio.run(work(options.bootstrap, options.orders, options.invoices))
         return
     with contextlib.ExitStack() as stack:
         servers = options.bootstrap
@@ -86,18 +105,17 @@ def main() -> None:
             from kafkasafe.testing.broker import KafkaCluster
 
             cluster = stack.enter_context(KafkaCluster(brokers=1))
-            cluster.create_topic("orders", partitions=3)
-            cluster.create_topic("invoices", partitions=3)
             servers = ",".join(cluster.bootstrap_servers)
         os.environ.setdefault("KAFKASAFE_SPOOL_DIR", stack.enter_context(tempfile.TemporaryDirectory()))
-        asyncio.run(produce(servers, options.count))
+        orders, invoices = new_topic(servers, "orders"), new_topic(servers, "invoices")
+        asyncio.run(produce(servers, orders, options.count))
         left = options.count
-        left -= run_and_end(servers, left // 4)
-        left -= run_and_end(servers, left // 2)
+        left -= run_and_end(servers, orders, invoices, left // 4)
+        left -= run_and_end(servers, orders, invoices, left // 2)
         if left > 0:
-            run_and_end(servers, left)
-        invoices = asyncio.run(read(servers, "invoices", options.count))
-        print(f"{options.count} orders, {len(invoices)} invoices, {len(set(invoices))} different ones")
+            run_and_end(servers, orders, invoices, left)
+        found = asyncio.run(read(servers, invoices, options.count))
+        print(f"{options.count} orders, {len(found)} invoices, {len(set(found))} different ones")
 
 
 if __name__ == "__main__":

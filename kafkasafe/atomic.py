@@ -27,6 +27,7 @@ from kafkasafe.delivery.batch_offsets import check_settings, offering
 from kafkasafe.delivery.engine.parcels import Parcel, UnitHandle
 from kafkasafe.errors import BatchDroppedError, SpoolFullError, UsageError, WaitTimeoutError
 from kafkasafe.limits.patience import timeout_of
+from kafkasafe.process.one_process import stays_with_producer
 from kafkasafe.record.batch import RECORD_OVERHEAD
 
 __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
@@ -41,6 +42,7 @@ class BatchOutcome(metaclass=Tidy):
 
     _UNLISTED = frozenset({"unit"})
     __dir__ = tidy_dir
+    __reduce_ex__ = stays_with_producer
 
     if not TYPE_CHECKING:
         done = Absent(IS_DONE)

@@ -78,6 +78,17 @@ def test_dead_letter_runs_on_a_given_cluster(tmp_path, kafka):
     )
 
 
+@pytest.mark.parametrize(
+    "name", ["drop_in.py", "prefork.py", "fastapi_app.py", "worker.py", "own_calls.py", "dead_letter.py"]
+)
+def test_an_example_runs_twice_on_a_cluster_where_others_ran(tmp_path, kafka, name):
+    """Several count the records of the topic orders, which also held those of the other examples and runs."""
+    servers = ",".join(kafka.bootstrap_servers)
+    said = SAYS[name] if name != "drop_in.py" else "orders holds "
+    for _ in range(2):
+        assert said in run(tmp_path, name, "--bootstrap", servers)
+
+
 def test_own_calls_runs_on_a_given_cluster(tmp_path, kafka):
     servers = ",".join(kafka.bootstrap_servers)
     out = run(tmp_path, "own_calls.py", "--bootstrap", servers, "--topic", "own-calls-topic")

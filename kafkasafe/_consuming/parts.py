@@ -48,6 +48,11 @@ class AssignedPartitions:
         """
         return self._left.pop(tp, None)
 
+    def renewed(self, tp: TopicPartition) -> None:
+        """Record that a partition counts as newly assigned, and that its former position must not be reported again."""
+        self._of(tp, self._port.state(tp))
+        self._left.pop(tp, None)
+
     def get(self, tp: TopicPartition) -> AssignedPartition | None:
         """Return the state of a partition, even if it has been revoked meanwhile. Any thread may call this method."""
         return self._parts.get(tp)

@@ -79,7 +79,10 @@ class Positions:
         for tp in self._port.missing():
             part = self._parts.of(tp)
             if part is not None:
-                part.resets(("no_position", None))
+                left = self._rereading.left(tp)
+                previous = part.place_left if left is None else left
+                # If nothing was read, that position may be one in a deleted topic of this name.
+                part.resets(("no_position", previous if part.history.lineage.entries else None))
         return self._port.reset_missing()
 
     def begin(self) -> None:

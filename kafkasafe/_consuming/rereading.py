@@ -147,16 +147,23 @@ class Rereading:
     def resumed(self, tp: TopicPartition, offset: int) -> None:
         """Report it if a partition that was assigned again has a lower position than before it was revoked.
 
-        A program that assigns its partitions itself chooses the group's offset. So this reports only the group's
-        assignments.
-
         Args:
             tp: The partition.
             offset: The group's offset, which is the position now.
         """
-        left = self._parts.take_left(tp)
-        if left is not None and offset < left and self._port.is_subscribed():
+        left = self.left(tp)
+        if left is not None and offset < left:
             self._emit(PositionRewound(tp.topic, tp.partition, "rebalanced", left))
+
+    def left(self, tp: TopicPartition) -> int | None:
+        """Return, only once, the position that a partition had before the group revoked it and assigned it again; None
+        if it had none.
+
+        A program that assigns its partitions itself chooses the group's offset, or a reset. So for such a program the
+        result is None.
+        """
+        left = self._parts.take_left(tp)
+        return left if self._port.is_subscribed() else None
 
     def moved(self, tp: TopicPartition) -> None:
         """Begin a reading at a position that the application chose. It does not continue an earlier reading."""
@@ -378,8 +385,7 @@ class Rereading:
         self._rewound()
         self._end(tp)
         # The event is emitted here, and not again when the partition gets its position.
-        self._parts.of(tp)
-        self._parts.take_left(tp)
+        self._parts.renewed(tp)
         self._emit(PositionRewound(tp.topic, tp.partition, reason, position))
 
     def _forget_requests(self) -> None:

@@ -149,7 +149,8 @@ class Results:
         # 3. So the position becomes the end of what was read. The check finds that these records are gone.
         is_gone = (
             leadership is not None
-            and part.reset == ("no_position", None)
+            and part.reset is not None
+            and part.reset[0] == "no_position"
             and bool(history.lineage.entries)
             and history.is_of_another(leadership[0])
         )

@@ -25,6 +25,7 @@ from kafkasafe._producing.spelling import (
 )
 from kafkasafe.delivery.awaiting import LoopWaits
 from kafkasafe.limits.patience import timeout_of
+from kafkasafe.process.one_process import stays_with_producer
 
 _FATE: Final = "only the producer sets the result of a record"
 
@@ -66,6 +67,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         {"args", "error_on_callbacks", "first_free", "index", "open_batch", "producer", "refer_to"}
     )
     __dir__ = tidy_dir
+    __reduce_ex__ = stays_with_producer
 
     if not TYPE_CHECKING:
         success = not_for_callers(_FATE)

@@ -25,6 +25,7 @@ from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.errors import BatchDroppedError, UsageError
 from kafkasafe.limits.patience import timeout_of
+from kafkasafe.process.one_process import stays_with_producer
 
 
 class BatchOutcome(metaclass=Tidy):
@@ -39,6 +40,7 @@ class BatchOutcome(metaclass=Tidy):
     """
 
     __dir__ = tidy_dir
+    __reduce_ex__ = stays_with_producer
 
     if not TYPE_CHECKING:
         is_done = Absent(DONE)

@@ -18,6 +18,7 @@ from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
 from kafkasafe.aio.threads import Worker, running_loop
 from kafkasafe.delivery.awaiting import Fates, LoopWaits
 from kafkasafe.limits.patience import timeout_of
+from kafkasafe.process.one_process import stays_with_producer
 
 Call = Callable[["RecordFuture"], object]
 Key = tuple[int, int]
@@ -70,6 +71,7 @@ class RecordFuture(metaclass=Tidy):
     """The record's number in the open batch."""
     _UNLISTED = frozenset({"index", "open_batch", "owner", "refer_to"})
     __dir__ = tidy_dir
+    __reduce_ex__ = stays_with_producer
 
     if not TYPE_CHECKING:
         is_done = Absent(DONE)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kafkasafe.audit import PLOTS, Audit, IdSource, NoSuchTopicError, audit, draw
+from kafkasafe.cli.asking import connected, limits_of, timeout_option
 from kafkasafe.cli.common import (
     CODES,
     PIPED_COLUMNS,
@@ -24,7 +25,6 @@ from kafkasafe.cli.common import (
     app_of_command,
     connection,
     counted,
-    duration_s,
     progress,
 )
 from kafkasafe.cli.report import EXIT_BROKEN
@@ -48,6 +48,7 @@ _ADVICE: Final = {
 }
 """For each kind of Spark source error: the pattern that marks the start of the source's advice, and the advice that
 this command gives instead."""
+_TIMEOUT: Final = "30s"
 _ROWS: Final = 200
 _DETAILS: Final = 20
 
@@ -85,8 +86,8 @@ def audit_topic(
         ),
     ] = None,
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="How long to wait for brokers that give nothing new.")
-    ] = "30s",
+        str | None, timeout_option("How long to wait for brokers that give nothing new.", _TIMEOUT)
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object, or a list of them for several topics.")
     ] = False,
@@ -97,14 +98,16 @@ def audit_topic(
     the log twice. Records removed by retention are not a gap, but records removed by compaction look like one. Records
     of aborted transactions are counted too, because they are in the log.
     """
-    timeout_s = duration_s(timeout, "--timeout")
+    limits = limits_of(timeout, _TIMEOUT)
     ids = None if record_id is None else _id_source(record_id)
     options = connection(servers, config)
     if plot is not None:
         _check_plot(plot, topics)
+    with connected(options, limits.first_answer_s):
+        pass  # The count waits longer than this for a leader, so find out here whether there are brokers at all.
     with _spark(master) if spark else contextlib.nullcontext() as session:
         count = functools.partial(
-            audit, connection=options, ids=ids, committed=committed, timeout_s=timeout_s, spark=session
+            audit, connection=options, ids=ids, committed=committed, timeout_s=limits.all_s, spark=session
         )
         found = _counted(topics, count, as_json=as_json)
     if plot is not None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from kafka.errors import KafkaError
 
+from kafkasafe.cli.asking import Limits, connected, limits_of, timeout_option
 from kafkasafe.cli.common import (
     CODES,
     RESEND_HINT,
@@ -36,7 +37,6 @@ from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import SpoolError, WrongClusterError
 from kafkasafe.kafkapython.admin import open_admin, settings_of
-from kafkasafe.kafkapython.connect import connect
 from kafkasafe.maintenance.examination import Examined, LaneContent, examine, read_content
 from kafkasafe.spool.examine import Finding
 from kafkasafe.spool.inspection import resent_in
@@ -48,6 +48,7 @@ DOCTOR_CODES: Final = CODES.format(
 )
 
 _FEW: Final = 10
+_TIMEOUT: Final = "60s"
 _WORDS: Final = {
     Finding.COMMITTED: "COMMITTED",
     Finding.APPENDED: "APPENDED, NOT REPLICATED YET",
@@ -78,8 +79,8 @@ def doctor(
         ),
     ] = "1d",
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="Maximum time for all requests to the cluster.")
-    ] = "60s",
+        str | None, timeout_option("Maximum time for all requests to the cluster.", _TIMEOUT)
+    ] = None,
     every: Annotated[
         bool, typer.Option("--all", help=f"Show each batch, even if a lane has more than {_FEW}.")
     ] = False,
@@ -99,7 +100,7 @@ def doctor(
     expiration_ms = int(duration_s(expiration, "--producer-id-expiration") * 1000)
     if not expiration_ms:
         raise typer.BadParameter("must be 1ms or more", param_hint="--producer-id-expiration")
-    timeout_s = duration_s(timeout, "--timeout")
+    limits = limits_of(timeout, _TIMEOUT)
     options = None if servers is None and config is None else connection(servers, config)
     lanes = open_directory(directory)
     troubles: list[tuple[str, str]] = []
@@ -111,10 +112,10 @@ def doctor(
     settings: list[tuple[str, Concern]] = []
     cluster_id = None
     if options is None:
-        found = examine(contents, None, timeout_s=timeout_s)
+        found = examine(contents, None, timeout_s=limits.all_s)
     else:
-        deadline = time.monotonic() + timeout_s
-        found, cluster_id = ask(contents, options, timeout_s, bound, directory)
+        deadline = time.monotonic() + limits.all_s
+        found, cluster_id = ask(contents, options, limits, bound, directory)
         settings = _settings(options, topics, deadline, outage_ms, expiration_ms)
     diagnosed = [_lane(lanes, content, found) for content in contents]
     findings = {examined.verdict.finding for examined in found}
@@ -175,31 +176,29 @@ def _lane(lanes: SpoolDirectory, content: LaneContent, found: Sequence[Examined]
 def ask(
     contents: Sequence[LaneContent],
     options: dict[str, Any],
-    timeout_s: float,
+    limits: Limits,
     bound: str | None,
     directory: Path,
 ) -> tuple[list[Examined], str | None]:
-    """Asks the cluster. Returns the finding for each undelivered batch, and the id of the cluster."""
-    # A request about a topic must not create the topic.
-    transport = connect({**options, "allow_auto_create_topics": False})
-    transport.start()
-    deadline = time.monotonic() + timeout_s
-    try:
-        with progress("asking the cluster", "partitions") as report:
-            while not transport.connected and time.monotonic() < deadline:
-                time.sleep(0.02)
-            cluster_id = transport.cluster_id
-            if bound is not None and cluster_id is not None and bound != cluster_id:
-                raise WrongClusterError(
-                    f"{directory} holds records for cluster {bound}, but these brokers are cluster {cluster_id}, whose"
-                    f" answers say nothing about these records. Nothing was changed. Give brokers of cluster {bound}"
-                )
-            if not transport.connected:
-                raise SpoolError(f"No broker answered within {timeout_s:g} s. Nothing was changed")
-            left = max(0.0, deadline - time.monotonic())
-            return examine(contents, transport, timeout_s=left, report=report), cluster_id
-    finally:
-        transport.close(5.0)
+    """Asks the cluster. Returns the finding for each undelivered batch, and the id of the cluster.
+
+    Raises:
+        WrongClusterError: The directory is bound to another cluster.
+        KafkaSafeError: No broker answered in time.
+    """
+    deadline = time.monotonic() + limits.all_s
+    with (
+        progress("asking the cluster", "partitions") as report,
+        connected(options, limits.first_answer_s) as cluster,
+    ):
+        cluster_id = cluster.cluster_id
+        if bound is not None and cluster_id is not None and bound != cluster_id:
+            raise WrongClusterError(
+                f"{directory} holds records for cluster {bound}, but these brokers are cluster {cluster_id}, whose"
+                f" answers say nothing about these records. Nothing was changed. Give brokers of cluster {bound}"
+            )
+        left = max(0.0, deadline - time.monotonic())
+        return examine(contents, cluster, timeout_s=left, report=report), cluster_id
 
 
 def _settings(

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from kafkasafe.cli.asking import Limits, limits_of, timeout_option
 from kafkasafe.cli.common import (
     CODES,
     ConfigFile,
@@ -34,6 +35,7 @@ from kafkasafe.retry import RetryPolicy
 
 _MISSING_S: Final = 5.0
 """How long to wait for an unknown topic, seconds: the topic may be new, or a broker may have just started."""
+_TIMEOUT: Final = "30s"
 OFFSETS_CODES: Final = CODES.format(broken="an end offset went back: records are lost")
 
 
@@ -56,7 +58,7 @@ def offsets(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="With --watch: end after this number of rounds.")
     ] = None,
-    timeout: Annotated[str, typer.Option(metavar="TIME", help="Maximum time for each round.")] = "30s",
+    timeout: Annotated[str | None, timeout_option("Maximum time for each round.", _TIMEOUT)] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON list; with --watch, one per round on a line.")
     ] = False,
@@ -67,7 +69,7 @@ def offsets(
     from a new leader that is still catching up, or may be outdated. If the leader's epochs or the topic's id prove that
     records are lost, the command shows the lower offset (REGRESSED).
     """
-    interval_s, timeout_s = duration_s(interval, "--interval"), duration_s(timeout, "--timeout")
+    interval_s, limits = duration_s(interval, "--interval"), limits_of(timeout, _TIMEOUT)
     if rounds is not None and not watch:
         raise typer.BadParameter("only with --watch", param_hint="--rounds")
     if baseline is not None and not baseline.absolute().parent.is_dir():
@@ -79,8 +81,8 @@ def offsets(
     live = watch and console.is_terminal and not as_json
     exit_code = 0
     screens = Live(console=console, auto_refresh=False) if live else contextlib.nullcontext()
-    with contextlib.closing(_opened(options, view, baseline, timeout_s)) as consumer, screens as screen:
-        for rows in _rounds(consumer, view, wanted, timeout_s, rounds if watch else 1, interval_s):
+    with contextlib.closing(_opened(options, view, baseline, limits)) as consumer, screens as screen:
+        for rows in _rounds(consumer, view, wanted, limits.all_s, rounds if watch else 1, interval_s):
             if screen is not None:
                 screen.update(_table(rows), refresh=True)
             else:
@@ -93,14 +95,14 @@ def offsets(
         raise typer.Exit(exit_code)
 
 
-def _opened(options: Mapping[str, Any], view: _View, baseline: Path | None, timeout_s: float) -> SafeConsumer:
+def _opened(options: Mapping[str, Any], view: _View, baseline: Path | None, limits: Limits) -> SafeConsumer:
     """Opens a consumer without a group, whose events the view notes."""
     known = {name: value for name, value in options.items() if name in SafeConsumer.DEFAULT_CONFIG}
     known.pop("group_id", None)
     known.pop("allow_auto_create_topics", None)
     try:
         return SafeConsumer(
-            **{"bootstrap_timeout_ms": int(timeout_s * 1000) + 1, **known},
+            **{"bootstrap_timeout_ms": int(limits.first_answer_s * 1000) + 1, **known},
             group_id=None,
             allow_auto_create_topics=False,
             on_event=view.note,

@@ -5,6 +5,18 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 
+def stays_with_producer(self: object, _protocol: Any) -> NoReturn:
+    """The `__reduce_ex__` of futures, which pickle and copy call.
+
+    Raises:
+        TypeError: Always.
+    """
+    raise TypeError(
+        f"A {type(self).__name__} belongs to its producer and cannot be pickled or copied. Pass on the metadata, which"
+        " it has once the cluster has acknowledged, or what was sent"
+    )
+
+
 class OfOneProcess:
     """Base class of objects with threads, locks and connections. A copy would share or lack these."""
 

@@ -18,23 +18,13 @@ from pyspark.sql.types import (
 )
 
 from kafkasafe.spark.option_values import error
+from kafkasafe.spark.reading import COLUMNS
 
 _arrow: Any = pa  # pyarrow's compiled modules have no type information
 
 _HEADERS: Final = ArrayType(
     StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 )
-TYPES: Final[dict[str, DataType]] = {
-    "key": BinaryType(),
-    "value": BinaryType(),
-    "topic": StringType(),
-    "partition": IntegerType(),
-    "offset": LongType(),
-    "timestamp": TimestampType(),
-    "timestampType": IntegerType(),
-    "headers": _HEADERS,
-}
-"""Column → its type in Spark."""
 
 
 def arrow_schema(schema: StructType) -> Any:
@@ -86,3 +76,10 @@ def arrow_type(kind: DataType) -> Any:
                 "WRONG_COLUMN_TYPE",
                 f"No column of this source has type {kind.simpleString()}: cast it in the query.",
             )
+
+
+_KINDS: Final = (BinaryType(), StringType(), IntegerType(), LongType(), TimestampType(), _HEADERS)
+TYPES: Final[dict[str, DataType]] = {
+    name: next(kind for kind in _KINDS if arrow_type(kind) == arrow) for name, arrow in COLUMNS.items()
+}
+"""Column → its type in Spark."""

@@ -18,8 +18,8 @@ class Lines:
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
-        batchless: The unfinished units that have no batches. They are kept apart because each turn examines them, and
-            only them.
+        batchless: The unfinished units that have no batches. The spool still needs their entries, although no
+            unfinished batch shows that.
     """
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from commands import run
 
 import kafkasafe
 from kafkasafe import SafeProducer, cli
+from kafkasafe.cli.asking import limits_of
 from kafkasafe.cli.common import duration_s
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.spark.brokers import SourceUnavailableError
@@ -95,6 +96,26 @@ def test_the_time_out_bounds_the_whole_command(fake_kafka, capsys, tmp_path, com
     assert took_s < 4, took_s
 
 
+@pytest.mark.parametrize("command", ["doctor", "offsets", "audit"])
+def test_without_a_time_out_brokers_that_do_not_answer_are_told_soon(capsys, mocker, tmp_path, command):
+    """It took 30 or 60 s, the time that answers of a working cluster may take."""
+    mocker.patch("kafkasafe.cli.asking.FIRST_ANSWER_S", 0.5)
+    with SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path) as producer:
+        producer.close(0)
+    began = time.monotonic()
+    code, out, err = run(capsys, command, tmp_path if command == "doctor" else "orders", "-b", "127.0.0.1:1")
+    took_s = time.monotonic() - began
+    assert (code, out) == (3, "")
+    assert "127.0.0.1:1" in err
+    assert took_s < 5, took_s
+
+
+def test_a_given_time_out_also_limits_the_wait_for_the_first_answer():
+    assert limits_of(None, "60s") == (10, 60)
+    assert limits_of("2m", "60s") == (120, 120)
+    assert limits_of("500ms", "60s") == (0.5, 0.5)
+
+
 NOT_ITS_OWN = ("KAFKASAFE.", "kafka.bootstrap", "Spark", "query", "kafkaConsumer", "option(")
 
 
@@ -117,7 +138,7 @@ def test_brokers_that_cannot_be_reached_are_told_in_words_of_the_audit(capsys):
         ("FETCH_REFUSED", "cannot be read: why"),
     ],
 )
-def test_other_troubles_are_told_in_words_of_the_audit(capsys, mocker, kind, advice):
+def test_other_troubles_are_told_in_words_of_the_audit(capsys, mocker, fake_kafka, kind, advice):
     """Their texts as they are where the log is read; the test below has a real one."""
     texts = {
         "NO_ANSWER": "Check that these partitions have leaders, or raise kafkaConsumer.pollTimeoutMs.",
@@ -128,7 +149,7 @@ def test_other_troubles_are_told_in_words_of_the_audit(capsys, mocker, kind, adv
     }
     raised = SourceUnavailableError(f"[KAFKASAFE.{kind}] What it is. {texts[kind]}")
     mocker.patch("kafkasafe.cli.audit.audit", autospec=True, side_effect=raised)
-    code, _, err = run(capsys, "audit", "orders", "-b", "127.0.0.1:1")
+    code, _, err = run(capsys, "audit", "orders", "-b", ",".join(fake_kafka.bootstrap_servers))
     assert code == 3
     assert err.startswith("kafkasafe: What it is. ")
     assert err.rstrip().endswith(advice)

@@ -258,8 +258,16 @@ class Book:
                 place.handed = {at: value for at, value in place.handed.items() if at < first}
                 place.undecided = event
             case events.PositionReset(position=offset, previous=previous):
-                if place.next is not None and previous is not None and previous != place.next:
-                    raise Violation(f"{event}: the application is at {place.next}")
+                before = place.left if place.next is None else place.next
+                if before is not None and previous is not None and previous != before:
+                    raise Violation(f"{event}: the application is or was at {before}")
+                if (
+                    event.reason == "no_position"
+                    and place.left is not None
+                    and place.handed
+                    and previous is None
+                ):
+                    raise Violation(f"{event}: the application was at {place.left}")
                 if event.reason == "beyond_end":
                     place.handed = {at: value for at, value in place.handed.items() if at < offset}
                 elif event.reason == "recreated":

@@ -11,7 +11,7 @@ from kafka import TopicPartition
 from waiting import until
 
 from kafkasafe import SafeConsumer
-from kafkasafe.events import PositionRewound
+from kafkasafe.events import PositionReset, PositionRewound
 
 RECORDS = 40
 PLACES = [TopicPartition("in", 0), TopicPartition("in", 1)]
@@ -34,11 +34,10 @@ class Reader:
         self.consumer = SafeConsumer(
             bootstrap_servers=servers,
             group_id="g",
-            auto_offset_reset="earliest",
             max_poll_records=3,
             heartbeat_interval_ms=50,
             on_event=self.events.append,
-            **{"enable_auto_commit": False, **more},
+            **{"enable_auto_commit": False, "auto_offset_reset": "earliest", **more},
         )
 
     def poll(self):
@@ -64,6 +63,9 @@ class Reader:
 
     def rewound(self):
         return [event for event in self.events if isinstance(event, PositionRewound)]
+
+    def reset(self):
+        return [event for event in self.events if isinstance(event, PositionReset)]
 
     def next_of(self, place):
         return self.read[place][-1] + 1 if self.read[place] else 0
@@ -160,6 +162,57 @@ def test_a_partition_that_another_member_had_goes_back_with_an_event(servers):
         until(lambda: reader.poll_none() or consumer.position(gone) is not None, 30)
         assert reader.rewound() == [PositionRewound("in", gone.partition, "rebalanced", 8)]
         assert consumer.position(kept) == 8
+
+
+def test_a_reset_because_the_group_has_no_offset_says_how_far_the_member_had_read(fake_kafka, servers):
+    reader = Reader(servers)
+    with reader.consumer as consumer:
+        consumer.subscribe(["in"])
+        until(lambda: reader.poll_none() or len(consumer.assignment()) == 2, 30)
+        reader.read_to(8)
+        consumer.pause(*PLACES)
+        reader.events.clear()
+        expelled(reader, fake_kafka)
+        assert sorted(reader.reset(), key=str) == [
+            PositionReset("in", place.partition, "no_position", "earliest", 8, 0, None) for place in PLACES
+        ]
+        assert reader.rewound() == []
+
+
+def test_records_that_such_a_reset_skips_begin_where_the_member_had_read_to(fake_kafka, servers):
+    reader = Reader(servers, auto_offset_reset="latest")
+    with reader.consumer as consumer:
+        consumer.subscribe(["in"])
+        until(lambda: reader.poll_none() or len(consumer.assignment()) == 2, 30)
+        until(lambda: reader.poll_none() or len(reader.reset()) == 2, 30)
+        assert [event.previous for event in reader.reset()] == [None, None]
+        reader.events.clear()
+        for place in PLACES:
+            reader.read[place] = [19]
+            produce(fake_kafka, "in", [b""] * 5, place.partition)
+        reader.read_to(22)
+        consumer.pause(*PLACES)
+        expelled(reader, fake_kafka)
+        assert sorted(reader.reset(), key=str) == [
+            PositionReset("in", place.partition, "no_position", "latest", 22, 25, (22, 24))
+            for place in PLACES
+        ]
+
+
+def test_a_position_in_a_deleted_topic_is_not_the_one_before_in_its_successor(fake_kafka, servers):
+    reader = Reader(
+        servers, auto_offset_reset="latest", metadata_max_age_ms=100, allow_auto_create_topics=False
+    )
+    with reader.consumer as consumer:
+        consumer.subscribe(["in"])
+        until(lambda: reader.poll_none() or len(reader.reset()) == 2, 30)
+        fake_kafka.delete_topic("in")
+        until(lambda: reader.poll_none() or not consumer.assignment(), 30)
+        fake_kafka.create_topic("in", partitions=2)
+        until(lambda: reader.poll_none() or len(reader.reset()) == 4, 30)
+        assert sorted(reader.reset()[2:], key=str) == [
+            PositionReset("in", place.partition, "no_position", "latest", None, 0, None) for place in PLACES
+        ]
 
 
 def test_neither_a_changed_assignment_nor_a_new_consumer_is_reported(servers):

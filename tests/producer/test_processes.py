@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import os
@@ -66,6 +67,33 @@ def test_a_producer_is_no_argument_of_another_process(fake_kafka, tmp_path, call
             with pytest.raises(TypeError, match="Open one in each process"):
                 call(each)
         assert producer.send("orders", b"1").get(60).offset == 0
+
+
+@pytest.mark.parametrize("call", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_future_is_no_result_of_another_process(fake_kafka, call):
+    """A function of a ProcessPoolExecutor that returns it. Its locks and its producer cannot leave the process."""
+    options = {"bootstrap_servers": fake_kafka.bootstrap_servers, "spool": "never"}
+    fake_kafka.create_topic("orders")
+
+    def refused(future):
+        with pytest.raises(TypeError, match=f"^A {type(future).__name__} belongs to .* Pass on the metadata"):
+            call(future)
+
+    async def refused_in_a_loop():
+        async with aio.SafeProducer(**options) as producer:
+            refused(await producer.send("orders", b"1"))
+            async with producer.batch() as batch:
+                batch.send("orders", b"2")
+            refused(batch.outcome)
+
+    with SafeProducer(**options) as producer:
+        future = producer.send("orders", b"1")
+        refused(future)
+        with producer.batch() as batch:
+            batch.send("orders", b"2")
+        refused(batch.outcome)
+        assert call(future.get(60))
+    asyncio.run(refused_in_a_loop())
 
 
 @pytest.mark.real

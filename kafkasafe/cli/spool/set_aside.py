@@ -9,6 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
+from kafkasafe.cli.asking import limits_of, timeout_option
 from kafkasafe.cli.common import (
     RESEND_HINT,
     ConfigFile,
@@ -18,7 +19,6 @@ from kafkasafe.cli.common import (
     address_of,
     connection,
     counted,
-    duration_s,
     lanes_of,
 )
 from kafkasafe.cli.doctor import ask
@@ -29,6 +29,7 @@ from kafkasafe.maintenance.examination import read_content
 from kafkasafe.maintenance.resend import set_aside
 from kafkasafe.spool.examine import Finding
 
+_TIMEOUT: Final = "60s"
 SET_ASIDE_CODES: Final = (
     "Exit codes: 0 all is well; 2 the command line is wrong; 3 the command could not be carried out: a process"
     " owns the lane, or the batch may be in the cluster's log and so stays where it is."
@@ -44,8 +45,8 @@ def spool_set_aside(
     servers: Servers = None,
     config: ConfigFile = None,
     timeout: Annotated[
-        str, typer.Option(metavar="TIME", help="Limit for all requests to the cluster.")
-    ] = "60s",
+        str | None, timeout_option("Maximum time for all requests to the cluster.", _TIMEOUT)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Move one batch into rejected/ if it holds up later batches because a broker fails on it each time.
@@ -55,7 +56,7 @@ def spool_set_aside(
     of the last owner could still be on its way, so the command first waits for request_timeout_ms (30 s). kafkasafe
     spool resend sends the batch again.
     """
-    timeout_s = duration_s(timeout, "--timeout")
+    limits = limits_of(timeout, _TIMEOUT)
     options = None if servers is None and config is None else connection(servers, config)
     directory = directory.resolve()
     ((lanes, number),) = lanes_of(directory, lane)
@@ -73,7 +74,7 @@ def spool_set_aside(
         )
         time.sleep(pause_s)
         content = read_content(lanes.lane_path(number), files=lanes.files)
-        found, _ = ask([content], options, timeout_s, lanes.cluster_id(), directory)
+        found, _ = ask([content], options, limits, lanes.cluster_id(), directory)
         mine = [each for each in found if each.batch.position in positions]
         for each in mine:
             print(

@@ -38,8 +38,8 @@ _SLOW_FROM: Final = 3
 """Number that is added to the number of failures, so that even the first pause is long."""
 _MISSING_GRACE_S: Final = 60.0
 """How long a topic may be missing before the producer reports it: brokers that have just started know no topics."""
-_LAST_WRITES: Final = 4
-"""Number of times that a failing disk is tried at the very end."""
+_LAST_WRITES: Final = 3
+"""How often the last records are written to a failing disk before the lane is closed without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -457,7 +457,7 @@ class LaneKeeper:
             return
         with contextlib.suppress(SpoolError):
             self._disk.look_at_place(lane)
-        for attempt in range(1, _LAST_WRITES):
+        for attempt in range(1, _LAST_WRITES + 1):
             if (
                 self._disk.write_out(lane)
                 or self._context.clock.monotonic() >= self._context.close_state.close_by

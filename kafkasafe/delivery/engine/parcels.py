@@ -70,7 +70,8 @@ class Parcel:
         error: Why the parcel was not delivered.
         base_offset: Offset of the parcel's first record; -1 if the parcel is in the log at an unknown offset.
         log_append_time: Timestamp that the broker gave the records, ms since the epoch; -1 if the broker gave none.
-        children: The parts of a divided parcel: (child, indexes of the child's records in this parcel).
+        children: The parcels that have this one's records now: the parts of a divided parcel, or the parcel into which
+            this one was joined. Each is (child, indexes of the child's records in this parcel).
         parent: The parcel of which this one is a part, or the first of `parents`.
         parents: The small pending parcels that were joined into this one, if any.
         shift: If this parcel was joined into another one, the index of its first record there.
