@@ -9,7 +9,7 @@ from typing import Any, Final
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe._consuming.parts import AssignedPartitions
-from kafkasafe.history.epochs import UNDEFINED
+from kafkasafe.history.epochs import METADATA_BYTES, UNDEFINED
 from kafkasafe.kafkapython.adapter import KafkaPython
 
 _NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
@@ -32,18 +32,23 @@ class Commits:
             self._carries_lineage = False
 
     def described(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, max_bytes: int = METADATA_BYTES
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Add lineages to offsets. The application's own metadata are not changed."""
+        """Add lineages to offsets. The application's own metadata are not changed.
+
+        Args:
+            offsets: The offsets to commit.
+            max_bytes: Maximum length of each text that is added.
+        """
         with self._lock:
             carries_lineage = self._carries_lineage
         if not carries_lineage or not all(
             isinstance(offset, OffsetAndMetadata) for offset in offsets.values()
         ):
             return dict(offsets)
-        return {tp: self._described(tp, offset) for tp, offset in offsets.items()}
+        return {tp: self._described(tp, offset, max_bytes) for tp, offset in offsets.items()}
 
-    def _described(self, tp: TopicPartition, offset: OffsetAndMetadata) -> OffsetAndMetadata:
+    def _described(self, tp: TopicPartition, offset: OffsetAndMetadata, max_bytes: int) -> OffsetAndMetadata:
         part = self._parts.get(tp)
         if part is None:
             return offset
@@ -55,7 +60,7 @@ class Commits:
         if epoch is None or epoch < 0:
             known = lineage.epoch_at(offset.offset - 1)
             epoch = UNDEFINED if known is None else known
-        metadata = offset.metadata or lineage.encode(topic_id=topic_id)
+        metadata = offset.metadata or lineage.encode(max_bytes, topic_id=topic_id)
         return OffsetAndMetadata(offset.offset, metadata, epoch)
 
     def committable(

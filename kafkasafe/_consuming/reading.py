@@ -93,7 +93,9 @@ class Reading:
         )
         self.parts = AssignedPartitions(port, memory)
         self.commits = Commits(port, self.parts)
-        self.rereading = Rereading(port, self.parts, reports.emit, rewound, config["request_timeout_ms"])
+        self.rereading = Rereading(
+            port, self.parts, self.commits, reports.emit, rewound, config["request_timeout_ms"]
+        )
         moves = Moves(port, self.runner, checks)
         pauses = Pauses(moves, reports, safe.remote_storage_timeout_s)
         self.positions = Positions(port, self.parts, moves, self.rereading, has_group=group_id is not None)

@@ -38,6 +38,7 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
+from kafkasafe._consuming.commits import Commits
 from kafkasafe._consuming.other_lanes import OtherLanes, Way
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe.delivery.process_readings import NUMBERS
@@ -50,6 +51,11 @@ _REREAD: Final = (
     "An atomic batch with offsets of this consumer was dropped, or other members had its partitions meanwhile: the"
     " records that it has returned since then will be read again. Discard the collected records, and go on with poll()"
 )
+
+_METADATA_BYTES: Final = 256
+"""Maximum length of the metadata of an offset in an atomic batch: enough for the id of the topic and some 40 leader
+epochs. Each atomic batch in the spool has this text. If the brokers refused the text, they would refuse the batch.
+"""
 
 
 class Rereading:
@@ -65,12 +71,14 @@ class Rereading:
         self,
         port: KafkaPython,
         parts: AssignedPartitions,
+        commits: Commits,
         emit: Callable[[Any], None],
         rewound: Callable[[], None],
         timeout_ms: float,
     ) -> None:
         self._port = port
         self._parts = parts
+        self._commits = commits
         self._emit = emit
         self._rewound = rewound
         self._timeout_ms = timeout_ms
@@ -288,7 +296,9 @@ class Rereading:
             readings[tp] = run.reading
             claims.append(claim := OffsetClaim(position.offset, fate, carrier))
             run.claim(claim)
-        return moved, group, readings, claims
+        # Like the offsets of a commit, these name the topic and the leader epochs that were read. Without the name, the
+        # next incarnation would take the offset for a position in a topic that was recreated meanwhile.
+        return self._commits.described(moved, max_bytes=_METADATA_BYTES), group, readings, claims
 
     def _is_refused(
         self,

@@ -17,6 +17,7 @@ from consuming import Consumers, collect, kafka_errors, new_topic, told, until
 from kafka import KafkaConsumer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
+from kafkasafe import SafeProducer
 from kafkasafe._consuming.history import History
 from kafkasafe._consuming.log_checks import LogChecks
 from kafkasafe.cluster.procedures import Ask, Pause
@@ -411,3 +412,29 @@ def test_what_was_committed_where_nothing_was_read_says_which_topic_it_is_of(clu
         assert [record.value for record in collect(again, len(NEW))] == NEW
         (reset,) = consumers.of(PositionReset)
         assert (reset.reason, reset.previous, reset.position) == ("recreated", 10, 0)
+
+
+def test_the_offset_of_an_atomic_batch_names_the_topic_that_was_read(cluster, tmp_path):
+    """It was committed without the topic's id: the next incarnation skipped the new topic's first records unnoticed."""
+    topic, out = new_topic(cluster, 1), new_topic(cluster, 1)
+    tp = TopicPartition(topic, 0)
+    consuming.produce(cluster, topic, OLD)
+    with (
+        Consumers(cluster) as consumers,
+        SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=tmp_path) as producer,
+    ):
+        consumer = consumers(topic, **options(topic, enable_auto_commit=False))
+        collect(consumer, len(OLD))
+        with producer.batch() as batch:
+            batch.send(out, b"sum")
+            batch.send_offsets(consumer)
+            # Before the batch is delivered, the topic is recreated.
+            recreate(cluster, topic)
+        batch.outcome.get(60)
+        assert committed(cluster, tp) == len(OLD)
+        consumer.close(autocommit=False)
+        again = consumers(topic, **options(topic, enable_auto_commit=False))
+        event = told(again)
+        assert (event.reason, event.divergent_offset, event.rolled_back) == ("recreated", 0, (0, 9))
+        again.seek(tp, event.divergent_offset)
+        assert [record.value for record in collect(again, len(NEW))] == NEW
