@@ -4,7 +4,7 @@ outcome is durable, or at once if the batch was never on disk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, batches_of
 from kafkasafe.journal.destinations import Destination
@@ -36,6 +36,10 @@ class Durability:
         self._quiescence = state.quiescence
         self._units = state.units
         self._revivals = state.revivals
+        self._writes_fail = False
+        """Whether the last write of a group failed."""
+        self._skipped: set[Batch] = set()
+        """Batches that the user took as delivered while they were being written."""
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
         """Record that the group is durable.
@@ -46,6 +50,7 @@ class Durability:
             end_position: The spool's next position.
         """
         begin = self._index.end
+        self._writes_fail = False
         self._index.reach(end_position)
         for batch, position in zip(persist.everything, positions, strict=True):
             batch.written(position)
@@ -61,6 +66,20 @@ class Durability:
             self._units.written(group.unit, min((b.position for b in group.batches), default=begin))
         for consequence in persist.after:
             self._follow(consequence)
+
+    def write_failed(self, batches: Iterable[Batch]) -> None:
+        """Record that these batches could not be written. Those that are acknowledged are finished without the disk.
+        (With `durable_first`, no batch is acknowledged before it is written.)
+
+        A failed write may leave a readable copy on disk, until the next group is written. If the process is killed
+        before that, the next one finds the batch there, in doubt, and looks for it in the log. It finds the batch,
+        because the copy has the id under which the batch was acknowledged: a batch that is `writing` gets no id, and is
+        neither divided nor merged.
+        """
+        self._writes_fail = True
+        for batch in batches:
+            if batch.state is BatchState.ACKED and batch.unit is None:
+                self.finish(self._all[batch.destination], batch)
 
     def _follow(self, consequence: Consequence) -> None:
         match consequence:
@@ -110,14 +129,23 @@ class Durability:
     def finish(self, partition: Destination, batch: Batch) -> None:
         """Commit an acknowledged batch. The batch is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
-        if batch.writing:
+        if batch.writing and not (self._writes_fail and batch not in self._skipped):
             return  # the mark needs the batch's position, so `persisted` calls this again
+        self._skipped.discard(batch)
         if batch.position < 0:
             self._leave(batch)
             return
         partition.log.commit(batch)
         self._out.committing[partition.number] = partition
         self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
+
+    def skip(self, partition: Destination, batch: Batch) -> None:
+        """Commit a batch that the user took as delivered. If it is being written, it waits for the disk: the log may
+        not have it, so the next process would send a copy that a failed write left.
+        """
+        if batch.writing:
+            self._skipped.add(batch)
+        self.finish(partition, batch)
 
     def _leave(self, batch: Batch) -> None:
         """Finish a batch whose commit mark is durable."""

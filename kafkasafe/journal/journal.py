@@ -205,6 +205,10 @@ class Journal:
         """A group of `Ready.persist` is durable."""
         self._durability.persisted(persist, positions, end_position)
 
+    def write_failed(self, batches: Iterable[Batch]) -> None:
+        """These batches of `Ready.persist` could not be written, and wait for another try."""
+        self._durability.write_failed(batches)
+
     def released(self, before_position: int) -> None:
         """The spool deleted its oldest segments."""
         self._losses.released(before_position)

@@ -195,7 +195,9 @@ class Persist:
         self.marks, self.after = [], []
 
     def leave_out_void(self) -> None:
-        """Leave out units that ended before they were written."""
+        """Leave out units that ended, and batches that were delivered, before they were written."""
+        if not self.atomic and any(batch.state is BatchState.COMMITTED for batch in self.batches):
+            self.batches = [batch for batch in self.batches if batch.state is not BatchState.COMMITTED]
         if any(group.unit.void for group in self.units):
             self.units = [group for group in self.units if not group.unit.void]
 

@@ -172,7 +172,7 @@ class Verdicts:
             self._out.ready.persist.marks.append(m.Resolved(batch.position, decision))
         if not resend:
             batch.on(BatchEvent.SKIPPED)
-            self._durability.finish(destination, batch)
+            self._durability.skip(destination, batch)
             if self.stop_at_unsure(destination):
                 return
         elif isinstance(destination, Partition):

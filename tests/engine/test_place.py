@@ -452,6 +452,27 @@ def test_what_is_spooled_on_error_is_durable_where_the_next_start_finds_it():
     world.deliver(sizes=SMALL)
 
 
+def test_with_on_error_what_cannot_be_written_is_delivered_when_the_cluster_is_back():
+    """The directory was deleted and cannot be created again: the records waited until it could."""
+    world = Place()
+    world.set_outage(False)
+    life = world.begin(spool="on_error")
+    first = life.send("t", 0, [b"first"])
+    assert world.run(30, until=lambda: first.done)
+    world.disk.remove(SPOOL)
+    world.disk.fail("make_directory", error=errno.EACCES, times=None)
+    world.set_outage(True)
+    parcels = [life.send("t", 0, [b"%d" % number]) for number in range(5)]
+    assert not world.run(20, until=lambda: any(each.durable for each in parcels))
+    world.set_outage(False)
+    assert world.run(60, until=lambda: all(each.done for each in parcels))
+    assert [each.error for each in parcels] == [None] * 5
+    assert world.log("t", 0) == [b"first", *(b"%d" % number for number in range(5))]
+    world.disk.heal()
+    world.set_outage(True)
+    assert world.durable(life, 1)
+
+
 def test_a_disk_that_fails_while_files_are_restored_is_tried_again():
     world = Place()
     life = world.begin(sizes=SMALL)

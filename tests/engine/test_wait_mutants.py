@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import test_gathering
 import test_new_leaders
+import test_on_error
 import test_rereading
 from mutation import FOUND, listed, run
 from wait_mutants import MUTANTS
@@ -15,7 +16,7 @@ from wait_mutants import MUTANTS
 sys.path.insert(0, str(Path(__file__).parents[1] / "journal"))
 import test_journal_gathers
 
-_TESTS = test_journal_gathers, test_gathering, test_new_leaders, test_rereading
+_TESTS = test_journal_gathers, test_gathering, test_new_leaders, test_on_error, test_rereading
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -12,6 +12,7 @@ from mutation import Change, Mutant, nothing, source
 
 from kafkasafe import journal as j
 from kafkasafe.delivery.engine import gathering, lane_keeper
+from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.gathering import Gathering
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.sender import Sender
@@ -315,5 +316,18 @@ MUTANTS: dict[str, Mutant] = {
         "if self._has_news(address):",
         "if False:",
         "test_nothing_pauses_for_a_leader_that_is_none_any_more",
+    ),
+    "nothing tries a broken disk again": Mutant(
+        source(
+            DiskWriter,
+            "_write_group",
+            "probes = not persist and lane.write_backlog.attempt > 0",
+            "probes = False",
+        ),
+        "test_the_disk_is_known_to_work_again_though_nothing_is_left_to_write",
+    ),
+    "the journal does not learn that a write failed": Mutant(
+        source(DiskWriter, "_stall", "lane.journal.write_failed(lane.write_backlog.batches)", "pass"),
+        "test_the_disk_is_known_to_work_again_though_nothing_is_left_to_write",
     ),
 }

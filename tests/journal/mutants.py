@@ -13,6 +13,7 @@ from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.home import IdSequence
 from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.machine import Machine
+from kafkasafe.journal.outbox import Persist
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusal import RefusalTimer
 from kafkasafe.journal.refusals import Refusals
@@ -52,6 +53,14 @@ MUTANTS: dict[str, Change] = {
     ),
     # A batch gets an id while a failed write may have left a copy of it without one.
     "NamesWhatIsWritten": source(Identities, "prepare", "or batch.writing", "or False"),
+    # What the disk does not take waits for it, though the cluster has it.
+    "WaitsForABrokenDisk": source(Durability, "finish", " and not (self._writes_fail and batch not in self._skipped)", ""),
+    # What is delivered is written when the disk works again, and the next process finds it in doubt.
+    "WritesWhatIsDelivered": source(
+        Persist, "leave_out_void", "self.batches = [batch for batch in self.batches if batch.state is not BatchState.COMMITTED]", "pass"
+    ),
+    # What the user took as delivered is finished, though a failed write may have left a copy.
+    "SkipsWhatIsWritten": source(Durability, "skip", "if batch.writing:", "if False:"),
     # A batch whose answer was lost is sent again without asking.
     "ResendsBlindly": source(Answers, "lost", _FIND_ITS, f"sent = False; {_FIND_ITS}"),
     # What an earlier incarnation may have sent is sent again without asking, under a new id.

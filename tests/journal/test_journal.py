@@ -1921,6 +1921,50 @@ def test_on_error_what_is_being_written_is_not_divided() -> None:
     assert shell.journal.ready(shell.now, NOW_MS).divides == [divide]
 
 
+def test_on_error_what_the_disk_refuses_is_finished_when_it_is_acknowledged() -> None:
+    """It waited for the disk, and held up the window of its partition."""
+    shell = Shell(durable_first=False)
+    batches = shell.flowing(1, 1, 1, 1)
+    shell.journal.spill(batches[1:])
+    persist = shell.journal.ready(shell.now, NOW_MS).persist
+    shell.ack(batches[1], 1)
+    shell.journal.write_failed(persist.batches)
+    shell.turn()
+    shell.ack(batches[2], 2)
+    shell.turn()
+    assert [r.batch for r in shell.resolved] == batches[:3]
+    assert not any(isinstance(mark, m.Committed) for mark in shell.marks)
+    persist.leave_out_void()
+    assert persist.batches == batches[3:]
+    shell.write(persist)
+    shell.ack(batches[3], 3)
+    shell.turn()
+    assert m.Committed(1, 3, ((batches[3].position, 3),)) in shell.marks
+    assert [r.batch for r in shell.resolved] == batches
+
+
+def test_on_error_what_is_taken_as_delivered_waits_for_the_disk() -> None:
+    """The log may not have it, so the next process would send a copy that the failed write left."""
+    shell = Shell(durable_first=False)
+    batches = shell.flowing(1, 1)
+    shell.lose(batches[1])
+    shell.turn()
+    shell.wait()
+    shell.now += 40
+    shell.judge(IdentityVerdict.UNDECIDABLE, 0, stable=True)
+    shell.journal.spill(batches[1:])
+    persist = shell.journal.ready(shell.now, NOW_MS).persist
+    assert persist.batches == batches[1:]
+    shell.journal.write_failed(persist.batches)
+    shell.journal.decide(batches[1], resend=False)
+    shell.turn()
+    assert [r.batch for r in shell.resolved] == batches[:1]
+    shell.write(persist)
+    shell.turn()
+    assert [r.batch for r in shell.resolved] == batches
+    assert m.Committed(1, 3, ((batches[1].position, -1),)) in shell.marks
+
+
 def test_on_error_parts_of_a_durable_batch_wait_for_the_disk() -> None:
     shell = Shell(durable_first=False)
     batches = shell.flowing(1, 2)
@@ -2490,6 +2534,9 @@ MISSED_BY: dict[str, Callable[[], None]] = {
     "SendsBeforeDurable": test_what_is_new_is_not_sent_while_it_is_written,
     "SendsBeforeIdDurable": test_what_is_durable_is_not_sent_before_its_id_is,
     "NamesWhatIsWritten": test_on_error_what_is_being_written_gets_no_id_in_memory,
+    "WaitsForABrokenDisk": test_on_error_what_the_disk_refuses_is_finished_when_it_is_acknowledged,
+    "WritesWhatIsDelivered": test_on_error_what_the_disk_refuses_is_finished_when_it_is_acknowledged,
+    "SkipsWhatIsWritten": test_on_error_what_is_taken_as_delivered_waits_for_the_disk,
     "ResendsBlindly": test_a_lost_answer_is_asked_about_and_the_same_id_goes_again,
     "TrustsFormerLife": test_a_new_life_asks_about_the_old_ones_batches_first_and_keeps_their_ids,
     "NeverSeesGhosts": test_a_refusal_decides_nothing_while_an_older_request_may_arrive,

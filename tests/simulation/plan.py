@@ -288,10 +288,32 @@ KINDS: Final[Mapping[str, Kind]] = {
             "segment_bytes": (2500, 4 << 20),
         },
     ),
+    "broken": Kind(
+        0,
+        _NETWORK | {"break": 12, "full": 2, "disk": 4, "kill": 5, "crash_at": 4, "close": 2, "spill": 2, "lead": 2, "code": 3}
+        | {"forget": 1, "create": 2},
+        {
+            "spool": ("on_error",),
+            "late_topic": (False, False, False, True),
+            "poison": (0, 0, 0, 10),
+            "huge": (0, 0, 0, 10),
+            "partitions": (1, 2),
+            "segment_bytes": (1500, 4 << 20),
+            "packs": (True, False),
+            "brokers": (1, 3),
+        },
+    ),
 }  # fmt: skip
 
 _PERIOD: Final = 24
-_BESIDE: Final = {5: "room", 8: "late refusals", 14: "holes", 17: "all refused", 20: "first lives"}
+_BESIDE: Final = {
+    5: "room",
+    8: "late refusals",
+    14: "holes",
+    17: "all refused",
+    20: "first lives",
+    22: "broken",
+}
 """Kinds that came later, by a seed's remainder: so all other seeds stand for the histories that they stood for before."""
 _UNITS: Final = frozenset({11, 23})
 

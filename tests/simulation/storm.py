@@ -730,6 +730,16 @@ class Storm:
             return
         self.world.disk.fail(operation, call=c % 3, error=code, times=1 + b % 3, partial=(c % 11) / 10)
 
+    def do_break(self, a: int, b: int, c: int) -> None:
+        """The disk takes nothing for a long time, and keeps a copy of what it refuses, or a part of it."""
+        code = (errno.EIO, errno.EROFS, errno.ENOSPC)[b % 3]
+        for operation in (("sync_data",), ("writev",), ("sync_data", "create"), ("writev", "truncate"))[
+            a % 4
+        ]:
+            self.world.disk.fail(operation, error=code, times=None, partial=(0.0, 0.5, 1.0)[c % 3])
+        # A loss of power replaces the disk.
+        self.later((3.0, 15.0, 60.0)[b % 5 % 3], "break", lambda: self.world.disk.heal())  # noqa: PLW0108
+
     def do_full(self, a: int, b: int, _c: int) -> None:
         """Others fill the disk."""
         disk = self.world.disk

@@ -113,6 +113,8 @@ class DiskWriter:
 
     def _stall(self, lane: Lane, error: SpoolWriteError) -> None:
         attempt = lane.write_backlog.fail()
+        lane.journal.write_failed(lane.write_backlog.batches)
+        lane.write_backlog.leave_out_void()
         if lane.own and not self._places.in_trouble(lane):
             self._ledger.room.disk_failed(str(error), full=error.full)
         self._context.stats.spool_write_errors.add()
@@ -183,7 +185,8 @@ class DiskWriter:
         promised = True
         parcels = [lane.parcels[batch.handle] for batch in batches]
         positions: list[int] = []
-        if parcels or persist.marks or persist.units:
+        probes = not persist and lane.write_backlog.attempt > 0
+        if parcels or persist.marks or persist.units or probes:
             data = [
                 (batch.destination, self._stamped(parcel, batch))
                 for parcel, batch in zip(parcels, batches, strict=True)
@@ -509,11 +512,11 @@ def _groups(
 
     If callers gave the partitions of some records of a batch, a mark names these partitions. The batch then begins a
     new group, because the spool splits a group that is too large, and writes all marks of the group with the first
-    batch. A unit is always one group. `runs` are those of `persist`, and `data` are (destination, bytes) of all batches
-    in them.
+    batch. A unit is always one group, and an empty persist is an empty group. `runs` are those of `persist`, and `data`
+    are (destination, bytes) of all batches in them.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
-    if persist.marks:
+    if persist.marks or not runs:
         groups.append((list(persist.marks), [], persist.atomic))
     contents = iter(data)
     for unit, batches in runs:

@@ -39,6 +39,22 @@ class WriteBacklog:
         """Whether a decision of the journal is not on disk yet."""
         return any(_decides(group) for group in self._groups)
 
+    @property
+    def batches(self) -> Iterable[j.Batch]:
+        """The batches that wait to be written."""
+        return (batch for group in self._groups for batch in group.everything)
+
+    def leave_out_void(self) -> None:
+        """Leave out what need not be written any more. If nothing else is left, an empty group stays: once it is
+        written, the disk is known to work again.
+        """
+        if self._groups:
+            for group in self._groups:
+                group.leave_out_void()
+            self._groups = collections.deque(group for group in self._groups if group)
+            if not self._groups:
+                self._groups.append(j.Persist())
+
     def extend(self, groups: Iterable[j.Persist]) -> None:
         """Add groups after all others."""
         self._groups.extend(groups)
