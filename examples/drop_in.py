@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--topic", default="orders")
     parser.add_argument("--count", type=int, default=1000)
     options = parser.parse_args()
+    if options.count < 1:
+        parser.error("--count must be 1 or more")
     with contextlib.ExitStack() as stack:
         if options.bootstrap:
             servers = options.bootstrap.split(",")
