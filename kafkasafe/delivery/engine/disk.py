@@ -122,10 +122,12 @@ class DiskWriter:
             logging.WARNING,
             "spool_write_failed",
             lane.name,
-            "%s: a write failed (%s). Durable records are safe; kafkasafe tries again. If the disk is full, free space"
-            " (df -h) or inodes (df -i)",
+            "%s: a write failed (%s). Durable records are safe; kafkasafe tries again. %s",
             lane.name,
             error,
+            "Free space (df -h) or inodes (df -i)"
+            if error.full
+            else "Check the permissions, the disk (dmesg), and whether the file system is mounted read-only",
             lane=lane.name,
             attempt=attempt,
             error=type(error).__name__,
