@@ -460,3 +460,24 @@ def test_the_check_sees_marks_of_one_position_of_which_the_last_counts(monkeypat
     monkeypatch.setattr(Precedence, "begin_after", begin_after)
     with pytest.raises(AssertionError):
         test_two_that_are_dropped_at_once_are_two_debts_of_one_mark()
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_lane_that_is_a_copy_of_another_one_is_not_delivered(power, caplog):
+    """Its records were delivered a second time."""
+    made = world()
+    made.set_outage(True)
+    life = made.start()
+    parcels = [life.send("orders", 0, [b"%d" % number]) for number in range(5)]
+    assert made.run(30, lambda: all(parcel.durable for parcel in parcels))
+    made.kill(life, power=power)
+    lane = life.context.own.lock.path
+    for path, content in made.disk.files().items():
+        if path.parent == lane:
+            made.disk.put(lane.with_name("lane-007") / path.name, content)
+    made.set_outage(False)
+    made.start()
+    made.run(60)
+    assert numbers(made.log("orders", 0)) == list(range(5))
+    assert "lane-007 has no owner and cannot be adopted: it is a copy of" in caplog.text
+    assert any(path.parent.name == "lane-007" and path.suffix == ".log" for path in made.disk.files())

@@ -84,6 +84,8 @@ class LaneKeeper:
         self._watching = False
         self._reading: set[Path] = set()
         self._failures: dict[int, int] = {}
+        self._lane_ids: dict[bytes, Path] = {}
+        """Maps the id of each lane that this producer delivers, or has delivered, to the lane's path."""
         self._again: dict[int, float] = {}
         """Maps the number of a lane that could not be adopted to the time when the engine tries again."""
         self._lock = threading.Lock()
@@ -163,6 +165,7 @@ class LaneKeeper:
     def _opened(self, read: _Read) -> Lane:
         """Start to use a lane that was read back."""
         lane, waiting = read.lane, read.waiting
+        self._lane_ids[lane.spool.lane_id] = lane.lock.path
         self._context.stats.corrupt.add(read.lost)
         lane.journal.recovery.recovered(self._context.now(), self._context.moment())
         if self._context.own_cluster.cluster_id is not None:
@@ -364,6 +367,8 @@ class LaneKeeper:
         self._context.progress.note()
         self._ledger.waiters.notify_all()
         own = path.parent == self._context.directory.path
+        if isinstance(result, _Read):
+            result = self._refuse_copy(result)
         if isinstance(result, SpoolError):
             self._ledger.lanes.forget(path)
             if not own:
@@ -380,6 +385,19 @@ class LaneKeeper:
             self._watching = True
             self._context.timer(_ADOPTED_EVERY_S, ChoreDue(Chore.ADOPTED))
         return None
+
+    def _refuse_copy(self, read: _Read) -> _Read | SpoolCorruptError:
+        """Close a lane that is a copy of another one. Its records would be delivered a second time."""
+        lane = read.lane
+        original = self._lane_ids.get(lane.spool.lane_id, lane.lock.path)
+        if lane.lock.path == original:
+            return read
+        lane.spool.abandon()
+        lane.lock.release(drained=False)
+        return SpoolCorruptError(
+            f"it is a copy of {original}: both have the same lane id, so the records of the copy would be delivered a"
+            " second time. Nothing was changed. Move the copy out of the spool directory"
+        )
 
     def _failed(self, number: int, error: SpoolError) -> None:
         failures = self._failures[number] = self._failures.get(number, 0) + 1
@@ -483,7 +501,11 @@ class LaneKeeper:
             )
         finally:
             self._disk.forget(lane)
-            lane.lock.release(drained=not lane.journal.views.unfinished)
+            left = bool(lane.journal.views.unfinished)
+            if left:
+                # Somebody may rename the lane now, and this producer may adopt it again.
+                self._lane_ids.pop(lane.spool.lane_id, None)
+            lane.lock.release(drained=not left)
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:
