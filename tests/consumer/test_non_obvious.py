@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import consuming
 import pytest
-from consuming import Consumers, Writer, collect, new_topic, until
+from consuming import Consumers, Writer, collect, kafka_errors, new_topic, until
 from kafka import TopicPartition
 from kafka.serializer import Deserializer
+from kafka.structs import OffsetAndMetadata
 
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged
+from kafkasafe.history.epochs import Lineage
 from kafkasafe.testing.proxy import FaultProxy
 
 
@@ -127,3 +129,21 @@ def test_interrupted_in_the_middle_of_a_take_nothing_is_lost(fake_kafka):
         until(lambda: take(consumer))
     assert not interrupts
     assert taken == [b"%d" % number for number in range(200)]
+
+
+def test_metadata_of_the_application_that_are_too_large_concern_that_commit_only(fake_kafka):
+    """Later commits carry the history of the records read, as before."""
+    topic = new_topic(fake_kafka)
+    tp = TopicPartition(topic, 0)
+    consuming.produce(fake_kafka, topic, [b"x"] * 10)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(
+            topic, group_id=topic, auto_offset_reset="earliest", enable_auto_commit=False
+        )
+        collect(consumer, 10)
+        with pytest.raises(kafka_errors.OffsetMetadataTooLargeError):
+            consumer.commit({tp: OffsetAndMetadata(9, "x" * 5000, -1)})
+        consumer.commit()
+        committed = consumer.committed(tp, metadata=True)
+        assert committed.offset == 10
+        assert Lineage.decode(committed.metadata).end_offset == 10
