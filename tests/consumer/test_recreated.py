@@ -46,17 +46,17 @@ def options(topic, **more):
     }
 
 
-def recreate(cluster, topic, values=NEW):
+def recreate(cluster, topic, values=NEW, partitions=1):
     cluster.delete_topic(topic)
-    cluster.create_topic(topic, 1)
+    cluster.create_topic(topic, partitions)
     consuming.produce(cluster, topic, values)
 
 
-def recreate_under(consumer, cluster, topic, values=NEW):
+def recreate_under(consumer, cluster, topic, values=NEW, **more):
     """The metadata tell the consumer before it fetches: until they do, it cannot tell one topic from the other."""
     partitions = consumer.assignment()
     consumer.pause(*partitions)
-    recreate(cluster, topic, values)
+    recreate(cluster, topic, values, **more)
     consumer.topics()
     consumer.resume(*partitions)
 
@@ -332,6 +332,36 @@ def test_the_file_keeps_the_topic_that_was_read_until_it_is_decided(cluster, tmp
         last = consumers.assigned(topic, **keeps)
         last.seek(tp, 12)
         assert [record.value for record in collect(last, 3)] == NEW[12:]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_decision_holds_although_nothing_was_read_after_it(cluster, tmp_path, restarted):
+    """The partition is assigned again, to this consumer or to the next incarnation."""
+    topic = new_topic(cluster, 2)
+    tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    keeps = {
+        "lineage_path": tmp_path / "lineage.json",
+        "auto_offset_reset": "earliest",
+        "metadata_max_age_ms": 1000,
+    }
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD)
+        consumer = consumers.assigned(topic, **keeps)
+        collect(consumer, len(OLD))
+        recreate_under(consumer, cluster, topic, partitions=2)
+        skips_to = told(consumer).resume_offset
+        consumer.seek(tp, skips_to)
+        assert consumer.position(tp) == skips_to == len(OLD)
+        if restarted:
+            consumer.close()
+            consumer = consumers.assigned(topic, **keeps)
+        else:
+            consumer.assign([other])
+            consumer.poll()
+            consumer.assign([tp])
+        consumer.seek(tp, skips_to)
+        assert [record.value for record in collect(consumer, 5)] == NEW[10:]
+        assert len(consumers.of(LogDiverged)) == 1
 
 
 def test_a_log_that_was_cut_is_told_again_after_a_restart(cluster):
