@@ -190,3 +190,22 @@ def test_a_reset_that_the_application_requested_is_not_reported(fake_kafka, serv
         reader.read_to(12)
         assert [reader.read[place] for place in PLACES] == [[*range(8), *range(3, 12)]] * 2
         assert reader.rewound() == []
+
+
+def test_a_hook_that_seeks_other_partitions_has_the_last_word(fake_kafka, servers):
+    """The group's offsets of all partitions come in one answer."""
+    reader = Reader(servers)
+    note = reader.events.append
+
+    def seek_all(event):
+        note(event)
+        if len(reader.rewound()) == 1:
+            for place in PLACES:
+                consumer.seek(place, 6)
+
+    with reader.consumer as consumer:
+        reader.begin()
+        consumer._reports._on_event = seek_all
+        expelled(reader, fake_kafka)
+        reader.read_to(12)
+        assert [reader.read[place] for place in PLACES] == [[*range(8), *range(6, 12)]] * 2
