@@ -306,6 +306,37 @@ def test_what_a_policy_decides_is_committed(cluster):
         assert len(consumers.of(LogDiverged)) == 1
 
 
+@pytest.mark.parametrize("does", ["seek", "unassign"])
+def test_what_a_hook_decides_is_not_replaced_by_the_policy(cluster, does):
+    topic = new_topic(cluster, 2)
+    tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+
+    def decide(event):
+        if isinstance(event, LogDiverged):
+            told.append(event)
+            if does == "seek":
+                consumer.seek(tp, event.resume_offset)
+            else:
+                consumer.assign([other])
+
+    told = []
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD)
+        consumer = consumers.assigned(
+            topic,
+            auto_offset_reset="earliest",
+            metadata_max_age_ms=1000,
+            on_divergence="seek",
+            on_event=decide,
+        )
+        collect(consumer, len(OLD))
+        recreate_under(consumer, cluster, topic, partitions=2)
+        consuming.produce(cluster, topic, [b"other"] * 5, partition=1)
+        found = [record.value for record in collect(consumer, 5)]
+        assert found == (NEW[10:] if does == "seek" else [b"other"] * 5)
+        assert len(told) == 1
+
+
 def test_the_file_keeps_the_topic_that_was_read_until_it_is_decided(cluster, tmp_path):
     """For positions that the application keeps itself."""
     path, topic = tmp_path / "lineage.json", new_topic(cluster, 1)
