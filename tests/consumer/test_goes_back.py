@@ -12,6 +12,7 @@ from waiting import until
 
 from kafkasafe import SafeConsumer
 from kafkasafe.events import PositionRewound
+from kafkasafe.testing.proxy import FaultProxy
 
 RECORDS = 40
 PLACES = [TopicPartition("in", 0), TopicPartition("in", 1)]
@@ -209,3 +210,26 @@ def test_a_hook_that_seeks_other_partitions_has_the_last_word(fake_kafka, server
         expelled(reader, fake_kafka)
         reader.read_to(12)
         assert [reader.read[place] for place in PLACES] == [[*range(8), *range(6, 12)]] * 2
+
+
+def test_an_answer_from_before_another_assignment_is_not_used(fake_kafka, servers):
+    """kafka-python keeps a request that was not answered in time, for the next request for the same partitions."""
+    place, other = PLACES
+    with (
+        FaultProxy(bootstrap=servers[0]) as proxy,
+        SafeConsumer(
+            bootstrap_servers=proxy.bootstrap_servers, group_id="g", enable_auto_commit=False
+        ) as consumer,
+    ):
+        consumer.assign([place])
+        consumer.seek(place, 3)
+        consumer.commit()
+        consumer.assign([other])
+        rule = proxy.on("OffsetFetch").delay(0.3, times=1)
+        consumer.assign([place])
+        until(lambda: consumer.poll() or rule.hits, 30)
+        consumer.seek(place, 10)
+        consumer.commit()
+        consumer.assign([other])
+        consumer.assign([place])
+        assert consumer.position(place) == 10
