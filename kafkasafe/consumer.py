@@ -239,6 +239,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             # Poll even if no other partition has records: kafka-python's `poll` keeps the group membership alive.
             timeout_ms = min(timeout_ms, _REMINDER_MS if reading.parts.has_others() else _BRIEFLY_MS)
         parent: Any = super()
+        if update_offsets:
+            # Records that an iterator holds were not returned. They are read again, from the position.
+            self._begin_iterating_again()
         self._begin_poll()
         try:
             with reading.polls:

@@ -233,3 +233,18 @@ def test_an_answer_from_before_another_assignment_is_not_used(fake_kafka, server
         consumer.assign([other])
         consumer.assign([place])
         assert consumer.position(place) == 10
+
+
+def test_a_poll_between_records_of_the_iterator_returns_none_of_them_twice(servers):
+    """The iterator holds records that it has not returned."""
+    place = PLACES[0]
+    with SafeConsumer(
+        bootstrap_servers=servers, group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        consumer.assign([place])
+        read = [next(consumer).offset for _ in range(3)]
+        while len(read) < 10:
+            read += [record.offset for record in consumer.poll(100, max_records=4).get(place, ())]
+        read += [next(consumer).offset for _ in range(3)]
+        assert read == list(range(len(read)))
+        assert consumer.position(place) == len(read)
