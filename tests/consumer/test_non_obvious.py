@@ -147,3 +147,29 @@ def test_metadata_of_the_application_that_are_too_large_concern_that_commit_only
         committed = consumer.committed(tp, metadata=True)
         assert committed.offset == 10
         assert Lineage.decode(committed.metadata).end_offset == 10
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_records_that_a_seek_has_skipped_are_not_missed(fake_kafka, restarted):
+    """The consumer does not know where the epochs between two records that it has read begin and end."""
+    topic = new_topic(fake_kafka)
+    tp = TopicPartition(topic, 0)
+    with Consumers(fake_kafka) as consumers, Writer(fake_kafka) as writer:
+        reads = {"group_id": topic, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+        consumer = consumers.assigned(topic, **reads)
+        writer.write(topic, 10)
+        collect(consumer, 10)
+        for _ in range(2):
+            fake_kafka.move_leader(topic)
+            writer.write(topic, 10)
+        consumer.seek(tp, 25)
+        collect(consumer, 5)
+        consumer.seek(tp, 15)
+        if restarted:
+            consumer.commit()
+            consumer.close()
+            consumer = consumers.assigned(topic, **reads)
+        assert [record.offset for record in collect(consumer, 15)] == list(range(15, 30))
+        consumer.seek(tp, 12)
+        assert [record.offset for record in collect(consumer, 18)] == list(range(12, 30))
+        assert not consumers.of(LogDiverged)

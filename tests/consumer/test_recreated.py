@@ -259,7 +259,7 @@ def test_a_walk_waits_until_both_metadata_name_the_same_topic():
     )  # fmt: skip
     read = History(None)
     read.adopt(b"A")
-    walk = checks.walk(TopicPartition("t", 0), read.read(), 10)
+    walk = checks.walk(TopicPartition("t", 0), read.read(10), 10)
     for _ in range(3):
         assert isinstance(next(walk), Ask)  # the fresh metadata
         assert isinstance(walk.send(None), Pause)
