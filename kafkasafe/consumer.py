@@ -241,6 +241,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             # Poll even if no other partition has records: kafka-python's `poll` keeps the group membership alive.
             timeout_ms = min(timeout_ms, _REMINDER_MS if reading.parts.has_others() else _BRIEFLY_MS)
         parent: Any = super()
+        if update_offsets:
+            # Records that an iterator holds were not returned. They are read again, from the position.
+            self._begin_iterating_again()
         self._begin_poll()
         try:
             with reading.polls:
@@ -410,13 +413,15 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             OffsetAndTimestamp by partition; None if the log has no such record.
 
         Raises:
-            ValueError: A timestamp is negative.
+            ValueError: A timestamp is negative, nan, or above 2**63-1.
             TypeError: A partition is not a TopicPartition, or a timestamp is not a number.
             KafkaError: See `end_offsets`.
         """
         for given in timestamps.values():
             if not isinstance(given, (int, float)) and not hasattr(given, "__index__"):
                 raise TypeError(f"Not a timestamp: {given!r}. Give ms since the epoch")
+            if not given < 2**63:  # nor nan
+                raise ValueError(f"Not a timestamp: {given!r}. Give ms since the epoch, below 2**63")
         times = {tp: int(timestamps[tp]) for tp in _partitions_of(timestamps)}
         for tp, timestamp in times.items():
             if timestamp < 0:

@@ -29,6 +29,7 @@ _MAGIC_2: Final = 2
 # Offset, length, CRC, magic, attributes of messages before format 2.
 _OLD_HEADER: Final = struct.Struct(">qiIbb")
 _HAS_DELETE_HORIZON: Final = 0x40
+_MOST_SKIPPED: Final = 100
 
 
 class _Header(NamedTuple):
@@ -101,7 +102,7 @@ class History:
         former_ids: Ids of deleted topics of that name. kafka-python's metadata may still have these ids.
     """
 
-    __slots__ = ("_lock", "former_ids", "lineage", "marks", "topic_id")
+    __slots__ = ("_lock", "_skipped", "former_ids", "lineage", "marks", "topic_id")
 
     def __init__(self, known: Remembered | None = None) -> None:
         self._lock = threading.Lock()
@@ -109,16 +110,50 @@ class History:
         self.marks = BatchMemory()
         self.topic_id: bytes | None = None if known is None else known.topic_id
         self.former_ids: set[bytes] = set()
+        self._skipped: list[tuple[int, int]] = []
+        """Ranges of offsets that a seek has skipped. Which leader epochs their records have is not known."""
         for mark in () if known is None else known.marks:
             self.marks.observe(mark)
 
-    def copied(self) -> tuple[Lineage, bytes | None]:
-        """Return a copy of the lineage, and the topic id. Any thread may call it."""
-        with self._lock:
-            return self.lineage.copy(), self.topic_id
+    def copied(self, end: int | None = None) -> tuple[Lineage, bytes | None]:
+        """Return a copy of the lineage, and the topic id. Any thread may call it.
 
-    def read(self) -> HistoryCopy:
-        return HistoryCopy(self.lineage.copy(), self.marks.marks, self.topic_id, frozenset(self.former_ids))
+        Args:
+            end: Leave out records from this offset on; None: keep everything.
+        """
+        with self._lock:
+            lineage = self.lineage.copy()
+            if end is not None:
+                lineage.truncate(self._read_before(end))
+            return lineage, self.topic_id
+
+    def read(self, position: int) -> HistoryCopy:
+        lineage, topic_id = self.copied(position)
+        return HistoryCopy(lineage, self.marks.marks, topic_id, frozenset(self.former_ids))
+
+    def _read_before(self, offset: int) -> int:
+        """Return this offset, or, if a seek has skipped the records before it, the offset at which they begin.
+
+        1. The consumer reads up to offset 10, seeks to 35 and reads on. The epoch has changed at 20 and at 30.
+        2. The lineage has the first epoch up to 35, because a newer one was seen there for the first time.
+        3. The consumer seeks to 25. It has read none of the records 20 to 24, so that they have another epoch is no
+           loss.
+        """
+        return next((start for start, end in self._skipped if start < offset <= end), offset)
+
+    def _note_read(self, start: int, end: int, former_end: int | None) -> None:
+        """Note which records were skipped before this range was read, and that this range is not skipped.
+
+        Args:
+            start: Offset that was fetched.
+            end: Offset after the last record.
+            former_end: Where the lineage ended; None if it was empty.
+        """
+        if former_end is not None and former_end < start:
+            self._skipped = [*self._skipped[-_MOST_SKIPPED:], (former_end, start)]
+        elif self._skipped:
+            left = [part for s, e in self._skipped for part in ((s, min(e, start)), (max(s, end), e))]
+            self._skipped = [(s, e) for s, e in left if s < e]
 
     def remembered(self, end: int | None) -> Remembered:
         """Return the history in the form that is kept for a later assignment.
@@ -126,9 +161,7 @@ class History:
         Args:
             end: Leave out records at this offset and later ones; None: keep everything.
         """
-        lineage, topic_id = self.copied()
-        if end is not None:
-            lineage.truncate(end)
+        lineage, topic_id = self.copied(end)
         marks = tuple(mark for mark in self.marks.marks if mark.base_offset < lineage.end_offset)
         return Remembered(topic_id, lineage, marks)
 
@@ -152,8 +185,9 @@ class History:
     def cut(self, end: int) -> None:
         """Forget the records at offset `end` and later ones."""
         with self._lock:
-            self.lineage.truncate(end)
+            self.lineage.truncate(self._read_before(end))
             self.marks.truncate(end)
+            self._skipped = [each for each in self._skipped if each[1] < end]
 
     def forget_before(self, start: int) -> None:
         """Forget the leader epochs before offset `start`, because the log begins there now."""
@@ -163,12 +197,12 @@ class History:
     def restart(self, start: int) -> None:
         """Forget the leader epochs. The next record to be read is at offset `start`."""
         with self._lock:
-            self.lineage = Lineage((), start)
+            self.lineage, self._skipped = Lineage((), start), []
 
     def forget(self) -> None:
         """Forget everything but the topic."""
         with self._lock:
-            self.lineage, self.marks = Lineage(), BatchMemory()
+            self.lineage, self.marks, self._skipped = Lineage(), BatchMemory(), []
 
     def forget_unread_topic(self) -> None:
         """Forget the id of the topic if no record of it was read. In that case, the position belongs to the topic that
@@ -187,6 +221,7 @@ class History:
             if lineage is not self.lineage:
                 # The member that committed the offset may have read another topic of this name, or another log.
                 self.lineage, self.topic_id, self.marks = lineage, topic_id, BatchMemory()
+                self._skipped = []
 
     def observe(self, records: Any, fetched: int, *, marked: bool) -> bool:
         """Record the leader epochs of fetched batches. Return False if the epochs contradict the records read before.
@@ -199,6 +234,7 @@ class History:
         run_epoch, run_start, run_end = UNDEFINED, -1, -1
         expected = fetched
         with self._lock:
+            former_end = self.lineage.end_offset if self.lineage.entries else None
             for batch in headers(records):
                 start, end = max(batch.base_offset, fetched), batch.last_offset + 1
                 if end <= start:
@@ -217,6 +253,8 @@ class History:
                 if run_start >= 0 and not self.lineage.observe(max(run_epoch, UNDEFINED), run_start, run_end):
                     return False
                 run_epoch, run_start, run_end = batch.epoch, start, end
+            if expected > fetched:
+                self._note_read(fetched, expected, former_end)
             return run_start < 0 or self.lineage.observe(max(run_epoch, UNDEFINED), run_start, run_end)
 
 

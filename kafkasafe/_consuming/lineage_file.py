@@ -71,6 +71,10 @@ class LineageMemory:
         if known.lineage.entries:
             self._known[topic, partition] = known
 
+    def forget(self, topic: str, partition: int) -> None:
+        """Forgets the history of a partition."""
+        self._known.pop((topic, partition), None)
+
     def save(self) -> bool:
         """Writes all remembered histories. They are durable on return. Returns whether anything had changed.
 
@@ -80,7 +84,7 @@ class LineageMemory:
         if self._path is None or self._lock is None:
             return False
         text = encode(self._known)
-        if text == self._saved or not self._known:
+        if text == self._saved or not (self._known or self._saved):
             return False
         replace_whole(self._files, self._path, text.encode())
         self._saved = text

@@ -70,9 +70,9 @@ class Moves:
     def _procedure(self, tp: TopicPartition, part: AssignedPartition, action: Action) -> Procedure[Any]:
         match action:
             case Action.WALK:
-                return self._checks.walk(tp, part.history.read(), part.position)
+                return self._checks.walk(tp, part.history.read(part.position), part.position)
             case Action.EXAMINE_RANGE:
-                return self._checks.examine_range(tp, part.history.read(), part.position)
+                return self._checks.examine_range(tp, part.history.read(part.position), part.position)
             case Action.LOCATE:
                 return self._checks.local(tp)
             case Action.FIND_RESET:

@@ -74,7 +74,7 @@ class AssignedPartitions:
         if state is None or part is None or part.state is not state:
             if part is not None:
                 part.cancel()
-                self._memory.keep(tp.topic, tp.partition, part.remembered())
+                self._remember(tp, part)
                 self._leave(tp, part)
                 del self._parts[tp]
             if state is None:
@@ -105,7 +105,14 @@ class AssignedPartitions:
         """
         for tp, part in self.items():
             some = records.get(tp)
-            self._memory.keep(tp.topic, tp.partition, part.remembered(some[-1].offset + 1 if some else 0))
+            self._remember(tp, part, some[-1].offset + 1 if some else 0)
+
+    def _remember(self, tp: TopicPartition, part: AssignedPartition, least: int = 0) -> None:
+        if part.history.lineage.entries:
+            self._memory.keep(tp.topic, tp.partition, part.remembered(least))
+        else:
+            # The application has decided that the former history is void, or the log of another topic is read.
+            self._memory.forget(tp.topic, tp.partition)
 
     def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
         """Return the partitions that wait for the application's decision; with `only`, no other than this one."""

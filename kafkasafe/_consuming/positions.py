@@ -72,6 +72,8 @@ class Positions:
                 part = self._parts.of(tp)
                 if part is None:  # revoked by a rebalance meanwhile
                     continue
+                if part.state.position is not None or part.state.awaiting_reset:
+                    continue  # an event hook has sought a position meanwhile
                 epoch = UNDEFINED if offset.leader_epoch is None else offset.leader_epoch
                 self._port.place(tp, offset.offset, epoch)
                 part.history.restore(offset.metadata, epoch, offset.offset)

@@ -134,6 +134,7 @@ class Rereading:
     def unassigned(self) -> None:
         """End the readings of revoked partitions, because the application may have changed its assignment."""
         self._look()
+        self._forget_requests()
 
     def handed_out_late(self) -> None:
         """Record that a partition's records were returned at the moment when its position moved back."""

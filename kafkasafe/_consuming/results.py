@@ -261,6 +261,8 @@ class Results:
         actions = part.diverged(Undecided(event, walked.topic_id), diverged_error(event))
         self._moves.carry_out(tp, part, actions)
         self._reports.emit(event)
+        if part.error is None:
+            return  # the event hook has decided
         target: int | None
         if callable(self._policy):
             try:
@@ -272,7 +274,7 @@ class Results:
                 return
         else:
             target = event.divergent_offset if self._policy == "seek" else None
-        if target is not None:
+        if target is not None and self._port.state(tp) is part.state:  # not unassigned meanwhile
             self._seek(tp, target)
 
 

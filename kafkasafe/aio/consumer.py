@@ -26,6 +26,7 @@ from kafkasafe.aio.thread_side import ThreadSide
 from kafkasafe.aio.threads import call_in_thread, end_of
 from kafkasafe.config import validate_consumer
 from kafkasafe.consumer import check_offset
+from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.health.states import ConsumerHealth, unopened_consumer
 from kafkasafe.limits.patience import closing_timeout
 from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
@@ -342,14 +343,20 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
         Raises:
             ValueError: The partition is not assigned.
+            KafkaTimeoutError: The position was not known within `request_timeout_ms`.
         """
         consumer, partition = self._thread.consumer, as_partition(partition)
-        offset = -1
+        offset = None
         if self._records.next_offset(partition) is None:
-            offset = int(await self._calls.do(lambda: consumer.position(partition)))
+            offset = await self._calls.do(lambda: consumer.position(partition))
         # Look again: a poll for a cancelled request may have fetched records meanwhile.
         fetched = self._records.next_offset(partition)
-        return offset if fetched is None else fetched
+        found = offset if fetched is None else fetched
+        if found is None:
+            raise WaitTimeoutError(
+                f"The position of {partition.topic}-{partition.partition} was not known within request_timeout_ms"
+            )
+        return int(found)
 
     async def _look_up(self, moved: Collection[TopicPartition]) -> bool:
         """Wait until these positions are known. Otherwise records that are appended from now on might be skipped, and a

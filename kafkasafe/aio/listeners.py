@@ -56,10 +56,14 @@ class ListenerCall:
             if inspect.isawaitable(result):
                 await result
         finally:
-            try:
-                await self._worker.run(_nothing)
-            finally:
-                self._worker.stop()
+            await self._worker.run(_nothing)
+
+    async def end(self) -> None:
+        """Wait for the requests that other tasks have made meanwhile, and end the thread. No request may follow."""
+        try:
+            await self._worker.run(_nothing)
+        finally:
+            self._worker.stop()
 
 
 class Rebalances:
@@ -107,8 +111,12 @@ class Rebalances:
         try:
             await call.call(method, partitions)
         finally:
+            # From now on, requests wait for the consumer's thread: none may run beside its poll.
             self._call = None
-            self._records.release()
+            try:
+                await call.end()
+            finally:
+                self._records.release()
 
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Execute a job on the consumer's thread, or, while a listener is running, on the thread of its call."""

@@ -136,10 +136,12 @@ class Coordinator(ConsumerCoordinator):
         except kafka_errors.OffsetMetadataTooLargeError:
             if described == dict(offsets):
                 raise
+            # This raises again if the metadata are the application's own.
+            sent = await parent._send_offset_commit_request(offsets)
             self.owner.reports.log.warning(
                 "The brokers' offset.metadata.max.bytes is below 2048, so committed offsets cannot carry the history of"
                 " the records read",
                 event="lineage_not_kept",
             )
             self.owner.commits.stop_describing()
-            return await parent._send_offset_commit_request(offsets)
+            return sent

@@ -23,4 +23,4 @@ class WakeFlag:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the flag is set, or until the timeout. The flag is clear on return."""
-        self._cleared.acquire(timeout=timeout_s)
+        self._cleared.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
+import time
 
 import aiokafka
 import kafka.errors
@@ -252,3 +254,36 @@ def test_what_was_fetched_is_not_handed_out_in_a_forked_child(options):
             assert (first.offset, (await consumer.getone()).offset) == (0, 1)
 
     run(main())
+
+
+async def test_no_request_of_another_task_runs_beside_the_poll_when_a_listener_ends(options, monkeypatch):
+    """The thread of the listener's call executes it while the consumer's thread waits, or else the latter does."""
+    consumer, loop = SafeConsumer(**options), asyncio.get_running_loop()
+    rebalances, calls, beside, requests = consumer._calls._rebalances, [], [], []
+    call = rebalances.call
+
+    async def counted(*args):
+        calls.append(True)
+        try:
+            await call(*args)
+        finally:
+            calls.pop()
+
+    def slow():
+        time.sleep(0.05)
+        if threading.current_thread().name.endswith("-listener") and not calls:
+            beside.append(True)
+
+    def asked():
+        requests.append(rebalances.submit(slow))
+
+    monkeypatch.setattr(rebalances, "call", counted)
+    # Another task makes a request in the moment in which the last request of the listener has ended.
+    monkeypatch.setattr("kafkasafe.aio.listeners._nothing", lambda: loop.call_soon_threadsafe(asked))
+    listener = Listener(consumer)
+    consumer.subscribe(["orders"], listener=listener)
+    async with consumer:
+        assert (await consumer.getone()).offset == 5
+        await asyncio.gather(*requests)
+    assert requests
+    assert not beside

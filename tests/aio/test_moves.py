@@ -94,6 +94,16 @@ async def test_a_seek_to_the_end_ends_without_a_broker_and_is_made_up_for(option
         assert await consumer.position(A) == ends[A]
 
 
+async def test_a_position_that_no_broker_tells_in_time_raises_a_time_out(options, fake_kafka):
+    async with SafeConsumer("orders", **options, request_timeout_ms=300, fetch_max_wait_ms=50) as consumer:
+        await consumer.getone()
+        fake_kafka.kill_all()
+        assert not await consumer.seek_to_end(A)
+        with pytest.raises(kafka.errors.KafkaTimeoutError, match="orders-0"):
+            await consumer.position(A)
+        fake_kafka.start_all()
+
+
 @pytest.mark.parametrize("move", ["seek_to_beginning", "seek_to_end", "seek_to_committed"])
 async def test_a_move_of_a_partition_that_is_not_assigned_moves_none(options, move):
     async with one_of_each(options) as consumer:

@@ -12,6 +12,7 @@ from waiting import until
 
 from kafkasafe import SafeConsumer
 from kafkasafe.events import PositionReset, PositionRewound
+from kafkasafe.testing.proxy import FaultProxy
 
 RECORDS = 40
 PLACES = [TopicPartition("in", 0), TopicPartition("in", 1)]
@@ -243,3 +244,60 @@ def test_a_reset_that_the_application_requested_is_not_reported(fake_kafka, serv
         reader.read_to(12)
         assert [reader.read[place] for place in PLACES] == [[*range(8), *range(3, 12)]] * 2
         assert reader.rewound() == []
+
+
+def test_a_hook_that_seeks_other_partitions_has_the_last_word(fake_kafka, servers):
+    """The group's offsets of all partitions come in one answer."""
+    reader = Reader(servers)
+    note = reader.events.append
+
+    def seek_all(event):
+        note(event)
+        if len(reader.rewound()) == 1:
+            for place in PLACES:
+                consumer.seek(place, 6)
+
+    with reader.consumer as consumer:
+        reader.begin()
+        consumer._reports._on_event = seek_all
+        expelled(reader, fake_kafka)
+        reader.read_to(12)
+        assert [reader.read[place] for place in PLACES] == [[*range(8), *range(6, 12)]] * 2
+
+
+def test_an_answer_from_before_another_assignment_is_not_used(fake_kafka, servers):
+    """kafka-python keeps a request that was not answered in time, for the next request for the same partitions."""
+    place, other = PLACES
+    with (
+        FaultProxy(bootstrap=servers[0]) as proxy,
+        SafeConsumer(
+            bootstrap_servers=proxy.bootstrap_servers, group_id="g", enable_auto_commit=False
+        ) as consumer,
+    ):
+        consumer.assign([place])
+        consumer.seek(place, 3)
+        consumer.commit()
+        consumer.assign([other])
+        rule = proxy.on("OffsetFetch").delay(0.3, times=1)
+        consumer.assign([place])
+        until(lambda: consumer.poll() or rule.hits, 30)
+        consumer.seek(place, 10)
+        consumer.commit()
+        consumer.assign([other])
+        consumer.assign([place])
+        assert consumer.position(place) == 10
+
+
+def test_a_poll_between_records_of_the_iterator_returns_none_of_them_twice(servers):
+    """The iterator holds records that it has not returned."""
+    place = PLACES[0]
+    with SafeConsumer(
+        bootstrap_servers=servers, group_id="g", auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        consumer.assign([place])
+        read = [next(consumer).offset for _ in range(3)]
+        while len(read) < 10:
+            read += [record.offset for record in consumer.poll(100, max_records=4).get(place, ())]
+        read += [next(consumer).offset for _ in range(3)]
+        assert read == list(range(len(read)))
+        assert consumer.position(place) == len(read)

@@ -57,6 +57,25 @@ def test_a_time_out_that_is_none_is_refused(fake_kafka, timeout_ms, error):
         assert consumer.end_offsets([at], 60_000) == {at: 0}
 
 
+@pytest.mark.parametrize("timeout_ms", [float("inf"), 1e300])
+def test_a_time_out_may_be_without_end(fake_kafka, timeout_ms):
+    fake_kafka.create_topic("t")
+    at = TopicPartition("t", 0)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned("t", auto_offset_reset="earliest")
+        assert consumer.end_offsets([at], timeout_ms) == {at: 0}
+        assert consumer.beginning_offsets([at], timeout_ms) == {at: 0}
+        assert consumer.offsets_for_times({at: 1}, timeout_ms) == {at: None}
+        assert consumer.position(at, timeout_ms) == 0
+
+
+@pytest.mark.parametrize("time_ms", [-1, 2**63, float("inf"), float("nan")])
+def test_a_time_that_no_request_can_carry_is_refused(fake_kafka, time_ms):
+    fake_kafka.create_topic("t")
+    with Consumers(fake_kafka) as consumers, pytest.raises(ValueError):
+        consumers().offsets_for_times({TopicPartition("t", 0): time_ms})
+
+
 def timed(cluster, topic, count=10):
     """Records at 1000000, 1001000, ... ms, which retention would take at its next look."""
     cluster.alter_topic(topic, {"retention.ms": -1})

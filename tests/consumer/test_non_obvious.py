@@ -7,12 +7,14 @@ from types import SimpleNamespace
 
 import consuming
 import pytest
-from consuming import Consumers, Writer, collect, new_topic, until
+from consuming import Consumers, Writer, collect, kafka_errors, new_topic, until
 from kafka import TopicPartition
 from kafka.serializer import Deserializer
+from kafka.structs import OffsetAndMetadata
 
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged
+from kafkasafe.history.epochs import Lineage
 from kafkasafe.testing.proxy import FaultProxy
 
 
@@ -127,3 +129,47 @@ def test_interrupted_in_the_middle_of_a_take_nothing_is_lost(fake_kafka):
         until(lambda: take(consumer))
     assert not interrupts
     assert taken == [b"%d" % number for number in range(200)]
+
+
+def test_metadata_of_the_application_that_are_too_large_concern_that_commit_only(fake_kafka):
+    """Later commits carry the history of the records read, as before."""
+    topic = new_topic(fake_kafka)
+    tp = TopicPartition(topic, 0)
+    consuming.produce(fake_kafka, topic, [b"x"] * 10)
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(
+            topic, group_id=topic, auto_offset_reset="earliest", enable_auto_commit=False
+        )
+        collect(consumer, 10)
+        with pytest.raises(kafka_errors.OffsetMetadataTooLargeError):
+            consumer.commit({tp: OffsetAndMetadata(9, "x" * 5000, -1)})
+        consumer.commit()
+        committed = consumer.committed(tp, metadata=True)
+        assert committed.offset == 10
+        assert Lineage.decode(committed.metadata).end_offset == 10
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_records_that_a_seek_has_skipped_are_not_missed(fake_kafka, restarted):
+    """The consumer does not know where the epochs between two records that it has read begin and end."""
+    topic = new_topic(fake_kafka)
+    tp = TopicPartition(topic, 0)
+    with Consumers(fake_kafka) as consumers, Writer(fake_kafka) as writer:
+        reads = {"group_id": topic, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+        consumer = consumers.assigned(topic, **reads)
+        writer.write(topic, 10)
+        collect(consumer, 10)
+        for _ in range(2):
+            fake_kafka.move_leader(topic)
+            writer.write(topic, 10)
+        consumer.seek(tp, 25)
+        collect(consumer, 5)
+        consumer.seek(tp, 15)
+        if restarted:
+            consumer.commit()
+            consumer.close()
+            consumer = consumers.assigned(topic, **reads)
+        assert [record.offset for record in collect(consumer, 15)] == list(range(15, 30))
+        consumer.seek(tp, 12)
+        assert [record.offset for record in collect(consumer, 18)] == list(range(12, 30))
+        assert not consumers.of(LogDiverged)

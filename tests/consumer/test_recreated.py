@@ -47,17 +47,17 @@ def options(topic, **more):
     }
 
 
-def recreate(cluster, topic, values=NEW):
+def recreate(cluster, topic, values=NEW, partitions=1):
     cluster.delete_topic(topic)
-    cluster.create_topic(topic, 1)
+    cluster.create_topic(topic, partitions)
     consuming.produce(cluster, topic, values)
 
 
-def recreate_under(consumer, cluster, topic, values=NEW):
+def recreate_under(consumer, cluster, topic, values=NEW, **more):
     """The metadata tell the consumer before it fetches: until they do, it cannot tell one topic from the other."""
     partitions = consumer.assignment()
     consumer.pause(*partitions)
-    recreate(cluster, topic, values)
+    recreate(cluster, topic, values, **more)
     consumer.topics()
     consumer.resume(*partitions)
 
@@ -260,7 +260,7 @@ def test_a_walk_waits_until_both_metadata_name_the_same_topic():
     )  # fmt: skip
     read = History(None)
     read.adopt(b"A")
-    walk = checks.walk(TopicPartition("t", 0), read.read(), 10)
+    walk = checks.walk(TopicPartition("t", 0), read.read(10), 10)
     for _ in range(3):
         assert isinstance(next(walk), Ask)  # the fresh metadata
         assert isinstance(walk.send(None), Pause)
@@ -307,6 +307,37 @@ def test_what_a_policy_decides_is_committed(cluster):
         assert len(consumers.of(LogDiverged)) == 1
 
 
+@pytest.mark.parametrize("does", ["seek", "unassign"])
+def test_what_a_hook_decides_is_not_replaced_by_the_policy(cluster, does):
+    topic = new_topic(cluster, 2)
+    tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+
+    def decide(event):
+        if isinstance(event, LogDiverged):
+            told.append(event)
+            if does == "seek":
+                consumer.seek(tp, event.resume_offset)
+            else:
+                consumer.assign([other])
+
+    told = []
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD)
+        consumer = consumers.assigned(
+            topic,
+            auto_offset_reset="earliest",
+            metadata_max_age_ms=1000,
+            on_divergence="seek",
+            on_event=decide,
+        )
+        collect(consumer, len(OLD))
+        recreate_under(consumer, cluster, topic, partitions=2)
+        consuming.produce(cluster, topic, [b"other"] * 5, partition=1)
+        found = [record.value for record in collect(consumer, 5)]
+        assert found == (NEW[10:] if does == "seek" else [b"other"] * 5)
+        assert len(told) == 1
+
+
 def test_the_file_keeps_the_topic_that_was_read_until_it_is_decided(cluster, tmp_path):
     """For positions that the application keeps itself."""
     path, topic = tmp_path / "lineage.json", new_topic(cluster, 1)
@@ -333,6 +364,36 @@ def test_the_file_keeps_the_topic_that_was_read_until_it_is_decided(cluster, tmp
         last = consumers.assigned(topic, **keeps)
         last.seek(tp, 12)
         assert [record.value for record in collect(last, 3)] == NEW[12:]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_decision_holds_although_nothing_was_read_after_it(cluster, tmp_path, restarted):
+    """The partition is assigned again, to this consumer or to the next incarnation."""
+    topic = new_topic(cluster, 2)
+    tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    keeps = {
+        "lineage_path": tmp_path / "lineage.json",
+        "auto_offset_reset": "earliest",
+        "metadata_max_age_ms": 1000,
+    }
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD)
+        consumer = consumers.assigned(topic, **keeps)
+        collect(consumer, len(OLD))
+        recreate_under(consumer, cluster, topic, partitions=2)
+        skips_to = told(consumer).resume_offset
+        consumer.seek(tp, skips_to)
+        assert consumer.position(tp) == skips_to == len(OLD)
+        if restarted:
+            consumer.close()
+            consumer = consumers.assigned(topic, **keeps)
+        else:
+            consumer.assign([other])
+            consumer.poll()
+            consumer.assign([tp])
+        consumer.seek(tp, skips_to)
+        assert [record.value for record in collect(consumer, 5)] == NEW[10:]
+        assert len(consumers.of(LogDiverged)) == 1
 
 
 def test_a_log_that_was_cut_is_told_again_after_a_restart(cluster):
