@@ -210,6 +210,13 @@ def test_a_range_never_goes_back() -> None:
         list(ranges_between(start, Positions({("t", 0): Mark(9)})))
 
 
+def test_an_id_that_is_known_only_by_now_makes_no_range_twice() -> None:
+    """Brokers give topics ids once they are upgraded, and the first batch has noted where its ranges begin."""
+    start = Positions({("t", 0): Mark(10, begin=0), ("t", 1): Mark(10, begin=0)})
+    end = Positions({("t", 0): Mark(10, begin=0), ("t", 1): Mark(12)}, {"t": b"1"})
+    assert list(ranges_between(start, end)) == [(("t", 0), 10, 10), (("t", 1), 10, 12)]
+
+
 def test_a_first_range_begins_where_its_end_says() -> None:
     at = ("t", 0)
     end = {
