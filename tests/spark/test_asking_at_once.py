@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sourcing import Source, write
 
+from kafkasafe.events import SourceDataLost
 from kafkasafe.spark.positions import Positions
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
@@ -224,3 +225,22 @@ def test_a_topic_that_was_created_again_with_the_same_end_is_noticed() -> None:
             again = source.latest(end)
             assert again.marks["t", 0].why == "recreated"
             assert source.values(end, again) == [b"z"] * 5
+
+
+def test_each_absence_of_a_partition_is_told_and_with_the_range_that_it_cost() -> None:
+    """A batch that is planned already ends where it was to end, whatever is read of it."""
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 1)
+        write(cluster, "t", [b"x"] * 5)
+        with Source(cluster, subscribe="t", startingOffsets="earliest", failOnDataLoss="false") as source:
+            topic = source.planner._brokers.topic
+            end = source.latest(source.planner.first())
+            source.planner._brokers.topic = lambda _: None  # type: ignore[method-assign]
+            assert source.latest(end) == source.latest(end) == end
+            assert source.events == [SourceDataLost("t", 0, "missing", 5, 5, None)]
+            source.planner._brokers.topic = topic  # type: ignore[method-assign]
+            write(cluster, "t", [b"y"] * 4)
+            planned = source.latest(end)
+            source.planner._brokers.topic = lambda _: None  # type: ignore[method-assign]
+            assert source.values(end, planned) == []
+            assert source.events[1:] == [SourceDataLost("t", 0, "missing", 5, 9, (5, 8))]
