@@ -307,6 +307,15 @@ def test_a_directory_that_is_no_spool_is_told_from_an_empty_one_and_a_file(capsy
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_a_loop_of_links_is_a_usage_error(capsys, tmp_path, command):
+    """It was a traceback, with the exit code for damage."""
+    (tmp_path / "loop").symlink_to("loop")
+    code, out, err = run(capsys, *on_directory(command, tmp_path / "loop"))
+    assert (code, out) == (2, "")
+    assert "is not a spool directory: its symbolic links form a loop" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_spool_that_lost_its_format_is_told_with_what_it_holds_and_how_to_restore_it(capsys, lane, command):
     directory = lane.path.parent
     (directory / "FORMAT").unlink()

@@ -20,6 +20,7 @@ from kafkasafe.cli.common import (
     counted,
     duration_s,
     lanes_of,
+    resolved,
 )
 from kafkasafe.cli.doctor import ask
 from kafkasafe.cli.report import show
@@ -57,7 +58,7 @@ def spool_set_aside(
     """
     timeout_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
-    directory = directory.resolve()
+    directory = resolved(directory)
     ((lanes, number),) = lanes_of(directory, lane)
 
     def absent(topic: str, partition: int, positions: Sequence[int]) -> set[int]:
