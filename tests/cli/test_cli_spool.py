@@ -724,6 +724,24 @@ def test_an_export_that_finds_no_room_says_what_is_left(capsys, lane, tmp_path, 
     assert not (tmp_path / name).exists()
 
 
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_an_export_is_durable_before_somebody_discards_the_records(capsys, lane, tmp_path, monkeypatch, name):
+    synced = {}
+    sync = os.fsync
+
+    def noted(handle):
+        sync(handle)
+        synced[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+
+    monkeypatch.setattr(os, "fsync", noted)
+    code, _, _ = run(capsys, "spool", "export", lane.path.parent, "-o", tmp_path / name)
+    assert code == 0
+    found = (tmp_path / name).stat()
+    assert found.st_size > 0
+    assert synced[found.st_ino] == found.st_size
+    assert list(synced)[-1] == tmp_path.stat().st_ino
+
+
 @pytest.mark.parametrize("name", ["x.csv", "records", "x.parq"])
 def test_export_does_not_guess_a_format(capsys, lane, tmp_path, name):
     """JSON lines in a file called .csv were written without a word."""
