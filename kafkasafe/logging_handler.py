@@ -138,6 +138,7 @@ class KafkaHandler(logging.Handler):
         self._queue: queue.SimpleQueue[Item | _Mark] = queue.SimpleQueue()
         self._once = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ends_with_child = False
         self._producer: SafeProducer | None = None
         self._stuck = False
         self._line: list[object] = []
@@ -242,12 +243,19 @@ class KafkaHandler(logging.Handler):
         if self._thread is not None or not self._once.acquire(blocking=False):
             return
         take_locks_early()
+        if not self._ends_with_child:
+            self._ends_with_child = True
+            # A child of multiprocessing does not call `logging.shutdown`.
+            at_end_of_child(self.close)
         thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter is ending: `close` sends the queue
+        try:
             thread.start()
+        except RuntimeError:
+            # The process has too many threads: the next record tries again. Or the interpreter is ending: `close` sends
+            # the queue.
+            self._once.release()
+        else:
             self._thread = thread
-        # A child of multiprocessing does not call `logging.shutdown`.
-        at_end_of_child(self.close)
 
     @apart()
     def _run(self) -> None:
@@ -346,6 +354,8 @@ class KafkaHandler(logging.Handler):
         Inside `dictConfig` and `fileConfig` it returns at once, because this thread then holds `logging`'s own lock,
         which the producer's threads may need.
         """
+        if self._thread is None and not self._queue.empty():
+            self._start()
         if self._thread is None or self._closed or threading.current_thread() is self._thread:
             return
         if _configures():

@@ -269,6 +269,28 @@ def test_full_and_told_to_drop_it_does_not_wait(options, own_logger, stderr, fak
     assert len(found) == 400 - handler.dropped
 
 
+def test_a_thread_that_cannot_be_started_yet_is_started_later(options, own_logger, fake_kafka, monkeypatch):
+    """A process at its limit of threads: the handler never sent anything before it was closed."""
+    start = threading.Thread.start
+    failures = iter([True, True])
+
+    def limited(thread):
+        if thread.name == "kafkasafe-log-handler" and next(failures, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    handler = attach(KafkaHandler("logs", **options), own_logger)
+    own_logger.info("one")
+    own_logger.info("two")
+    handler.flush()
+    assert handler._thread is not None
+    assert handler._queue.empty()
+    handler.close()
+    assert lines(fake_kafka) == ["one", "two"]
+    assert handler.dropped == 0
+
+
 def run(options, how):
     arguments = [",".join(options["bootstrap_servers"]), str(options["spool_dir"]), how]
     return subprocess.Popen(
