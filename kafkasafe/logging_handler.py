@@ -318,7 +318,7 @@ class KafkaHandler(logging.Handler):
     def _say_dropped(self, item: Item) -> None:
         if not self._unsaid:
             return
-        count, self._unsaid = self._unsaid, 0
+        count = self._unsaid
         said = logging.LogRecord(
             "kafkasafe.logging_handler",
             logging.WARNING,
@@ -330,6 +330,7 @@ class KafkaHandler(logging.Handler):
         )
         with contextlib.suppress(Exception):
             self._opened().send(item[0], self.format(said).encode(), item[1])
+            self._unsaid -= count
 
     def _spool_all(self) -> None:
         if self._producer is not None:

@@ -191,7 +191,7 @@ def test_what_cannot_be_sent_costs_nothing_else(options, stderr, fake_kafka):
     handler.close()
     logger.info("too late")
     logger.handlers = []
-    assert lines(fake_kafka)[:2] == ["while formatting", "chatty"]
+    assert lines(fake_kafka)[:3] == ["while formatting", "3 log records were dropped", "chatty"]
     assert "\\udc80 is no text" in lines(fake_kafka)
     assert handler.dropped == 4
     with pytest.raises(ConfigError):
@@ -289,6 +289,19 @@ def test_a_thread_that_cannot_be_started_yet_is_started_later(options, own_logge
     handler.close()
     assert lines(fake_kafka) == ["one", "two"]
     assert handler.dropped == 0
+
+
+def test_records_for_a_topic_that_cannot_exist_are_counted_in_the_next_one(
+    options, own_logger, capsys, fake_kafka
+):
+    """The count was sent to the same topic, and so it was lost with the record."""
+    handler = attach(KafkaHandler("%(topic)s", **options), own_logger)
+    for topic in ("not a topic", "nor this", "logs"):
+        own_logger.info("of %s", topic, extra={"topic": topic})
+    handler.close()
+    assert lines(fake_kafka) == ["of logs", "2 log records were dropped"]
+    assert handler.dropped == 2
+    assert capsys.readouterr().err.count("--- Logging error ---") == 1
 
 
 def run(options, how):
