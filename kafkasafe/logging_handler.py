@@ -26,7 +26,7 @@ from kafka.util import ensure_valid_topic_name
 
 from kafkasafe.config import DEFAULT_CLIENT_ID, take_locks_early
 from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolError, SpoolFullError
-from kafkasafe.logs import apart
+from kafkasafe.logs import LOGGED_ON, apart
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.at_exit import at_end_of_child
 from kafkasafe.producer import SafeProducer
@@ -176,13 +176,14 @@ class KafkaHandler(logging.Handler):
 
     def _is_own(self, record: logging.LogRecord) -> bool:
         """Return whether a handler's producer logged the record. Sending it would cause another such record."""
-        if record.threadName == _THREAD:
+        # Without `logging.logThreads`, a log record does not name its thread.
+        name = record.threadName or getattr(record, LOGGED_ON, None) or threading.current_thread().name
+        if name == _THREAD:
             return True
         clients = {each._configs["client_id"] or DEFAULT_CLIENT_ID for each in list(_HANDLERS)}  # noqa: SLF001  # this class
         if record.name in _OF_PRODUCERS:
             return getattr(record, "client_id", None) in clients
         # Compare the thread's name, because the thread itself may have ended.
-        name = str(record.threadName)
         return (
             record.name.partition(".")[0] == "kafka"
             and name.startswith(_OWN)

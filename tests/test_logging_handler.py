@@ -111,6 +111,19 @@ def test_at_debug_on_the_root_it_sends_what_is_logged_and_nothing_of_its_own(
     assert dropped == 0
 
 
+def test_it_knows_its_own_records_though_records_do_not_name_their_threads(
+    options, logger, fake_kafka, monkeypatch
+):
+    """It sent what kafka-python logged about each of its requests, so each request caused the next one."""
+    monkeypatch.setattr(logging, "logThreads", False)
+    handler = attach(KafkaHandler("logs", **options))
+    handler.setFormatter(logging.Formatter("%(name)s %(message)s"))
+    logger.info("one")
+    handler.flush()
+    handler.close()
+    assert lines(fake_kafka) == ["app one"]
+
+
 @pytest.mark.real
 def test_who_logs_waits_once_and_not_long_when_nothing_more_can_be_kept(
     options, own_logger, stderr, fake_kafka
