@@ -288,12 +288,16 @@ class KafkaHandler(logging.Handler):
             ):
                 self._drop(record)
                 return
-            except Exception as error:
+            except (RuntimeError, OSError, MemoryError) as error:  # kafka-python's errors are RuntimeErrors
                 self._reopen_after(error)
                 if self._drops or self._gives_up():
                     self._drop(record)
                     return
                 time.sleep(_PAUSE_S)
+            except Exception:
+                # This record cannot be sent at any time. A second attempt would hold up all later records.
+                self._drop(record)
+                return
             else:
                 return
 

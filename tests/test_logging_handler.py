@@ -317,6 +317,22 @@ def test_records_for_a_topic_that_cannot_exist_are_counted_in_the_next_one(
     assert capsys.readouterr().err.count("--- Logging error ---") == 1
 
 
+@pytest.mark.parametrize("created", [float("inf"), float("nan"), 1e300, -1.0])
+def test_a_record_whose_time_cannot_be_sent_holds_up_no_other(
+    options, own_logger, stderr, fake_kafka, created
+):
+    """The handler tried to send a record without end, if the error was none that it expected."""
+    handler = attach(KafkaHandler("logs", **options), own_logger)
+    record = own_logger.makeRecord("app.own", logging.INFO, "", 0, "timeless", (), None)
+    record.created = created
+    own_logger.handle(record)
+    own_logger.info("after")
+    handler.flush()
+    assert handler.dropped == 1
+    handler.close()
+    assert "after" in lines(fake_kafka)
+
+
 def run(options, how):
     arguments = [",".join(options["bootstrap_servers"]), str(options["spool_dir"]), how]
     return subprocess.Popen(
