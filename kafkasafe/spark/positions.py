@@ -96,8 +96,8 @@ class Positions:
         Raises:
             ConfigError: The JSON is from another source or a newer version.
         """
-        version = data.get("kafkasafe")
         try:
+            version = data.get("kafkasafe")
             if not isinstance(version, int):
                 return cls(
                     {

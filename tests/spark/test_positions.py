@@ -185,6 +185,8 @@ def test_what_is_packed_is_as_documented() -> None:
         {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "epochs": "?"}}}},
         {"kafkasafe": 2, "topics": {"orders": {"packed": {"numbers": "0-2"}}}},
         {"index": 5},
+        5,  # of Spark's rate source
+        ["orders"],
         {"orders": {"0": "x"}},
         {"orders": {"a": 5}},
         {"kafkasafe": 1, "topics": {"orders": {"partitions": {"0": {"offset": -1}}}}},
@@ -192,7 +194,7 @@ def test_what_is_packed_is_as_documented() -> None:
         {"kafkasafe": 1, "topics": {"orders": {"partitions": {"0": {"offset": 1, "first": -2}}}}},
     ],
 )
-def test_other_checkpoints_are_refused(other: dict[str, Any]) -> None:
+def test_other_checkpoints_are_refused(other: Any) -> None:
     with pytest.raises(ConfigError, match=r"KAFKASAFE\.CHECKPOINT"):
         Positions.decode(other)
 
