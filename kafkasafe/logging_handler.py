@@ -173,6 +173,8 @@ class KafkaHandler(logging.Handler):
             return
         self._queue.put((topic, key, value, record))
         self._start()
+        if self._last.reached.is_set():
+            self._drop_rest()
 
     def _is_own(self, record: logging.LogRecord) -> bool:
         """Return whether a handler's producer logged the record. Sending it would cause another such record."""
@@ -238,6 +240,14 @@ class KafkaHandler(logging.Handler):
         except SpoolFullError:
             self.handleError(record)
 
+    def _drop_rest(self) -> None:
+        """Count the records of threads that logged while the handler was closed: nobody takes them any more."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if not isinstance(item, _Mark):
+                    self._drop(item[3])
+
     # -- the handler's thread ----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
@@ -266,6 +276,7 @@ class KafkaHandler(logging.Handler):
                 if item is self._last:
                     self._end()
                     item.reached.set()
+                    self._drop_rest()
                     atexit.unregister(self.close)
                     return
                 self._spool_all()

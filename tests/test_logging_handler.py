@@ -333,6 +333,26 @@ def test_a_record_whose_time_cannot_be_sent_holds_up_no_other(
     assert "after" in lines(fake_kafka)
 
 
+def test_a_record_that_was_logged_while_the_handler_was_closed_is_counted(
+    options, own_logger, stderr, fake_kafka, monkeypatch
+):
+    """It stayed in the queue, and was neither sent nor counted."""
+    handler = attach(KafkaHandler("logs", **options), own_logger)
+    own_logger.info("one")
+    handler.flush()
+    has_room = handler._has_room
+
+    def closed_meanwhile():
+        found = has_room()
+        handler.close()
+        return found
+
+    monkeypatch.setattr(handler, "_has_room", closed_meanwhile)
+    own_logger.info("late")
+    assert lines(fake_kafka) == ["one"]
+    assert handler.dropped == 1
+
+
 def run(options, how):
     arguments = [",".join(options["bootstrap_servers"]), str(options["spool_dir"]), how]
     return subprocess.Popen(
