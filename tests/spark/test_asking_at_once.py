@@ -244,3 +244,23 @@ def test_each_absence_of_a_partition_is_told_and_with_the_range_that_it_cost() -
             source.planner._brokers.topic = lambda _: None  # type: ignore[method-assign]
             assert source.values(end, planned) == []
             assert source.events[1:] == [SourceDataLost("t", 0, "missing", 5, 9, (5, 8))]
+
+
+def test_a_run_until_now_reads_on_although_a_leader_reported_too_low_an_end_at_its_start() -> None:
+    """The run ended without a record: its end was below its beginning."""
+    with FakeCluster() as cluster, FaultProxy(bootstrap=cluster.bootstrap_servers[0]) as proxy:
+        cluster.create_topic("t", 1)
+        write(cluster, "t", [b"x"] * 5)
+        with Source(proxy, subscribe="t", startingOffsets="earliest") as source:
+            end = source.latest(source.planner.first())
+            write(cluster, "t", [b"y"] * 4)
+            source.restart()
+            rule = proxy.on("ListOffsets", topic="t").set(offset=2)
+            source.planner.stop_at_latest()
+            rule.remove()
+            until = source.latest(end, 3)
+            assert source.values(end, until) == [b"y"] * 3
+            write(cluster, "t", [b"z"] * 4)
+            last = source.latest(until)
+            assert source.values(until, last) == [b"y"]
+            assert source.latest(last) == last
