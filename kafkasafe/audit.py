@@ -43,6 +43,8 @@ _arrow: Any = pyarrow_for("kafkasafe.audit")
 MAX_IDS: Final = 5_000_000
 """Largest number of distinct ids that are counted without Spark. This many take a few hundred megabytes of memory."""
 _EXAMPLES: Final = 10
+_DIGITS: Final = 4000
+"""Largest number of digits of an id that counts as a number. Python refuses to convert much longer ones."""
 PLOTS: Final = (".png", ".svg", ".pdf", ".html")
 """File name suffixes that `draw` accepts."""
 
@@ -311,7 +313,7 @@ def _missing(names: Iterable[str]) -> int | None:
     """Return how many numbers are missing between the smallest and the largest id; None if an id is not a number."""
     numbers = set()
     for name in names:
-        if not name.removeprefix("-").isdecimal():
+        if not name.removeprefix("-").isdecimal() or len(name) > _DIGITS:
             return None
         numbers.add(int(name))
     return max(numbers) - min(numbers) + 1 - len(numbers)
@@ -331,7 +333,7 @@ def _header(headers: Sequence[Mapping[str, Any]] | None, name: str) -> str | Non
 def _json_field(value: bytes | None, name: str) -> str | None:
     try:
         found = json.loads(value or b"null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     entry = found.get(name) if isinstance(found, dict) else None
     if entry is None or isinstance(entry, (dict, list)):

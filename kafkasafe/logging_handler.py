@@ -26,7 +26,7 @@ from kafka.util import ensure_valid_topic_name
 
 from kafkasafe.config import DEFAULT_CLIENT_ID, take_locks_early
 from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolError, SpoolFullError
-from kafkasafe.logs import apart
+from kafkasafe.logs import LOGGED_ON, apart
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.at_exit import at_end_of_child
 from kafkasafe.producer import SafeProducer
@@ -138,6 +138,7 @@ class KafkaHandler(logging.Handler):
         self._queue: queue.SimpleQueue[Item | _Mark] = queue.SimpleQueue()
         self._once = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ends_with_child = False
         self._producer: SafeProducer | None = None
         self._stuck = False
         self._line: list[object] = []
@@ -172,16 +173,19 @@ class KafkaHandler(logging.Handler):
             return
         self._queue.put((topic, key, value, record))
         self._start()
+        if self._last.reached.is_set():
+            self._drop_rest()
 
     def _is_own(self, record: logging.LogRecord) -> bool:
         """Return whether a handler's producer logged the record. Sending it would cause another such record."""
-        if record.threadName == _THREAD:
+        # Without `logging.logThreads`, a log record does not name its thread.
+        name = record.threadName or getattr(record, LOGGED_ON, None) or threading.current_thread().name
+        if name == _THREAD:
             return True
         clients = {each._configs["client_id"] or DEFAULT_CLIENT_ID for each in list(_HANDLERS)}  # noqa: SLF001  # this class
         if record.name in _OF_PRODUCERS:
             return getattr(record, "client_id", None) in clients
         # Compare the thread's name, because the thread itself may have ended.
-        name = str(record.threadName)
         return (
             record.name.partition(".")[0] == "kafka"
             and name.startswith(_OWN)
@@ -236,18 +240,33 @@ class KafkaHandler(logging.Handler):
         except SpoolFullError:
             self.handleError(record)
 
+    def _drop_rest(self) -> None:
+        """Count the records of threads that logged while the handler was closed: nobody takes them any more."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if not isinstance(item, _Mark):
+                    self._drop(item[3])
+
     # -- the handler's thread ----------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         if self._thread is not None or not self._once.acquire(blocking=False):
             return
         take_locks_early()
+        if not self._ends_with_child:
+            self._ends_with_child = True
+            # A child of multiprocessing does not call `logging.shutdown`.
+            at_end_of_child(self.close)
         thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
-        with contextlib.suppress(RuntimeError):  # the interpreter is ending: `close` sends the queued records
+        try:
             thread.start()
+        except RuntimeError:
+            # The process has too many threads: the next record tries again. Or the interpreter is ending: `close` sends
+            # the queue.
+            self._once.release()
+        else:
             self._thread = thread
-        # A child of multiprocessing does not call `logging.shutdown`.
-        at_end_of_child(self.close)
 
     @apart()
     def _run(self) -> None:
@@ -257,6 +276,7 @@ class KafkaHandler(logging.Handler):
                 if item is self._last:
                     self._end()
                     item.reached.set()
+                    self._drop_rest()
                     atexit.unregister(self.close)
                     return
                 self._spool_all()
@@ -279,12 +299,16 @@ class KafkaHandler(logging.Handler):
             ):
                 self._drop(record)
                 return
-            except Exception as error:
+            except (RuntimeError, OSError, MemoryError) as error:  # kafka-python's errors are RuntimeErrors
                 self._reopen_after(error)
                 if self._drops or self._gives_up():
                     self._drop(record)
                     return
                 time.sleep(_PAUSE_S)
+            except Exception:
+                # This record cannot be sent at any time. A second attempt would hold up all later records.
+                self._drop(record)
+                return
             else:
                 return
 
@@ -310,7 +334,7 @@ class KafkaHandler(logging.Handler):
     def _say_dropped(self, item: Item) -> None:
         if not self._unsaid:
             return
-        count, self._unsaid = self._unsaid, 0
+        count = self._unsaid
         said = logging.LogRecord(
             "kafkasafe.logging_handler",
             logging.WARNING,
@@ -322,6 +346,7 @@ class KafkaHandler(logging.Handler):
         )
         with contextlib.suppress(Exception):
             self._opened().send(item[0], self.format(said).encode(), item[1])
+            self._unsaid -= count
 
     def _spool_all(self) -> None:
         if self._producer is not None:
@@ -346,6 +371,8 @@ class KafkaHandler(logging.Handler):
         Inside `dictConfig` and `fileConfig` it returns at once, because this thread then holds `logging`'s own lock,
         which the producer's threads may need.
         """
+        if self._thread is None and not self._queue.empty():
+            self._start()
         if self._thread is None or self._closed or threading.current_thread() is self._thread:
             return
         if _configures():

@@ -162,6 +162,8 @@ class _Foreign(logging.Filter):
         return self._limiter.admit(record.name, str(record.msg)) is not None
 
 
+LOGGED_ON: Final = "kafkasafe_thread"
+"""Attribute of a log record that was handled `apart` and does not name its thread: the thread's name."""
 own_threads: Final[set[int]] = set()
 """Idents of kafkasafe's network threads."""
 _FOREIGN: Final = (
@@ -284,6 +286,8 @@ class _Apart(logging.Filter):
             # kafka-python logs its sockets. Format them now: a closed socket can no longer be printed.
             with contextlib.suppress(Exception):
                 record.msg, record.args = record.getMessage(), None
+        if record.threadName is None:  # `logging.logThreads` is false
+            setattr(record, LOGGED_ON, threading.current_thread().name)
         _writer.put(record)
         return False
 

@@ -111,6 +111,19 @@ def test_at_debug_on_the_root_it_sends_what_is_logged_and_nothing_of_its_own(
     assert dropped == 0
 
 
+def test_it_knows_its_own_records_though_records_do_not_name_their_threads(
+    options, logger, fake_kafka, monkeypatch
+):
+    """It sent what kafka-python logged about each of its requests, so each request caused the next one."""
+    monkeypatch.setattr(logging, "logThreads", False)
+    handler = attach(KafkaHandler("logs", **options))
+    handler.setFormatter(logging.Formatter("%(name)s %(message)s"))
+    logger.info("one")
+    handler.flush()
+    handler.close()
+    assert lines(fake_kafka) == ["app one"]
+
+
 @pytest.mark.real
 def test_who_logs_waits_once_and_not_long_when_nothing_more_can_be_kept(
     options, own_logger, stderr, fake_kafka
@@ -191,7 +204,7 @@ def test_what_cannot_be_sent_costs_nothing_else(options, stderr, fake_kafka):
     handler.close()
     logger.info("too late")
     logger.handlers = []
-    assert lines(fake_kafka)[:2] == ["while formatting", "chatty"]
+    assert lines(fake_kafka)[:3] == ["while formatting", "3 log records were dropped", "chatty"]
     assert "\\udc80 is no text" in lines(fake_kafka)
     assert handler.dropped == 4
     with pytest.raises(ConfigError):
@@ -267,6 +280,77 @@ def test_full_and_told_to_drop_it_does_not_wait(options, own_logger, stderr, fak
     handler.close()
     found = [line for line in lines(fake_kafka) if line.startswith("x")]
     assert len(found) == 400 - handler.dropped
+
+
+def test_a_thread_that_cannot_be_started_yet_is_started_later(options, own_logger, fake_kafka, monkeypatch):
+    """A process at its limit of threads: the handler never sent anything before it was closed."""
+    start = threading.Thread.start
+    failures = iter([True, True])
+
+    def limited(thread):
+        if thread.name == "kafkasafe-log-handler" and next(failures, False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    handler = attach(KafkaHandler("logs", **options), own_logger)
+    own_logger.info("one")
+    own_logger.info("two")
+    handler.flush()
+    assert handler._thread is not None
+    assert handler._queue.empty()
+    handler.close()
+    assert lines(fake_kafka) == ["one", "two"]
+    assert handler.dropped == 0
+
+
+def test_records_for_a_topic_that_cannot_exist_are_counted_in_the_next_one(
+    options, own_logger, capsys, fake_kafka
+):
+    """The count was sent to the same topic, and so it was lost with the record."""
+    handler = attach(KafkaHandler("%(topic)s", **options), own_logger)
+    for topic in ("not a topic", "nor this", "logs"):
+        own_logger.info("of %s", topic, extra={"topic": topic})
+    handler.close()
+    assert lines(fake_kafka) == ["of logs", "2 log records were dropped"]
+    assert handler.dropped == 2
+    assert capsys.readouterr().err.count("--- Logging error ---") == 1
+
+
+@pytest.mark.parametrize("created", [float("inf"), float("nan"), 1e300, -1.0])
+def test_a_record_whose_time_cannot_be_sent_holds_up_no_other(
+    options, own_logger, stderr, fake_kafka, created
+):
+    """The handler tried to send a record without end, if the error was none that it expected."""
+    handler = attach(KafkaHandler("logs", **options), own_logger)
+    record = own_logger.makeRecord("app.own", logging.INFO, "", 0, "timeless", (), None)
+    record.created = created
+    own_logger.handle(record)
+    own_logger.info("after")
+    handler.flush()
+    assert handler.dropped == 1
+    handler.close()
+    assert "after" in lines(fake_kafka)
+
+
+def test_a_record_that_was_logged_while_the_handler_was_closed_is_counted(
+    options, own_logger, stderr, fake_kafka, monkeypatch
+):
+    """It stayed in the queue, and was neither sent nor counted."""
+    handler = attach(KafkaHandler("logs", **options), own_logger)
+    own_logger.info("one")
+    handler.flush()
+    has_room = handler._has_room
+
+    def closed_meanwhile():
+        found = has_room()
+        handler.close()
+        return found
+
+    monkeypatch.setattr(handler, "_has_room", closed_meanwhile)
+    own_logger.info("late")
+    assert lines(fake_kafka) == ["one"]
+    assert handler.dropped == 1
 
 
 def run(options, how):

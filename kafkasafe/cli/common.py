@@ -161,6 +161,20 @@ def _warn_of_readers(config: Path, options: Mapping[str, Any]) -> None:
         )
 
 
+def resolved(directory: Path) -> Path:
+    """Returns the path of a directory without symbolic links. The directory need not exist.
+
+    Raises:
+        BadParameter: Symbolic links of the path form a loop.
+    """
+    try:
+        return directory.resolve()
+    except RuntimeError:
+        raise typer.BadParameter(
+            f"{directory} is not a spool directory: its symbolic links form a loop", param_hint="DIR"
+        ) from None
+
+
 def open_directory(directory: Path) -> SpoolDirectory:
     """Opens an existing spool directory for reading. Neither creates the directory nor writes to it.
 
@@ -168,7 +182,7 @@ def open_directory(directory: Path) -> SpoolDirectory:
         BadParameter: The path is not a spool directory.
         SpoolFormatError: A newer kafkasafe wrote the directory, or its file FORMAT is missing.
     """
-    directory = directory.resolve()
+    directory = resolved(directory)
     files = OsFiles()
     try:
         names = files.list(directory)

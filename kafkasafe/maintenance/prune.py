@@ -33,11 +33,13 @@ class Prunable:
     Attributes:
         bytes: Size of all files in the lane.
         kept: Why the lane is kept; empty if it may be deleted.
+        is_unread: Whether the lane is kept because it cannot be read.
     """
 
     number: int
     bytes: int
     kept: str
+    is_unread: bool = False
 
 
 def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Prunable]:
@@ -53,9 +55,14 @@ def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Pr
         if pid := directory.owners.seems_owned(number):
             yield Prunable(number, _bytes(lane), f"in use by process {pid}")
         else:
-            yield Prunable(
-                number, _bytes(lane), _content(directory, lane, resent) or _age(lane, older_than_s)
-            )
+            is_unread = False
+            try:
+                kept = _content(directory, lane, resent) or _age(lane, older_than_s)
+            except (SpoolError, OSError) as error:
+                if not lane.exists():
+                    continue  # another process has deleted it
+                kept, is_unread = f"it cannot be read: {error}", True
+            yield Prunable(number, _bytes(lane), kept, is_unread)
 
 
 def _resent(directory: SpoolDirectory) -> list[m.Resent]:
@@ -68,16 +75,17 @@ def _resent(directory: SpoolDirectory) -> list[m.Resent]:
 
 
 def _content(directory: SpoolDirectory, lane: Path, resent: Collection[m.Resent]) -> str:
-    """Why a lane is needed; empty if it is not."""
+    """Why a lane is needed; empty if it is not.
+
+    Raises:
+        SpoolError: It cannot be read.
+    """
     files = directory.files
-    try:
-        found = inspect(lane, files=files, resent=resent)
-        for mark in resent_in(read_lane(lane, files=files)):
-            other = directory.path / mark.lane
-            if mark.file in read_notes(files, other).kept or (other / "rejected" / mark.file).exists():
-                return f"it says what was resent of {mark.lane}"
-    except SpoolError as error:
-        return f"it cannot be read: {error}"
+    found = inspect(lane, files=files, resent=resent)
+    for mark in resent_in(read_lane(lane, files=files)):
+        other = directory.path / mark.lane
+        if mark.file in read_notes(files, other).kept or (other / "rejected" / mark.file).exists():
+            return f"it says what was resent of {mark.lane}"
     if any((lane / "quarantine").glob("*")):
         return "quarantine/ holds damaged bytes"
     return _needed(found)

@@ -211,7 +211,7 @@ class LeaderLogs:
         """
         info = self._brokers.topic(partition[0])
         if info is None or partition[1] not in info.partitions:
-            return LogState(begin, begin, why="missing", exists=False)
+            return LogState(last, last, why="missing", lost=(begin, last - 1), exists=False)
         now_id = id_of(info)
         answer = yield from self._lookups.listed(*partition, LATEST)
         found = LogState(begin, last, answer.leader_epoch)

@@ -440,11 +440,21 @@ def _by_partition(name: str, value: str, shape: str, *, least: int) -> dict[tupl
     return found
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes an object of JSON whose names are different. Of two equal names, JSON would silently lose the first."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
 def _json(name: str, value: str, shape: str) -> dict[str, Any]:
     try:
-        found = json.loads(value)
+        found = json.loads(value, object_pairs_hook=_once)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise error("INVALID_OPTION", f"{name} is {value!r}: it must be JSON like {shape}.")
+        raise error(
+            "INVALID_OPTION", f"{name} is {value!r}: it must be JSON like {shape}, and name nothing twice."
+        )
     return found

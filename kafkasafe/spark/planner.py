@@ -70,7 +70,7 @@ class Planner:
         self._bounds = QueryBounds(options, self._brokers)
         self._logs = LeaderLogs(self._brokers)
         self._losses = SourceLosses(self._topics, notices, fail_on_data_loss=options.fail_on_data_loss)
-        self._target: Mapping[Partition, int] | None = None
+        self._target: dict[Partition, int] | None = None
         self._seen: tuple[Mapping[Partition, int], Mapping[str, bytes]] | None = None
         self.refused: Exception | None = None
         """The error that kept `opening` from evaluating the starting options, or None."""
@@ -175,6 +175,9 @@ class Planner:
         self._seen = {partition: state.end for partition, state in found.items()}, ids
         if self._target is not None:
             for partition, state in found.items():
+                if self._target.get(partition, state.begin) < state.begin:
+                    # A leader reported too low an end, before the tracker knew the offsets of the checkpoint.
+                    self._target[partition] = state.end
                 state.stop_at(self._target.get(partition, state.begin))
         sizes = {partition: state.end - state.begin for partition, state in found.items()}
         if sum(sizes.values()) < at_least and all(state.why is None for state in found.values()):

@@ -96,8 +96,8 @@ class Positions:
         Raises:
             ConfigError: The JSON is from another source or a newer version.
         """
-        version = data.get("kafkasafe")
         try:
+            version = data.get("kafkasafe")
             if not isinstance(version, int):
                 return cls(
                     {
@@ -252,7 +252,8 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         mark = end.marks[partition]
         before = start.marks.get(partition)
         topic = partition[0]
-        is_same = mark == before and start.topic_ids.get(topic) == end.topic_ids.get(topic)
+        # The id of a topic becomes known when its brokers are upgraded. So an unknown id is not another topic's.
+        is_same = mark == before and start.topic_ids.get(topic) in {None, end.topic_ids.get(topic)}
         if is_same and not start.initial:
             # The batch reads nothing from this partition. The mark's `begin` belongs to the range of an earlier batch.
             yield partition, mark.offset, mark.offset

@@ -122,8 +122,11 @@ class _BatchWrite:
                 event = self._carry_out(step)
             except BaseException as raised:
                 event = self._failed(step, raised)
-            if machine.on(event) is Step.FENCE and event is not Event.LAPSED:
+            following = machine.on(event)
+            if following is Step.FENCE and event is not Event.LAPSED:
                 log.warning("Restarting batch %d of %s: %r", batch_id, self._app_id, self._failure)
+            if following is Step.FAILED and step in _OPEN and not _is_fenced(self._failure):
+                self._abort()
         if machine.step is Step.FAILED:
             self._raise()
         seconds = time.monotonic() - began
@@ -206,8 +209,6 @@ class _BatchWrite:
         """Takes the error of a step. Returns the outcome of the step."""
         self._failure = raised
         event = self._event(step, raised)
-        if event is Event.REFUSED and step in _OPEN and self._grant is not None and not _is_fenced(raised):
-            self._transaction.abort(self._grant)
         if event is Event.BROKEN and _is_fenced(raised):
             self._failure = FencedError(
                 f"Batch {self._batch.number} of {self._app_id} took longer than kafka.transaction.timeout.ms="
@@ -216,6 +217,11 @@ class _BatchWrite:
             )
             self._failure.__cause__ = raised
         return event
+
+    def _abort(self) -> None:
+        """Aborts the transaction of a batch that has failed. Otherwise readers would wait until it times out."""
+        if self._grant is not None:
+            self._transaction.abort(self._grant)
 
     def _event(self, step: Step, failure: BaseException) -> Event:
         if step is Step.OPEN and self._machine.is_carried and (_is_fenced(failure) or _is_spoilt(failure)):

@@ -104,6 +104,12 @@ def _given(topic: str | None, options: Mapping[str, Any] | None, named: Mapping[
     twice = {name.lower() for name in found} & {name.lower() for name in named}
     if twice:
         raise error("INVALID_OPTION", f"{min(twice)} is given in the mapping and by name: give it once.")
+    for each in (found, named):
+        times = Counter(name.lower() for name in each).most_common(1)
+        if times and times[0][1] > 1:
+            raise error(
+                "INVALID_OPTION", f"{times[0][0]} is given twice, in upper and lower case: give it once."
+            )
     found.update(named)
     if topic is None:
         return found

@@ -52,6 +52,7 @@ class SourceLosses:
             is_first: Whether the query has not read any record yet, because it begins at these positions.
         """
         lost = {partition: state for partition, state in found.items() if state.why is not None}
+        self._gone -= {partition for partition, state in found.items() if state.exists}
         if not lost:
             return
         if self._fail_on_data_loss:

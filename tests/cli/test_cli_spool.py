@@ -307,6 +307,15 @@ def test_a_directory_that_is_no_spool_is_told_from_an_empty_one_and_a_file(capsy
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_a_loop_of_links_is_a_usage_error(capsys, tmp_path, command):
+    """It was a traceback, with the exit code for damage."""
+    (tmp_path / "loop").symlink_to("loop")
+    code, out, err = run(capsys, *on_directory(command, tmp_path / "loop"))
+    assert (code, out) == (2, "")
+    assert "is not a spool directory: its symbolic links form a loop" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_spool_that_lost_its_format_is_told_with_what_it_holds_and_how_to_restore_it(capsys, lane, command):
     directory = lane.path.parent
     (directory / "FORMAT").unlink()
@@ -713,6 +722,24 @@ def test_an_export_that_finds_no_room_says_what_is_left(capsys, lane, tmp_path, 
         f" of {name} is left\n"
     )
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_an_export_is_durable_before_somebody_discards_the_records(capsys, lane, tmp_path, monkeypatch, name):
+    synced = {}
+    sync = os.fsync
+
+    def noted(handle):
+        sync(handle)
+        synced[os.fstat(handle).st_ino] = os.fstat(handle).st_size
+
+    monkeypatch.setattr(os, "fsync", noted)
+    code, _, _ = run(capsys, "spool", "export", lane.path.parent, "-o", tmp_path / name)
+    assert code == 0
+    found = (tmp_path / name).stat()
+    assert found.st_size > 0
+    assert synced[found.st_ino] == found.st_size
+    assert list(synced)[-1] == tmp_path.stat().st_ino
 
 
 @pytest.mark.parametrize("name", ["x.csv", "records", "x.parq"])

@@ -15,6 +15,7 @@ from commands import run
 from kafkasafe import SafeProducer, marks
 from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.errors import SpoolFormatError
+from kafkasafe.maintenance.prune import find_prunable
 from kafkasafe.record import batch
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
@@ -339,6 +340,21 @@ def test_a_lane_in_use_damage_and_quarantine_are_kept(capsys, tmp_path):
         f"{tmp_path}/lane-003: kept: it is damaged",
     ]
     assert sorted(path.name for path in tmp_path.glob("lane-*")) == ["lane-001", "lane-002", "lane-003"]
+
+
+def test_a_lane_that_cannot_be_read_is_trouble_for_a_prune_unless_it_has_just_gone(capsys, tmp_path):
+    """docs/cli.md says so. A scheduled prune said that all was well."""
+    directory = fill(tmp_path, lanes=3)
+    found = find_prunable(directory, 0)
+    assert next(found).kept == ""
+    shutil.rmtree(tmp_path / "lane-001")  # another prune
+    assert [(each.number, each.kept, each.is_unread) for each in found] == [(2, "", False)]
+    (tmp_path / "lane-001").touch()
+    code, out, _ = run(capsys, "spool", "prune", tmp_path, "--older-than", "0", "--apply", "--json")
+    told = json.loads(out)
+    assert (code, len(told["troubles"])) == (1, 1)
+    assert told["troubles"][0].startswith(f"{tmp_path}/lane-001: it cannot be read: ")
+    assert sorted(path.name for path in tmp_path.glob("lane-*")) == ["lane-001"]
 
 
 def test_a_crash_in_the_middle_of_a_prune_leaves_no_damaged_lane(capsys, tmp_path, monkeypatch):

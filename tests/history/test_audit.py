@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafkasafe.audit import IdSource, _missing
 from kafkasafe.history.audit import Gap, Repeat, judge, runs
 from kafkasafe.record import batch
 
@@ -100,3 +102,12 @@ def test_parts_of_a_log_say_what_the_whole_says(found, cut):
     if not missing:
         repeated = sum(producer.repeated_records for producer in whole.values())
         assert repeated == len(written) - len(set(written))
+
+
+def test_ids_that_python_cannot_read_end_no_count() -> None:
+    """Anybody may have written the records. The command ended with a traceback, and the code for lost records."""
+    column = pa.array([b"[" * 200_000, b"1" * 5000, b'{"id": %s}' % (b"1" * 5000), b'{"id": 5}'])
+    records = pa.record_batch({"value": column})
+    assert IdSource("json", "id").of(records) == [None, None, None, "5"]
+    assert _missing(IdSource("value").of(records)[1:2]) is None
+    assert _missing(["1", "3"]) == 1

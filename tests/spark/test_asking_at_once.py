@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sourcing import Source, write
 
+from kafkasafe.events import SourceDataLost
 from kafkasafe.spark.positions import Positions
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
@@ -224,3 +225,42 @@ def test_a_topic_that_was_created_again_with_the_same_end_is_noticed() -> None:
             again = source.latest(end)
             assert again.marks["t", 0].why == "recreated"
             assert source.values(end, again) == [b"z"] * 5
+
+
+def test_each_absence_of_a_partition_is_told_and_with_the_range_that_it_cost() -> None:
+    """A batch that is planned already ends where it was to end, whatever is read of it."""
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 1)
+        write(cluster, "t", [b"x"] * 5)
+        with Source(cluster, subscribe="t", startingOffsets="earliest", failOnDataLoss="false") as source:
+            topic = source.planner._brokers.topic
+            end = source.latest(source.planner.first())
+            source.planner._brokers.topic = lambda _: None  # type: ignore[method-assign]
+            assert source.latest(end) == source.latest(end) == end
+            assert source.events == [SourceDataLost("t", 0, "missing", 5, 5, None)]
+            source.planner._brokers.topic = topic  # type: ignore[method-assign]
+            write(cluster, "t", [b"y"] * 4)
+            planned = source.latest(end)
+            source.planner._brokers.topic = lambda _: None  # type: ignore[method-assign]
+            assert source.values(end, planned) == []
+            assert source.events[1:] == [SourceDataLost("t", 0, "missing", 5, 9, (5, 8))]
+
+
+def test_a_run_until_now_reads_on_although_a_leader_reported_too_low_an_end_at_its_start() -> None:
+    """The run ended without a record: its end was below its beginning."""
+    with FakeCluster() as cluster, FaultProxy(bootstrap=cluster.bootstrap_servers[0]) as proxy:
+        cluster.create_topic("t", 1)
+        write(cluster, "t", [b"x"] * 5)
+        with Source(proxy, subscribe="t", startingOffsets="earliest") as source:
+            end = source.latest(source.planner.first())
+            write(cluster, "t", [b"y"] * 4)
+            source.restart()
+            rule = proxy.on("ListOffsets", topic="t").set(offset=2)
+            source.planner.stop_at_latest()
+            rule.remove()
+            until = source.latest(end, 3)
+            assert source.values(end, until) == [b"y"] * 3
+            write(cluster, "t", [b"z"] * 4)
+            last = source.latest(until)
+            assert source.values(until, last) == [b"y"]
+            assert source.latest(last) == last

@@ -62,6 +62,9 @@ def test_assign() -> None:
     given = {"kafka.bootstrap.servers": "one:9092", "assign": '{"orders":[0,2],"payments":[1]}'}
     found = read_options(given, streaming=True)
     assert found.what == Assign((("orders", 0), ("orders", 2), ("payments", 1)))
+    # Only partition 1 was read.
+    with pytest.raises(ConfigError, match="name nothing twice"):
+        read_options({**given, "assign": '{"orders":[0],"orders":[1]}'}, streaming=True)
 
 
 def test_security_is_told_in_kafkas_words() -> None:
@@ -99,6 +102,8 @@ def test_security_is_told_in_kafkas_words() -> None:
         ({"failOnDataLoss": "maybe"}, "true or false"),
         ({"minPartitions": "none"}, "a whole number from 1"),
         ({"startingOffsets": "newest"}, "it must be JSON like"),
+        ({"startingOffsets": '{"orders":{"0":5,"0":6}}'}, "name nothing twice"),
+        ({"startingOffsets": '{"orders":{"0":5},"orders":{"1":6}}'}, "name nothing twice"),
         ({"startingOffsets": '{"orders":5}'}, "(-2 earliest, -1 latest), or the word earliest or latest"),
         ({"startingOffsets": '{"orders":{"0":-3}}'}, "-2 earliest, -1 latest"),
         ({"endingOffsets": "latest"}, "trigger(availableNow=True)"),

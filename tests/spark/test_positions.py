@@ -185,6 +185,8 @@ def test_what_is_packed_is_as_documented() -> None:
         {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "epochs": "?"}}}},
         {"kafkasafe": 2, "topics": {"orders": {"packed": {"numbers": "0-2"}}}},
         {"index": 5},
+        5,  # of Spark's rate source
+        ["orders"],
         {"orders": {"0": "x"}},
         {"orders": {"a": 5}},
         {"kafkasafe": 1, "topics": {"orders": {"partitions": {"0": {"offset": -1}}}}},
@@ -192,7 +194,7 @@ def test_what_is_packed_is_as_documented() -> None:
         {"kafkasafe": 1, "topics": {"orders": {"partitions": {"0": {"offset": 1, "first": -2}}}}},
     ],
 )
-def test_other_checkpoints_are_refused(other: dict[str, Any]) -> None:
+def test_other_checkpoints_are_refused(other: Any) -> None:
     with pytest.raises(ConfigError, match=r"KAFKASAFE\.CHECKPOINT"):
         Positions.decode(other)
 
@@ -208,6 +210,13 @@ def test_a_range_never_goes_back() -> None:
     ] == (5, 8)
     with pytest.raises(ConfigError, match="OFFSETS_GO_BACK"):
         list(ranges_between(start, Positions({("t", 0): Mark(9)})))
+
+
+def test_an_id_that_is_known_only_by_now_makes_no_range_twice() -> None:
+    """Brokers give topics ids once they are upgraded, and the first batch has noted where its ranges begin."""
+    start = Positions({("t", 0): Mark(10, begin=0), ("t", 1): Mark(10, begin=0)})
+    end = Positions({("t", 0): Mark(10, begin=0), ("t", 1): Mark(12)}, {"t": b"1"})
+    assert list(ranges_between(start, end)) == [(("t", 0), 10, 10), (("t", 1), 10, 12)]
 
 
 def test_a_first_range_begins_where_its_end_says() -> None:

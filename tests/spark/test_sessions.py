@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import Counter
 from unittest import mock
 
 import pytest
@@ -19,6 +20,7 @@ from kafkasafe.spark.session import Session
 from kafkasafe.spark.sink_options import sink_options
 from kafkasafe.spark.transactions import TransactionRequests, _error
 from kafkasafe.spark.txn import Marker, Report
+from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
 
 pytestmark = pytest.mark.kafka
@@ -87,6 +89,28 @@ def test_a_batch_that_takes_longer_than_its_transaction_names_the_option(make, m
         FencedError, match=r"took longer than kafka\.transaction\.timeout\.ms=600000.*raise that"
     ):
         session.write(0, "q", late, plan="p", count=lambda: 0)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_batch_that_was_started_too_often_leaves_no_open_transaction(restarts):
+    """Readers of committed records waited until it had timed out, ten minutes by default."""
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", partitions=1)
+        given = {"topic": "t", "txnAppId": "app", "maxRestarts": restarts}
+        session = Session(sink_options(options(cluster, **given)), "app")
+        ends = []
+
+        def work(grant):
+            data = bytearray(batch.encode([None], [b"x"], timestamps=1))
+            session.transaction.append(grant, {("t", 0)}, [("t", 0, data)], Counter())
+            ends.append(cluster.requests["EndTxn"])
+            raise RestartError("A task was started again")
+
+        with pytest.raises(RestartError):
+            session.write(0, "q", work, plan="p", count=lambda: 1)
+        assert ends == [0] * (restarts + 1)
+        assert cluster.requests["EndTxn"] == 1
+        session.close()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,12 @@ def test_a_mapping_of_options_says_the_same_as_names():
     [
         (SERVERS, SERVERS, "kafka.bootstrap.servers is given in the mapping and by name"),
         ({**SERVERS, "TXNAPPID": "a"}, {"txnAppId": "a"}, "txnappid is given in the mapping and by name"),
+        (
+            {**SERVERS, "txnAppId": "a", "TXNAPPID": "b"},
+            {},
+            "txnappid is given twice, in upper and lower case",
+        ),
+        (SERVERS, {"txnAppId": "a", "txnappid": "a"}, "txnappid is given twice, in upper and lower case"),
         ([("kafka.bootstrap.servers", "b:1")], {}, "options must be a mapping"),
         ({**SERVERS, "txnApId": "a"}, {}, "txnAppId"),
     ],

@@ -22,6 +22,7 @@ from kafkasafe.cli.common import (
     counted,
     duration_s,
     open_directory,
+    resolved,
 )
 from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
@@ -99,7 +100,7 @@ def _decide_and_show(
     """Decides the undecided atomic batches of lanes without an owner, and prints the report."""
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
-    directory = directory.resolve()
+    directory = resolved(directory)
     wanted, foreign, damaged = _wanted(directory, batch)
     chosen = [each for each in wanted if aborts or each.staged]
     ids = frozenset(each.unit_id for each in chosen)

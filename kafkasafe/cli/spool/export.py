@@ -17,6 +17,7 @@ from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
 from kafkasafe.maintenance.examination import LaneContent
 from kafkasafe.packages import pyarrow_for
 from kafkasafe.spool.examine import SpoolOutcome
+from kafkasafe.spool.files import OsFiles
 
 _STATUSES: Final = tuple(fate.value for fate in SpoolOutcome if fate is not SpoolOutcome.REPLACED)
 
@@ -150,6 +151,8 @@ class _Records:
 def _new_file(path: Path) -> Iterator[Any]:
     """Yield a new file, and delete it after an error: no partial file is ever left.
 
+    On return the file is durable, because the user may discard the records next.
+
     Raises:
         OSError: The file cannot be written.
     """
@@ -157,6 +160,10 @@ def _new_file(path: Path) -> Iterator[Any]:
         # Only the owner may read the spool, so only the owner may read a copy of it.
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(PermissionError):  # this user may not read the directory
+            OsFiles().sync_directory(path.absolute().parent)
     except FileExistsError:
         raise
     except BaseException as error:

@@ -97,6 +97,8 @@ def _pruned(lanes: SpoolDirectory, age_s: float, troubles: list[str], *, apply: 
             kept = str(error)
             troubles.append(kept)
         left = left or bool(kept)
+        if each.is_unread:
+            troubles.append(f"{lanes.lane_path(each.number)}: {kept}")
         name = lanes.lane_path(each.number).name
         rows.append({"directory": str(lanes.path), "lane": name, "bytes": each.bytes, "kept": kept})
     if left:

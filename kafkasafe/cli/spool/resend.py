@@ -21,6 +21,7 @@ from kafkasafe.cli.common import (
     duration_s,
     open_directory,
     progress,
+    resolved,
 )
 from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cli.spool.delivery import deliver
@@ -55,7 +56,7 @@ def spool_resend(
     began = time.monotonic()
     limit_s = duration_s(timeout, "--timeout")
     options = None if servers is None and config is None else connection(servers, config)
-    directory = directory.resolve()
+    directory = resolved(directory)
     lanes = open_directory(directory)
     topics = topic or ()
     done = None

@@ -20,6 +20,7 @@ from kafkasafe.cli.common import (
     connection,
     counted,
     lanes_of,
+    resolved,
 )
 from kafkasafe.cli.doctor import ask
 from kafkasafe.cli.report import show
@@ -58,7 +59,7 @@ def spool_set_aside(
     """
     limits = limits_of(timeout, _TIMEOUT)
     options = None if servers is None and config is None else connection(servers, config)
-    directory = directory.resolve()
+    directory = resolved(directory)
     ((lanes, number),) = lanes_of(directory, lane)
 
     def absent(topic: str, partition: int, positions: Sequence[int]) -> set[int]:
