@@ -59,7 +59,7 @@ class LogChecks:
 
     Args:
         port: Gives kafka-python's metadata, which are separate from the metadata of our connections.
-        hold_timeout_s: How long an end offset that is lower than an earlier one is not believed, seconds.
+        hold_timeout_s: Seconds for which an end offset that is lower than an earlier one is held back.
         isolation: Isolation level. With 1 (read_committed), the end of a log is its last stable offset.
     """
 

@@ -820,8 +820,8 @@ _ROWS: Final = (
         _REFRESH,
         "Start again from bootstrap.servers (KIP-1102), then retry.",
         note=(
-            "Kafka: not retriable, by class; its clients handle the code before they look at the"
-            " class: they bootstrap again and continue."
+            "In Kafka, the class of this error is not retriable. But Kafka's clients bootstrap again"
+            " before they look at the class, and continue."
         ),
     ),
     _row(130, "STREAMS_INVALID_TOPOLOGY", _FATAL, "Correct the Streams topology that was sent."),

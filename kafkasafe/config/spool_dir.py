@@ -64,8 +64,10 @@ def take_locks_early() -> None:
     """Take the locks of Python's import and of `tempfile` early: otherwise the first producer of a process would take
     them when it is opened.
 
-    1. Another thread opens a producer, and holds such a lock. 2. The program forks. 3. The child opens a producer too,
-    and waits for the lock for ever, because the thread that holds it does not exist in the child.
+    1. Another thread opens a producer, and holds such a lock.
+    2. The program forks.
+    3. The child opens a producer too, and waits for the lock for ever, because the thread that holds it does not exist
+       in the child.
     """
     import platformdirs  # noqa: F401 - the default of spool_dir
 

@@ -46,10 +46,12 @@ class BatchFate:
     def miss(self) -> None:
         """Marks the batch as too late, because the consumer has gone back in one of the batch's partitions.
 
-        1. A batch has records 5 to 9 of one partition, and 100 to 104 of another. 2. The consumer goes back in the
-        first partition, so the batch is not sent, and the program discards all of its records. 3. The next batch would
-        move the group past 104, and records 100 to 104 would be in no output. So the second partition is read again, as
-        after a batch that the group refused.
+        1. A batch has records 5 to 9 of one partition, and 100 to 104 of another.
+        2. The consumer goes back in the first partition, so the batch is not sent, and the program discards all of its
+           records.
+        3. The next batch would move the group past 104, and records 100 to 104 would be in no output.
+
+        So the second partition is read again, as after a batch that the group refused.
         """
         self._late = True
 
@@ -158,15 +160,21 @@ def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by it
 def check_settings(consumer: Any) -> None:
     """Raises an error if a consumer's settings break the promise of atomic batches.
 
-    A consumer with automatic commits may commit offsets before the batch with its records is delivered. 1. It polls
-    records 0 to 9, and a batch with them goes into the spool. 2. It commits 10. 3. The batch is dropped, or the machine
-    is lost. 4. The group continues at 10, and records 0 to 9 are in no output.
+    A consumer with automatic commits may commit offsets before the batch with its records is delivered:
 
-    A consumer that does not require stable offsets may read records a second time although they are already in a batch.
-    1. The batch with records 0 to 9 waits in the spool of another process, or its markers are being written. 2. The
-    partition is assigned to this consumer, and the group has no offset yet. 3. The consumer reads the records again,
-    and they are in the output twice. (KIP-447: OffsetFetch with `require_stable`; kafka-python sets it if
-    `isolation_level` is "read_committed".)
+    1. The consumer polls records 0 to 9, and a batch with them goes into the spool.
+    2. The consumer commits 10.
+    3. The batch is dropped, or the machine is lost.
+    4. The group continues at 10, and records 0 to 9 are in no output.
+
+    A consumer that does not require stable offsets may read input records again, although an atomic batch with their
+    results and offsets is still under way:
+
+    1. The batch with records 0 to 9 waits in the spool of another process, or its markers are being written.
+    2. The partition is assigned to this consumer, and the group has no offset yet.
+    3. The consumer reads the records again, and they are in the output twice.
+
+    KIP-447: OffsetFetch with `require_stable`. kafka-python sets it if `isolation_level` is "read_committed".
 
     Args:
         consumer: KafkaConsumer or SafeConsumer.

@@ -205,7 +205,7 @@ class ReadingRun:
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
     def elsewhere(self, mine: Carrier) -> list[OffsetClaim]:
-        """Return the undecided batches of producers other than that of `mine`."""
+        """Return the undecided batches of all producers except the one that `mine` names."""
         return [
             claim
             for claim in self._claims

@@ -72,7 +72,7 @@ class RememberedOffsets:
         lower_starts: Held answers about the start.
         found: Maps a requested timestamp to the first record at or after the timestamp.
         former_ids: Ids of deleted topics of this name.
-        former_named: The deleted topic that the last answers have named; None if the last one named no deleted topic.
+        former_named: Id of the deleted topic that all recent answers named; None if the latest answer named none.
         former_since: Time of the first of these answers.
         recreated: The topic was recreated, and no end offset of the new one was observed yet.
         end_before: `end` of the deleted topic, while `recreated` is set.
@@ -123,8 +123,8 @@ class RememberedOffsets:
     # --- the start ---
 
     def raise_start(self, offset: int, leader_epoch: int) -> int:
-        """Record a start that is not lower than the one before. Return the start of the deleted topic if it is still
-        needed, or -1.
+        """Record a start that is not lower than the one before. If the topic was recreated, and no start of the new
+        topic was recorded yet, return the start of the deleted topic; otherwise -1.
         """
         previous, self.start_before = self.start_before, -1
         if offset > self.start or leader_epoch >= 0:

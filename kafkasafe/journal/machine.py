@@ -197,7 +197,7 @@ class Machine:
                 self._flow(partition, now, now_ms)
 
     def _prepare(self, partition: Partition) -> None:
-        """Give ids to the next batches, if one of those that fit into the window has none."""
+        """Give ids to the next batches, if a batch within the window has no id."""
         if any(batch.identity is None for batch in islice(partition.queue.near, self._window)):
             self._identities.prepare(partition)
 

@@ -92,7 +92,8 @@ class _Settled(NamedTuple):
 
 
 class LeaderLogs:
-    """Knows which leaders' logs hold what the query has read, and the epochs of these logs. Not thread-safe.
+    """Knows which leaders' logs hold all records that the query has read, and the epochs of these logs. Not
+    thread-safe.
 
     Args:
         brokers: The brokers to ask.

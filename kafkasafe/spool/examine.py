@@ -179,7 +179,7 @@ def fates(
 
 
 class Finding(enum.Enum):
-    """The outcome of a batch that may have been sent, according to the cluster."""
+    """What the cluster says about the outcome of a batch that may have been sent."""
 
     COMMITTED = "committed"
     """The batch is in the log, and replicated."""

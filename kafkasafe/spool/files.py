@@ -273,8 +273,8 @@ class OsFiles:
 
 
 def _is_directory(path: Path, at: int | None) -> bool:
-    """Like `Path.is_dir`, but raises if even the last parent (`/` or `.`) does not exist: a search for parents ends
-    there.
+    """Like `Path.is_dir`, but raises if `path` does not exist and has no parent (`/` or `.`). So a search for existing
+    parents ends.
     """
     try:
         return stat.S_ISDIR(os.stat(path, dir_fd=at).st_mode)

@@ -29,8 +29,8 @@ def quarantine_damage(files: Files, lane: Path, found: Log, on_corrupt: str) -> 
     if on_corrupt != "quarantine":
         raise SpoolCorruptError(
             f"{lane} is damaged in {len(texts)} place{'' if len(texts) == 1 else 's'}, not by a crash:"
-            f" {'; '.join(texts[:5])}{'; ...' if len(texts) > 5 else ''}. Nothing was deleted or changed, everything"
-            f" else in it is safe. {_ways_out(lane, new)}",
+            f" {'; '.join(texts[:5])}{'; ...' if len(texts) > 5 else ''}. Nothing was deleted or changed. The rest"
+            f" of the lane is safe. {_ways_out(lane, new)}",
             damage=texts,
         )
     copy_aside(files, lane, new)

@@ -5,10 +5,11 @@ the file and the note. `kafkasafe spool discard` marks the note, which then show
 purpose.
 
 1. First the file becomes durable in `rejected/`, then its note is made. After a crash between these steps, the lane's
-   next owner makes the note. 2. A resend removes the note, then the file, then the note again, because an owner that
-   opens the lane between the first two steps makes the note again. If a crash interrupts the resend, the log of the
-   lane with the resent records still has the mark of the resend, and that lane's next owner repeats all steps. 3. A
-   discard marks the note, then removes the file. After a crash between these steps, the file counts as rejected until
+   next owner makes the note.
+2. A resend removes the note, then the file, then the note again, because an owner that opens the lane between the first
+   two steps makes the note again. If a crash interrupts the resend, the log of the lane with the resent records still
+   has the mark of the resend, and that lane's next owner repeats all steps.
+3. A discard marks the note, then removes the file. After a crash between these steps, the file counts as rejected until
    the discard is repeated.
 
 Notes are optional: without a note the records are safe, but their deletion by hand goes unnoticed.

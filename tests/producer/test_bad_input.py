@@ -178,7 +178,7 @@ def test_a_damaged_segment(some_kafka, producers):
         producers(some_kafka.bootstrap_servers)
     text = str(caught.value)
     assert segment.name in text
-    assert "Nothing was deleted or changed, everything else in it is safe" in text
+    assert "Nothing was deleted or changed. The rest of the lane is safe" in text
     assert "on_corrupt='quarantine'" in text
     assert len(caught.value.damage) == 1
     assert segment.read_bytes() == before

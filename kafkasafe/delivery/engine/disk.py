@@ -514,8 +514,8 @@ def _groups(
 
     If callers gave the partitions of some records of a batch, a mark names these partitions. The batch then begins a
     new group, because the spool splits a group that is too large, and writes all marks of the group with the first
-    batch. A unit is always one group, and an empty persist is an empty group. `runs` are those of `persist`, and `data`
-    are (destination, bytes) of all batches in them.
+    batch. A unit is always one group. An empty `persist` gives one empty group. `runs` are those of `persist`, and
+    `data` are (destination, bytes) of all batches in them.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks or not runs:

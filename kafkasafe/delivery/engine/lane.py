@@ -305,7 +305,9 @@ class LossChecks:
         self._epochs.pop(destination, None)
 
     def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
-        """Record that nothing proves that this offset is in the log. Returns whether to report it, once per offset."""
+        """Record that nothing proves that this offset is in the log. Returns whether this was not reported for the
+        offset yet.
+        """
         if self._unproven.get(destination) == last_acked_offset:
             return False
         self._unproven[destination] = last_acked_offset

@@ -39,7 +39,7 @@ _SLOW_FROM: Final = 3
 _MISSING_GRACE_S: Final = 60.0
 """How long a topic may be missing before the producer reports it: brokers that have just started know no topics."""
 _LAST_WRITES: Final = 3
-"""How often the last records are written to a failing disk before the lane is closed without them."""
+"""How many times to try to write the last records to a failing disk before the lane is closed without them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,8 @@ class OpenParcels:
         self._first_packed: float = _NONE
         self._moves = 0
         """Odd while parcels are being packed or unpacked."""
-        # `_live` has packed parcels that callers still hold. `_kept` keeps packed parcels with a watcher alive.
+        # `_live` has packed parcels that callers still hold. `_kept` refers to those that have a watcher, so
+        # that they are not freed.
         self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
         self._kept: dict[int, Parcel] = {}
         self._revived_number = 0

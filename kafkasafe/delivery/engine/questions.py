@@ -395,7 +395,9 @@ class LossInquiry:
 
 
 class Inquiries:
-    """Runs the journal's inquiries. An inquiry that may read the log begins only when its partition has calmed down."""
+    """Runs the journal's inquiries. An inquiry that may read the log begins only when few requests about its partition
+    have failed lately (see `Sender.when_calm`).
+    """
 
     def __init__(self, context: EngineContext, sender: Sender, sequence_errors: SequenceErrors) -> None:
         self._context = context

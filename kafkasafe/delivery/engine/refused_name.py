@@ -18,10 +18,10 @@ class RefusedName:
         reason: What the cluster said.
         since: Time of the first refusal. All times are `EngineContext.now`.
         last_at: Time of the latest refusal.
-        counted_from: Time since which the cluster has given no other answer than this refusal, without a long silence.
+        counted_from: Time of the first refusal. Another answer, or a long time without any answer, restarts the count.
         transactional_id: The transactional id whose units wait; empty if the units of the lane's own ids wait. If
             `group` is set, `group` alone decides which units wait.
-        group: The group whose offsets the waiting units have; empty if the refusal is not about a user's group.
+        group: The group whose offsets the waiting units would commit; empty if the refusal is not about a user's group.
         destination: The destination of the first batch of each waiting unit; -1 if units wait whatever their first
             batch is.
         reported: Whether the refusal was reported.
@@ -42,7 +42,9 @@ class RefusedName:
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:
-        """Record another refusal with the same code. After a long silence, measure the duration from `now`."""
+        """Record another refusal with the same code. If the last one was more than `SILENCE_S` ago, the refusal's
+        duration is counted from `now`.
+        """
         if now - self.last_at > SILENCE_S:
             self.counted_from = now
         self.last_at, self.reason = now, reason

@@ -104,7 +104,7 @@ class Rejects:
             self._context.timer(0.0, AsideDue(lane, aside.destination))
 
     def read(self, lane: Lane, batch: j.Batch) -> Refused:
-        """Read a batch for its file in `rejected/`.
+        """Read a batch from the spool, so that it can be copied to a file in `rejected/`.
 
         Raises:
             SpoolCorruptError: The batch is damaged on disk.

@@ -60,7 +60,9 @@ class SequenceErrors:
             self._stats.sequence_errors[found[0], verdict] += 1
 
     def absent(self, address: Address) -> None:
-        """Count a pending UNKNOWN_PRODUCER_ID that is confirmed: the batch is not in the log, and no loss was found."""
+        """Record that the batch is not in the log, and that no acknowledged record is missing. Counts an
+        UNKNOWN_PRODUCER_ID that waits for this answer.
+        """
         name, trimmed = self._pending.get(address, ("", False))
         if name == _UNKNOWN_PRODUCER:
             self.judged(address, "retention" if trimmed else "none")

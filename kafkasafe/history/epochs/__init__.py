@@ -5,7 +5,7 @@ with the same epoch and offset are the same record, and everything before them i
 first differing offset of two logs is the lower of the two ends of the *largest epoch that both have*. `EpochWalk` and
 the protocols of `compare` search for that epoch; they differ in what one request carries.
 
-- `Lineage`: the history, epoch → first offset, of the records that a consumer read (or of a replica's log).
+- `Lineage`: the first offset of each leader epoch, for the records that a consumer read (or for a replica's log).
 - `EpochWalk`: the sequence of OffsetForLeaderEpoch requests that a consumer sends to a live leader. The walk goes on
   even if the end offset in a response is at or past the position, because the leader answers about its largest epoch
   that is not above the requested one. If that is a different epoch, the leader has lost records that the consumer read,

@@ -83,7 +83,7 @@ class Member:
         self.heard_ms = now_ms
 
     def answered(self, now_ms: int) -> None:
-        """Ends the wait with an answer, which begins the session again."""
+        """Ends the wait with an answer, and restarts the session timeout."""
         self.waiting, self.heard_ms = False, now_ms
 
     def stop_waiting(self) -> None:
