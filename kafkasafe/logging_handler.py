@@ -299,7 +299,7 @@ class KafkaHandler(logging.Handler):
             ):
                 self._drop(record)
                 return
-            except (RuntimeError, OSError, MemoryError) as error:  # kafka-python's errors are RuntimeErrors
+            except (kafka_errors.KafkaError, RuntimeError, OSError, MemoryError) as error:
                 self._reopen_after(error)
                 if self._drops or self._gives_up():
                     self._drop(record)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kafkasafe import SafeProducer
-from kafkasafe.errors import ConfigError
+from kafkasafe.errors import ConfigError, LaneBusyError, ProducerClosedError, SpoolFormatError
 from kafkasafe.logging_handler import KafkaHandler
 
 PROGRAM = Path(__file__).parent / "logged_program.py"
@@ -315,6 +315,28 @@ def test_records_for_a_topic_that_cannot_exist_are_counted_in_the_next_one(
     assert lines(fake_kafka) == ["of logs", "2 log records were dropped"]
     assert handler.dropped == 2
     assert capsys.readouterr().err.count("--- Logging error ---") == 1
+
+
+@pytest.mark.parametrize(
+    "error", [SpoolFormatError, ProducerClosedError, LaneBusyError, OSError, RuntimeError]
+)
+def test_a_record_is_sent_again_after_an_error_that_may_pass(
+    options, own_logger, fake_kafka, monkeypatch, error
+):
+    handler = attach(KafkaHandler("logs", **options), own_logger)
+    opened, failures = handler._opened, iter([error("not now")])
+
+    def fails_once():
+        for failure in failures:
+            raise failure
+        return opened()
+
+    monkeypatch.setattr(handler, "_opened", fails_once)
+    own_logger.info("kept")
+    handler.flush()
+    handler.close()
+    assert handler.dropped == 0
+    assert "kept" in lines(fake_kafka)
 
 
 @pytest.mark.parametrize("created", [float("inf"), float("nan"), 1e300, -1.0])
