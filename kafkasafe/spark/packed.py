@@ -77,7 +77,10 @@ def unpack(packed: Mapping[str, Any]) -> dict[int, Mark]:
         KeyError, TypeError, AttributeError: A field is missing or has another type.
         ValueError: A field has an invalid value.
     """
-    numbers = [number for part in packed["numbers"].split(",") for number in _range(part)]
+    ranges = [_range(part) for part in packed["numbers"].split(",")]
+    if sum(each.stop - each.start for each in ranges) > _MOST_PARTITIONS:
+        raise ValueError(f"{packed['numbers']} are more than {_MOST_PARTITIONS} partitions")
+    numbers = [number for each in ranges for number in each]
     histories = _inflate(packed["epochs"]).split(";") if "epochs" in packed else [""] * len(numbers)
     if is_dense(packed):
         offsets, histories = _unpack_densely(packed, histories)
@@ -108,6 +111,8 @@ def is_dense(packed: Mapping[str, Any]) -> bool:
 
 
 _LOSS: Final = frozenset({"why", "lost_first", "lost_last"})
+_MOST_PARTITIONS: Final = 1_000_000
+"""A topic with more partitions is taken for a damaged checkpoint. Its numbers would fill the memory."""
 
 
 def _ranges(numbers: Iterable[int]) -> Iterable[str]:

@@ -184,6 +184,8 @@ def test_what_is_packed_is_as_documented() -> None:
         {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "epochs": "AAAA"}}}},
         {"kafkasafe": 2, "topics": {"orders": {"packed": {**PACKED, "epochs": "?"}}}},
         {"kafkasafe": 2, "topics": {"orders": {"packed": {"numbers": "0-2"}}}},
+        # It would fill the memory.
+        {"kafkasafe": 2, "topics": {"orders": {"packed": {"numbers": "0-99999999999", "offsets": "1"}}}},
         {"index": 5},
         5,  # of Spark's rate source
         ["orders"],
