@@ -9,7 +9,8 @@ from typing import Any, Final
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe._consuming.parts import AssignedPartitions
-from kafkasafe.history.epochs import METADATA_BYTES, UNDEFINED
+from kafkasafe.history.epochs import UNDEFINED
+from kafkasafe.history.epochs.lineage import METADATA_BYTES
 from kafkasafe.kafkapython.adapter import KafkaPython
 
 _NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}

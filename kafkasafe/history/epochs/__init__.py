@@ -20,7 +20,6 @@ Offsets here: `*_end`, `end_offset` and `position` are exclusive, ranges of offs
 from kafkasafe.history.epochs.batches import BatchMark, BatchMemory, BatchWalk, first_difference
 from kafkasafe.history.epochs.kip279 import Comparison, Leader, Reply, Strategy, compare
 from kafkasafe.history.epochs.lineage import (
-    METADATA_BYTES,
     UNDEFINED,
     Lineage,
     LineageError,
@@ -41,7 +40,6 @@ from kafkasafe.history.epochs.walk import (
 __all__ = [
     "LIVE_REQUEST_BYTES",
     "LIVE_RESPONSE_BYTES",
-    "METADATA_BYTES",
     "UNDEFINED",
     "BatchMark",
     "BatchMemory",
