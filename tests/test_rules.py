@@ -61,6 +61,9 @@ TESTS = {
     "A mark of new ids names": "test_a_mark_of_new_ids_names_what_is_acknowledged_but_not_marked_yet",
     "The REVIVED mark names": "test_what_was_given_up_stays_given_up",
     "An election counts as looked at": "test_an_election_is_looked_at_until_the_leader_answers",
+    'With `spool="on_error"`, a batch that the disk': (
+        "test_a_copy_that_a_failed_write_left_on_disk_is_not_sent_again"
+    ),
     "A position promises nothing": "test_kill_9_loses_no_more_than_was_not_acknowledged",
     "A gap before an earlier incarnation's": "test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that",
     "An iteration over a partition's queue": "test_a_backlog_is_the_queue_that_it_would_be_unpacked",
