@@ -30,6 +30,7 @@ _MAGIC_2: Final = 2
 _OLD_HEADER: Final = struct.Struct(">qiIbb")
 _HAS_DELETE_HORIZON: Final = 0x40
 _MOST_SKIPPED: Final = 100
+"""How many ranges that seeks have skipped are remembered; the newest ones."""
 
 
 class _Header(NamedTuple):
@@ -150,7 +151,7 @@ class History:
             former_end: Where the lineage ended; None if it was empty.
         """
         if former_end is not None and former_end < start:
-            self._skipped = [*self._skipped[-_MOST_SKIPPED:], (former_end, start)]
+            self._skipped = [*self._skipped[1 - _MOST_SKIPPED :], (former_end, start)]
         elif self._skipped:
             left = [part for s, e in self._skipped for part in ((s, min(e, start)), (max(s, end), e))]
             self._skipped = [(s, e) for s, e in left if s < e]

@@ -129,7 +129,7 @@ class Durability:
     def finish(self, partition: Destination, batch: Batch) -> None:
         """Commit an acknowledged batch. The batch is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
-        if batch.writing and not (self._writes_fail and batch not in self._skipped):
+        if batch.writing and (not self._writes_fail or batch in self._skipped):
             return  # the mark needs the batch's position, so `persisted` calls this again
         self._skipped.discard(batch)
         if batch.position < 0:

@@ -192,8 +192,18 @@ def test_demo_options_reach_the_settings(capsys, fake_demo):
         (("dem",), 2, "No such command 'dem'", "kafkasafe --help"),
         (("classify", "no such thing"), 2, "no such thing", "classify --help"),
         (("spool", "ls", "{}/lost"), 3, "no file FORMAT", "echo 'kafkasafe-spool 1' > {}/lost/FORMAT"),
-        (("doctor", "{}/spool", "-b", "127.0.0.1:1", "--timeout", "0.1s"), 3, "No broker at", None),
-        (("audit", "t", "-b", "127.0.0.1:1", "--timeout", "0.1s"), 3, "No broker at", None),
+        (
+            ("doctor", "{}/spool", "-b", "127.0.0.1:1", "--timeout", "0.1s"),
+            3,
+            "No broker at 127.0.0.1:1 answered within 0.1 s",
+            None,
+        ),
+        (
+            ("audit", "t", "-b", "127.0.0.1:1", "--timeout", "0.1s"),
+            3,
+            "No broker at 127.0.0.1:1 answered within 0.1 s",
+            None,
+        ),
     ],
 )
 def test_an_error_is_one_json_object_where_json_was_asked_for(

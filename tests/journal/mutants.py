@@ -54,7 +54,7 @@ MUTANTS: dict[str, Change] = {
     # A batch gets an id while a failed write may have left a copy of it without one.
     "NamesWhatIsWritten": source(Identities, "prepare", "or batch.writing", "or False"),
     # What the disk does not take waits for it, though the cluster has it.
-    "WaitsForABrokenDisk": source(Durability, "finish", " and not (self._writes_fail and batch not in self._skipped)", ""),
+    "WaitsForABrokenDisk": source(Durability, "finish", " and (not self._writes_fail or batch in self._skipped)", ""),
     # What is delivered is written when the disk works again, and the next process finds it in doubt.
     "WritesWhatIsDelivered": source(
         Persist, "leave_out_void", "self.batches = [batch for batch in self.batches if batch.state is not BatchState.COMMITTED]", "pass"
