@@ -234,6 +234,9 @@ class DiskWriter:
             # Parts of a durable batch already count as durable.
             self._promise([parcel for parcel in parcels if parcel.durable])
             self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
+        if self.keeps and self.memory <= self._memory_bytes:
+            # These batches will be sent from memory.
+            lane.spool.drop_cache()
 
     @staticmethod
     def _keep_room(lane: Lane, batches: Sequence[j.Batch]) -> int:
