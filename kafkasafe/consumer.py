@@ -34,7 +34,7 @@ from kafkasafe.config import validate_consumer
 from kafkasafe.delivery.batch_offsets import Offer, offering
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.health.states import ConsumerHealth
-from kafkasafe.kafkapython.client import OURS
+from kafkasafe.kafkapython.client import OURS, LoopClosedError
 from kafkasafe.kafkapython.consumer import ExtendedConsumer
 from kafkasafe.limits.patience import closing_timeout, seconds_of
 from kafkasafe.offsets import EndOffsetTracker
@@ -255,6 +255,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 # `poll` returns all records at once, so they count as returned now.
                 reading.parts.keep({} if update_offsets else records)
                 self._memory.save_if_possible(self._reports)
+        except LoopClosedError:
+            return {}  # a hook has closed the consumer during this call
         except kafka_errors.CorruptRecordError as error:
             self._begin_poll()
             raise kafka_errors.CorruptRecordError(
