@@ -17,6 +17,7 @@ text, under the lock of its `History`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
@@ -211,7 +212,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         if self._safe.prometheus:
             from kafkasafe.metrics import install
 
-            install(self)
+            try:
+                install(self)
+            except BaseException:
+                with contextlib.suppress(Exception):  # the caller needs the other error
+                    self.close(autocommit=False)
+                raise
 
     @property
     def client_id(self) -> str:
