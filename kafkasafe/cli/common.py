@@ -342,6 +342,14 @@ def rejected_lines(rejected: Sequence[RejectedRecords], unreadable: Sequence[str
         yield f"  UNREADABLE {text}"
 
 
+def missing_lines(missing: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each file that is missing in rejected/, then a line with advice."""
+    for text in missing:
+        yield f"  MISSING {text}"
+    if missing:
+        yield "  If you do not need these records, run kafkasafe spool discard: then they are no longer reported"
+
+
 def one_line(values: Mapping[str, object]) -> str:
     """Encodes values as one line of JSON."""
     return json.dumps(values, ensure_ascii=False)

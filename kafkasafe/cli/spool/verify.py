@@ -12,11 +12,12 @@ from kafkasafe.cli.common import (
     cluster_trouble,
     counted,
     inspected,
+    missing_lines,
     open_directory,
     unreadable_lines,
 )
 from kafkasafe.cli.report import EXIT_BROKEN, show
-from kafkasafe.cli.spool.contents import missing_lines, unread_rows
+from kafkasafe.cli.spool.contents import unread_rows
 
 _BAD: Final = ("damage", "rejected_unreadable", "rejected_missing")
 
