@@ -27,6 +27,7 @@ from kafkasafe.cli.common import (
     counted,
     duration_s,
     id_as_json,
+    missing_lines,
     open_directory,
     progress,
     rejected_lines,
@@ -121,7 +122,7 @@ def doctor(
     findings = {examined.verdict.finding for examined in found}
     is_bad = bool(
         troubles
-        or any(content.damage or content.rejected for content in contents)
+        or any(content.damage or content.rejected or content.missing for content in contents)
         or Finding.UNDECIDABLE in findings
         or any(concern.level == "breaks" for _, concern in settings)
     )
@@ -263,6 +264,7 @@ class DiagnosedLane:
         if content.extent:
             yield f"  note: {content.extent}"
         yield from rejected_lines(content.rejected_records, content.rejected_unreadable)
+        yield from missing_lines(content.rejected_missing)
         yield from _sum_lines(batches)
         if len(batches) > _FEW and not every:
             yield f"  --all shows each of the {counted(len(batches), 'batch')}, with the proof"
@@ -288,6 +290,7 @@ class DiagnosedLane:
             "extent": content.extent,
             "rejected": [dataclasses.asdict(rejected) for rejected in content.rejected_records],
             "rejected_unreadable": list(content.rejected_unreadable),
+            "rejected_missing": list(content.rejected_missing),
         }
 
 

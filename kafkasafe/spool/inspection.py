@@ -159,6 +159,11 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
     return tuple(name for name in gone if name in notes.kept)
 
 
+def missing_text(name: str, records: int) -> str:
+    """The sentence about a file that `missing` has found."""
+    return f"rejected/{name}: {counted(records, 'record')} deleted, neither resent nor discarded"
+
+
 def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
     """The steps of KAFKA-156 in a lane's log, see `spool/steps.py`."""
     return steps_of((entry.written_ms, entry.marks, batches) for entry, batches in _groups(log))
@@ -282,8 +287,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         rejected_bytes=sum(file.size_bytes for file in kept),
         rejected_unreadable=unreadable(kept),
         rejected_missing=tuple(
-            f"rejected/{name}: {counted(notes.kept[name], 'record')} deleted, neither resent nor discarded"
-            for name in missing(files, lane, notes, resent)
+            missing_text(name, notes.kept[name]) for name in missing(files, lane, notes, resent)
         ),
         rejected_discarded=sum(notes.discarded.values()),
         extent=extent_of(files, lane, found),
