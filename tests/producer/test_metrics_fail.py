@@ -11,7 +11,9 @@ from kafkasafe import SafeConsumer, SafeProducer, metrics
 
 
 def threads() -> set[threading.Thread]:
-    return {each for each in threading.enumerate() if "kafka" in each.name and "fake" not in each.name}
+    """The threads of clients. `kafkasafe-log` is the process's."""
+    names = ("kafka-io", "kafkasafe-pump", "kafkasafe-callbacks")
+    return {each for each in threading.enumerate() if each.name.startswith(names)}
 
 
 @pytest.fixture
