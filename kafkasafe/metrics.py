@@ -98,14 +98,16 @@ def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions
     with _lock:
         collector = _installed.get(registry)
         if collector is None:
-            collector = _installed[registry] = Collector()
+            collector = Collector()
             registry.register(collector)
+            _installed[registry] = collector  # not before: if `register` fails, the next call tries again
         for source in sources:
             collector.add(source)
         collector.partitions = collector.partitions or partitions
         if registry is REGISTRY and _multiprocess() and registry not in _mirrors:
-            _mirrors[registry] = _Mirror(collector)
-            _mirrors[registry].start()
+            mirror = _Mirror(collector)
+            mirror.start()
+            _mirrors[registry] = mirror
     return collector
 
 

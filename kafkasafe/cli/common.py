@@ -342,6 +342,23 @@ def rejected_lines(rejected: Sequence[RejectedRecords], unreadable: Sequence[str
         yield f"  UNREADABLE {text}"
 
 
+def missing_lines(missing: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each file that is missing in rejected/, then a line with advice."""
+    for text in missing:
+        yield f"  MISSING {text}"
+    if missing:
+        yield "  If you do not need these records, run kafkasafe spool discard: then they are no longer reported"
+
+
+def copy_lines(same_lane_id: Sequence[str]) -> Iterator[str]:
+    """Yields a line if other lanes have the id of this lane."""
+    if same_lane_id:
+        yield (
+            f"  COPY it has the same lane id as {', '.join(same_lane_id)}. One of them is the original, and the"
+            " records of a copy would be delivered a second time. Move the copy out of the spool directory"
+        )
+
+
 def one_line(values: Mapping[str, object]) -> str:
     """Encodes values as one line of JSON."""
     return json.dumps(values, ensure_ascii=False)

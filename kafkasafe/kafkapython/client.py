@@ -70,6 +70,10 @@ class _ReachingManager(Manager):
         return random.choice(able) if able else None
 
 
+class LoopClosedError(RuntimeError):
+    """The consumer is closed, so its event loop takes no more work."""
+
+
 class _InterruptibleNet(NetworkSelector):
     """kafka-python's event loop, changed so that Ctrl-C in a caller's thread does not block it.
 
@@ -103,8 +107,9 @@ class _InterruptibleNet(NetworkSelector):
     def run(self, coro: Any, *args: Any) -> Any:
         """See kafka-python's method. It carries out a coroutine on the I/O thread, and waits for the result."""
         self.check_process()
+        self._check_open()
         parent: Any = super()
-        if self._closed or self._exception or self._io_thread in (None, threading.current_thread()):
+        if self._exception or self._io_thread in (None, threading.current_thread()):
             return parent.run(coro, *args)  # this call raises an error, or needs no other thread
         me: Any = self
         ended = WakeFlag()
@@ -128,6 +133,21 @@ class _InterruptibleNet(NetworkSelector):
         if state["exception"] is not None:
             raise state["exception"]
         return state["value"]
+
+    def call_soon_threadsafe(self, callback: Any) -> Any:
+        """See kafka-python's method."""
+        self._check_open()
+        parent: Any = super()
+        return parent.call_soon_threadsafe(callback)
+
+    def _check_open(self) -> None:
+        """Raise LoopClosedError if the loop is closed.
+
+        A deserializer or a hook of the application may close the consumer in the middle of a `poll`, which needs to
+        recognise this.
+        """
+        if self._closed and not self._exception:
+            raise LoopClosedError("NetworkSelector closed!")
 
     def run_forever(self) -> None:
         """See kafka-python's method. Does nothing if the loop was closed while its thread started."""

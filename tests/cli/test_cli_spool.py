@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -593,6 +594,33 @@ def test_a_lane_whose_extent_proves_nothing_is_named(capsys, lane, harm):
         as_json = run(capsys, *command, lane.path.parent, "--json")[1]
         assert f'"extent": "the file extent {said}' in as_json, command
     opens(lane)  # evidence, no state: nothing is refused for it
+
+
+def test_a_lane_that_is_a_copy_of_another_one_is_named(capsys, lane):
+    """Only a producer that opened both noticed it, and only while it ran."""
+    directory = lane.path.parent
+    shutil.copytree(lane.path, directory / "lane-004")
+    SpoolDirectory.open(directory, files=OsFiles()).take_lane(
+        2
+    ).release()  # an empty lane is no copy of anything
+    for command in (["spool", "verify"], ["doctor"]):
+        before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+        code, out, _ = run(capsys, *command, directory)
+        assert code == 1
+        for name, other in (("lane-000", "lane-004"), ("lane-004", "lane-000")):
+            part = out[out.index(f"{name}:") :].split("\nlane-")[0]
+            assert f"COPY it has the same lane id as {other}" in part, command
+            assert "Move the copy out of the spool directory" in part
+        _, out, _ = run(capsys, *command, directory, "--json")
+        told = json.loads(out)
+        rows = {
+            row["lane"]: row["same_lane_id"] for row in (told["lanes"] if command == ["doctor"] else told)
+        }
+        assert rows == {"lane-000": ["lane-004"], "lane-002": [], "lane-004": ["lane-000"]}
+        assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+    shutil.rmtree(directory / "lane-004")
+    for command in (["spool", "verify"], ["doctor"]):
+        assert "COPY" not in run(capsys, *command, directory)[1]
 
 
 def test_brokers_that_do_not_exist_are_not_waited_for(capsys, lane):
