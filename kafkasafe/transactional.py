@@ -130,6 +130,10 @@ class TransactionFuture(RecordFuture):
     def _accepted(self) -> _RecordOfTransaction:
         return _RecordOfTransaction(self.producer.parts, self._transaction, self.open_batch, self.index)
 
+    def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
+        # The callback thread never gets to the records of an aborted transaction, which are not sealed.
+        return not self._transaction.aborted and super()._enlisted(calls, call)
+
     def _raise_aborted(self) -> None:
         if self._transaction.aborted:
             raise kafka_errors.TransactionAbortedError

@@ -383,6 +383,19 @@ def test_what_futures_of_a_transaction_say(fake, opened):
     assert (future.is_done, future.succeeded(), future.get().offset, heard[1:]) == (True, True, 0, [0])
 
 
+def test_an_errback_that_is_added_after_the_abort_is_called_at_once(fake, opened):
+    topic = topic_of(fake)
+    producer = opened(SafeProducer, fake)
+    producer.init_transactions()
+    for end in (producer.abort_transaction, producer.close):
+        producer.begin_transaction()
+        future = producer.send(topic, b"1")
+        end()
+        heard = []
+        future.add_errback(heard.append).add_both(heard.append).add_callback(heard.append)
+        assert [type(each) for each in heard] == [kafka_errors.TransactionAbortedError] * 2
+
+
 def test_callbacks_have_run_when_the_commit_returns(fake, opened):
     topic = topic_of(fake)
     producer = opened(SafeProducer, fake)
