@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
 from kafka.structs import OffsetAndMetadata
 from topics import read_values
+from waiting import until
 
 from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
 from kafkasafe.config import validate
@@ -255,6 +257,17 @@ def test_a_consumer_that_lost_its_partitions_gets_nothing_committed(kafka, tmp_p
 def test_wrong_options_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'transactional'"):
         SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path, delivery="transaction")
+
+
+def test_a_callback_that_is_added_after_the_close_is_called_at_once(producer):
+    with producer.batch() as batch:
+        batch.send("t", b"x")
+    batch.outcome.add_callback(lambda _: None).get(60)
+    producer.close()
+    until(lambda: not [thread for thread in threading.enumerate() if "kafkasafe-callbacks" in thread.name])
+    called = []
+    batch.outcome.add_both(called.append)
+    assert called == [batch.outcome.value]
 
 
 def test_a_callback_that_is_added_while_others_are_called_is_called_as_well(producer):
