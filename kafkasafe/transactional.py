@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -107,10 +107,23 @@ class TransactionFuture(RecordFuture):
             KafkaTimeoutError, BatchDroppedError: As for `BatchOutcome.get`.
         """
         self._raise_aborted()
+        return self._not_sent() if self._transaction.is_open else super().get(timeout)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        """Wait in a coroutine until the transaction is committed. While it is open, return metadata without an offset
+        at once.
+
+        Raises:
+            TransactionAbortedError: The transaction was aborted.
+        """
+        self._raise_aborted()
         if self._transaction.is_open:
-            at = TopicPartition(self.open_batch.topic, self._given_partition)
-            return RecordMetadata(at.topic, at.partition, at, -1, -1, None, -1, -1, -1)
-        return super().get(timeout)
+            return self._not_sent()
+        return (yield from super().__await__())
+
+    def _not_sent(self) -> RecordMetadata:
+        at = TopicPartition(self.open_batch.topic, self._given_partition)
+        return RecordMetadata(at.topic, at.partition, at, -1, -1, None, -1, -1, -1)
 
     def durable(self, timeout: float | None = None) -> RecordFuture:
         """Wait until the transaction is on disk. `commit_transaction` writes it there.

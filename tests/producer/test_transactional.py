@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import subprocess
@@ -381,6 +382,30 @@ def test_what_futures_of_a_transaction_say(fake, opened):
     future = listen(producer.send(topic, b"2"))
     producer.commit_transaction()
     assert (future.is_done, future.succeeded(), future.get().offset, heard[1:]) == (True, True, 0, [0])
+
+
+def test_await_says_what_get_says(fake, opened):
+    async def waited(future):
+        return await asyncio.wait_for(asyncio.ensure_future(awaited(future)), 10)
+
+    async def awaited(future):
+        return await future
+
+    topic = topic_of(fake)
+    producer = opened(SafeProducer, fake)
+    producer.init_transactions()
+    producer.begin_transaction()
+    future = producer.send(topic, b"1", partition=0)
+    assert asyncio.run(waited(future)) == future.get(0)
+    assert future.get(0).offset == -1
+    producer.commit_transaction()
+    assert asyncio.run(waited(future)) == future.get(0)
+    assert future.get(0).offset == 0
+    producer.begin_transaction()
+    future = producer.send(topic, b"2")
+    producer.abort_transaction()
+    with pytest.raises(kafka_errors.TransactionAbortedError):
+        asyncio.run(waited(future))
 
 
 def test_an_errback_that_is_added_after_the_abort_is_called_at_once(fake, opened):
