@@ -13,7 +13,7 @@ import functools
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import kafka.errors as kafka_errors
 from kafka import TopicPartition
@@ -196,10 +196,10 @@ class _Transaction(AtomicBatch):
         """Whether the transaction has neither records nor offsets."""
         return not self._open_batches and not self.offsets
 
-    def abort(self) -> None:
+    def drop(self) -> None:
         """Discard the transaction, and call the errbacks of its records."""
-        open_batches = list(self._open_batches)  # `drop` clears the list
-        self.drop()
+        open_batches = list(self._open_batches)  # the next call clears the list
+        super().drop()
         self.aborted = True
         callbacks = self._parts.delivery.callbacks
         for open_batch in open_batches:
@@ -400,7 +400,10 @@ class Transactions:
             if batch.is_empty:
                 self._state, self._open = State.READY, None
                 return
-            batch.commit()
+            try:
+                batch.commit()
+            except BatchDroppedError as dropped:
+                self._dropped(dropped)
         self._state = State.COMMITTING_TRANSACTION
         self._ended_with(batch.outcome)
 
@@ -408,13 +411,16 @@ class Transactions:
         try:
             outcome.get()
         except BatchDroppedError as dropped:
-            self._open = None
-            error = _as_kafka_python(dropped)
-            fatal = isinstance(error, kafka_errors.ProducerFencedError)
-            self._state = State.FATAL_ERROR if fatal else State.ABORTABLE_ERROR
-            self._error = error
-            raise error from dropped
+            self._dropped(dropped)
         self._state, self._open = State.READY, None
+
+    def _dropped(self, dropped: BatchDroppedError) -> NoReturn:
+        self._open = None
+        error = _as_kafka_python(dropped)
+        fatal = isinstance(error, kafka_errors.ProducerFencedError)
+        self._state = State.FATAL_ERROR if fatal else State.ABORTABLE_ERROR
+        self._error = error
+        raise error from dropped
 
     def abort(self) -> None:
         """See `SafeProducer.abort_transaction`."""
@@ -426,7 +432,7 @@ class Transactions:
         self._move(State.ABORTING_TRANSACTION)
         batch, self._open, self._error = self._open, None, None
         if batch is not None:
-            batch.abort()
+            batch.drop()
         self._state = State.READY
 
     def close(self) -> None:
@@ -440,7 +446,7 @@ class Transactions:
                     self._id,
                     event="transaction_aborted",
                 )
-            batch.abort()
+            batch.drop()
 
     # -- states ------------------------------------------------------------------------------------------------------
 
