@@ -33,6 +33,7 @@ from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
 from kafkasafe.delivery.batch_offsets import Offer, offering
+from kafkasafe.delivery.metric_samples import AT_CLOSE
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.health.states import ConsumerHealth
 from kafkasafe.kafkapython.client import OURS, LoopClosedError
@@ -326,8 +327,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             try:
                 self.save_lineage()
             finally:
-                self._memory.close()
-                self._tracker.save()
+                try:
+                    self._memory.close()
+                    self._tracker.save()
+                finally:
+                    for call in AT_CLOSE:
+                        call(self)
 
     def save_lineage(self) -> None:
         """Write the history of the records that were read to `lineage_path`. The file is durable on return.

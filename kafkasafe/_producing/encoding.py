@@ -108,7 +108,9 @@ class Encoder:
             return self._encoded_scattered(
                 open_batch, keys or [None] * len(values), values, special, partitions
             )
-        partition = self.partitioning.next_partition(partitions) if partitions else UNCHOSEN
+        partition = UNCHOSEN
+        if partitions:
+            partition = self.partitioning.next_partition(open_batch.topic, partitions)
         return Encoded([self._parcel(open_batch, partition, keys or None, values, special, None)])
 
     def _encoded_scattered(
