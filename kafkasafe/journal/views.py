@@ -15,6 +15,7 @@ from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.notices import Delivered, Denial
 from kafkasafe.journal.order import Address
 from kafkasafe.journal.outbox import Packed
+from kafkasafe.journal.queue import BacklogRow
 from kafkasafe.journal.state import JournalState
 
 
@@ -108,6 +109,15 @@ class Views:
                     queue.packed.records,
                     queue.packed.with_id,
                 )
+
+    def packed_at(self, position: int) -> BacklogRow | None:
+        """The packed batch at this position in the spool; None if no batch there is packed."""
+        for number, first_position in self._index.packed_from.items():
+            if first_position <= position:
+                row = self._all[number].queue.packed.at(position)
+                if row is not None:
+                    return row
+        return None
 
     @property
     def resent(self) -> list[m.Resent]:

@@ -60,7 +60,7 @@ def life(disk: Disk) -> tuple[list[bytes], list[bytes]]:
         for mark in owner.journal.views.resent:
             retire(files, ROOT, mark)
             owner.journal.retired(mark)
-        for position in sorted(owner.waits):
+        for position in sorted(batch.position for _, _, batch in owner.journal.views.batches()):
             waiting += codec.decode(owner.spool.read(position)).values
     for owner in owners:
         lane = owner.spool._lane
