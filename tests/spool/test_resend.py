@@ -321,6 +321,23 @@ def test_what_may_be_in_the_log_is_not_set_aside():
     lock.release()
 
 
+def test_a_batch_of_an_atomic_batch_is_not_set_aside():
+    """The other batches of the atomic batch waited for it for ever. If the brokers had all of them, they committed its
+    records, and a resend sent these records again.
+    """
+    disk = Disk()
+    directory = SpoolDirectory.open(ROOT, files=disk.process())
+    lock = directory.take_lane()
+    owner = Owner(directory.files, lock.path)
+    marks = [ORDERS, m.State(1, 0, -1, -1, bytes(16)), m.Unit(bytes(16), 0, 2, "", ())]
+    positions = owner.spool.write_group(marks, [(1, encoded(b"a")), (1, encoded(b"b"))], atomic=True)
+    owner.spool.sync()
+    directory.files.kill()
+    with pytest.raises(SpoolError, match=r"belongs to an atomic batch.*spool abort"):
+        aside(disk, positions[0], positions)
+    assert found_in(disk) == ([(b"a", -1), (b"b", -1)], [])
+
+
 @pytest.mark.parametrize("when", ["written", "opened"])
 def test_a_copy_that_cannot_be_deleted_is_not_resent_once_its_batch_is_delivered(when):
     """It was not rejected in the end, but its file looked so as soon as the log had no such batch any more."""
