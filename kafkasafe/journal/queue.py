@@ -177,6 +177,11 @@ class PackedRows:
         found = next((row for row in _ROW.iter_unpack(rows) if row[1] == position), None)
         return None if found is None else self._row(found)
 
+    def rows(self) -> Iterator[BacklogRow]:
+        """All rows, in order. They stay packed."""
+        for rows in chain((self._front[self._at :],), map(_whole, self._blocks), (bytes(self._fresh),)):
+            yield from map(self._row, _ROW.iter_unpack(rows))
+
     def sizes(self) -> Iterator[tuple[int, int]]:
         """(position of the first batch, bytes of all batches) for each run of rows. The runs cover all rows."""
         return ((position, size) for position, size in self._sizes)

@@ -119,6 +119,16 @@ class Views:
                     return row
         return None
 
+    def packed_records(self, first_position: int, end_position: int) -> int:
+        """How many records are in the packed batches from `first_position` to `end_position`."""
+        return sum(
+            row.count
+            for number, packed_from in self._index.packed_from.items()
+            if packed_from < end_position
+            for row in self._all[number].queue.packed.rows()
+            if first_position <= row.position < end_position
+        )
+
     @property
     def resent(self) -> list[m.Resent]:
         """Files of `rejected/` whose records are batches of this lane: delete them, then call `Journal.retired()`."""
