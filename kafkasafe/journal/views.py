@@ -235,6 +235,10 @@ class Views:
         """Whether batches of this destination wait for their partitions to be chosen."""
         return destination not in self._partitions
 
+    def rejects(self, destination: int) -> bool:
+        """Whether batches of this destination are being copied to `rejected/`."""
+        return self._all[destination].progress.flow is Flow.REJECTING
+
     @property
     def in_flight(self) -> int:
         """How many batches were sent and have no answer yet."""
