@@ -66,7 +66,7 @@ class Endings:
             match resolution.fate:
                 case j.Fate.COMMITTED:
                     self._deliver(lane, batch, parcel)
-                case j.Fate.REJECTED if batch.fault.code == j.DAMAGED:
+                case j.Fate.REJECTED if lane.rejections.is_damaged(batch.handle):
                     self._context.stats.records[parcel.topic, "damaged"] += batch.count
                     parcel.fail(_damage_error(batch, lane.rejections.finish(batch.handle)))
                 case j.Fate.REJECTED:

@@ -217,11 +217,13 @@ class Rejections:
     next batch is damaged on disk.
     """
 
-    __slots__ = ("_paths", "_stopped")
+    __slots__ = ("_damaged", "_paths", "_stopped")
 
     def __init__(self) -> None:
         self._paths: dict[int, Path | None] = {}
         """Maps the handle of a rejected batch to the file with its records."""
+        self._damaged: set[int] = set()
+        """Handles of rejected batches that were damaged on disk. Their files are in `quarantine/`."""
         self._stopped: dict[int, float] = {}
         """Maps a destination whose next batch is damaged on disk to the time when the engine tries again to read that
         batch, monotonic seconds.
@@ -234,12 +236,22 @@ class Rejections:
         """Record which file keeps the records of these batches; None: no file does (`spool="never"`)."""
         self._paths.update(dict.fromkeys(handles, path))
 
+    def keep_damaged(self, handle: int, path: Path) -> None:
+        """Record which file in `quarantine/` keeps the bytes of a damaged batch."""
+        self._paths[handle] = path
+        self._damaged.add(handle)
+
+    def is_damaged(self, handle: int) -> bool:
+        """Whether a rejected batch was damaged on disk. The other batches of its atomic batch may be intact."""
+        return handle in self._damaged
+
     def path(self, handle: int) -> Path | None:
         """The file with the records of a rejected batch."""
         return self._paths[handle]
 
     def finish(self, handle: int) -> Path | None:
         """Forget a rejected batch, because it is finished. Returns the file with its records."""
+        self._damaged.discard(handle)
         return self._paths.pop(handle)
 
     def stop(self, destination: int, until: float) -> None:

@@ -122,7 +122,7 @@ class Rejects:
         address = lane.journal.views.address(batch.destination)
         if self._config.on_corrupt == "quarantine":
             try:
-                lane.rejections.keep((batch.handle,), lane.spool.quarantine(batch.position))
+                lane.rejections.keep_damaged(batch.handle, lane.spool.quarantine(batch.position))
             except SpoolError as failure:
                 error = SpoolCorruptError(f"{error}; {failure}", damage=error.damage)
             else:
