@@ -144,5 +144,5 @@ class Rejects:
             records=batch.count,
             position=batch.position,
         )
-        self._ledger.errors.block(address, error)
+        self._ledger.errors.block(lane, address, error)
         return False
