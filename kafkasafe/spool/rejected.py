@@ -250,10 +250,10 @@ class RejectedStore:
         """Reads the directory. Deletes drafts that a crash left, and files without an entry that counts.
 
         Returns:
-            A message for each file that cannot be read.
+            A message for each file that cannot be read or deleted.
 
         Raises:
-            OSError: The directory cannot be listed, or a draft cannot be deleted.
+            OSError: The directory cannot be listed.
         """
         folder = self.lane / _FOLDER
         try:
@@ -265,7 +265,10 @@ class RejectedStore:
         void: list[str] = []
         for name in names:
             if _DRAFT.fullmatch(name):
-                self.files.unlink(folder / name)
+                try:
+                    self.files.unlink(folder / name)
+                except OSError as error:
+                    troubles.append(f"{folder / name}: an incomplete file cannot be deleted: {error}")
             elif _NAME.fullmatch(name) and name not in gone:
                 try:
                     kept = _read(self.files, folder / name, self.lane_id, waits)

@@ -338,7 +338,7 @@ def test_a_batch_of_an_atomic_batch_is_not_set_aside():
     assert found_in(disk) == ([(b"a", -1), (b"b", -1)], [])
 
 
-@pytest.mark.parametrize("when", ["written", "opened"])
+@pytest.mark.parametrize("when", ["written", "opened", "opened, with a draft"])
 def test_a_copy_that_cannot_be_deleted_is_not_resent_once_its_batch_is_delivered(when):
     """It was not rejected in the end, but its file looked so as soon as the log had no such batch any more."""
     disk = Disk()
@@ -352,8 +352,10 @@ def test_a_copy_that_cannot_be_deleted_is_not_resent_once_its_batch_is_delivered
         with pytest.raises(OSError, match="Input"):
             owner.keep(position)
     else:
-        owner.keep(position)
+        path = owner.keep(position)
         owner.files.kill()
+        if when != "opened":  # the process died while it wrote the next portion
+            disk.put(path.with_name(f"{int(path.stem) + 1:020d}.new"), b"half")
         disk.fail("unlink", times=None)
         owner = Owner(disk.process(), ROOT / "lane-000")
     assert [path for path in disk.files() if path.parent.name == "rejected" and path.suffix == ".log"]
