@@ -114,6 +114,8 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
                     found.files.append(Resendable(lane.name, kept, topic, partition))
     except OSError as error:
         raise SpoolError(f"{directory.path} cannot be read: {error}. Nothing was changed") from error
+    # A file's name begins with the time of the rejection.
+    found.files.sort(key=lambda each: each.kept.path.name)
     return found
 
 

@@ -98,6 +98,23 @@ def test_what_was_rejected_comes_back_in_order():
     assert resend(disk).files == []
 
 
+def test_what_several_lanes_rejected_comes_back_in_the_order_of_the_rejection():
+    """What a lane with a lower number rejected later came first."""
+    disk = Disk()
+    directory = SpoolDirectory.open(ROOT, files=disk.process())
+    locks = [directory.take_lane(number) for number in range(2)]
+    owners = [Owner(directory.files, lock.path) for lock in locks]
+    for number, value in ((1, b"a"), (0, b"b"), (1, b"c")):
+        owner = owners[number]
+        owner.reject(*owner.accept(value))
+    for lock, owner in zip(locks, owners, strict=True):
+        owner.spool.close()
+        lock.release()
+    directory.bind_cluster("c1", drained=lambda: True)
+    assert resend(disk).records == 3
+    assert life(disk) == ([b"a", b"b", b"c"], [])
+
+
 def test_a_crash_at_any_moment_leaves_each_record_in_one_place():
     disk = prepared()
     before = len(disk.operations)
