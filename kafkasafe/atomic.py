@@ -151,7 +151,8 @@ class BatchOutcome(metaclass=Tidy):
         return False
 
     def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> BatchOutcome:
-        """Call `f(*args, metadata, **kwargs)` when the batch is committed, on the producer's callback thread.
+        """Call `f(*args, metadata, **kwargs)` when the batch is committed, on the producer's callback thread. Once the
+        producer is closed, `add_callback` itself may call `f`.
 
         `flush()`, `close()` and `get()` return after the callback. If this process ends first, another process delivers
         the batch from the spool, and the callback is not called.

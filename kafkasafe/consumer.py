@@ -17,6 +17,7 @@ text, under the lock of its `History`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, overload
@@ -32,10 +33,12 @@ from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster.api import in_words
 from kafkasafe.config import validate_consumer
 from kafkasafe.delivery.batch_offsets import Offer, offering
+from kafkasafe.delivery.metric_samples import AT_CLOSE
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.health.states import ConsumerHealth
 from kafkasafe.kafkapython.client import OURS
 from kafkasafe.kafkapython.consumer import ExtendedConsumer
+from kafkasafe.kafkapython.loop import LoopClosedError
 from kafkasafe.limits.patience import closing_timeout, seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions
@@ -211,7 +214,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         if self._safe.prometheus:
             from kafkasafe.metrics import install
 
-            install(self)
+            try:
+                install(self)
+            except BaseException:
+                with contextlib.suppress(Exception):  # the caller needs the other error
+                    self.close(autocommit=False)
+                raise
 
     @property
     def client_id(self) -> str:
@@ -255,6 +263,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 # `poll` returns all records at once, so they count as returned now.
                 reading.parts.keep({} if update_offsets else records)
                 self._memory.save_if_possible(self._reports)
+        except LoopClosedError:
+            return {}  # a hook has closed the consumer during this call
         except kafka_errors.CorruptRecordError as error:
             self._begin_poll()
             raise kafka_errors.CorruptRecordError(
@@ -318,8 +328,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             try:
                 self.save_lineage()
             finally:
-                self._memory.close()
-                self._tracker.save()
+                try:
+                    self._memory.close()
+                    self._tracker.save()
+                finally:
+                    for call in AT_CLOSE:
+                        call(self)
 
     def save_lineage(self) -> None:
         """Write the history of the records that were read to `lineage_path`. The file is durable on return.

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import queue
-import sys
 import threading
 import time
 import weakref
@@ -166,7 +165,7 @@ class KafkaHandler(logging.Handler):
         except RecursionError:
             raise
         except Exception:
-            self._drop(record)
+            self._drop(record, raised=True)
             return
         if self._closed or not self._has_room():
             self._drop(record)
@@ -223,12 +222,19 @@ class KafkaHandler(logging.Handler):
         self._stuck = True
         return False
 
-    def _drop(self, record: logging.LogRecord) -> None:
+    def _drop(self, record: logging.LogRecord, *, raised: bool = False) -> None:
+        """Count a record that is not sent, and report the first one.
+
+        Args:
+            record: The record.
+            raised: Whether the handler has just caught the reason. An exception that the program handles while it logs
+                is not the reason.
+        """
         self.dropped += 1
         self._unsaid += 1
         if self._unsaid > 1:
             return
-        if sys.exc_info()[0] is not None:
+        if raised:
             self.handleError(record)
             return
         try:
@@ -297,17 +303,17 @@ class KafkaHandler(logging.Handler):
                 kafka_errors.MessageSizeTooLargeError,
                 kafka_errors.InvalidTopicError,
             ):
-                self._drop(record)
+                self._drop(record, raised=True)
                 return
             except (kafka_errors.KafkaError, RuntimeError, OSError, MemoryError) as error:
                 self._reopen_after(error)
                 if self._drops or self._gives_up():
-                    self._drop(record)
+                    self._drop(record, raised=True)
                     return
                 time.sleep(_PAUSE_S)
             except Exception:
                 # This record cannot be sent at any time. A second attempt would hold up all later records.
-                self._drop(record)
+                self._drop(record, raised=True)
                 return
             else:
                 return
@@ -428,7 +434,7 @@ def _check_chosen(name: str, given: Any) -> None:
 
 
 def _raise_full(why: str) -> NoReturn:
-    raise SpoolFullError(f"{why}. The log record was dropped")
+    raise SpoolFullError(f"{why}. The log record was dropped") from None
 
 
 _HANDLERS: weakref.WeakSet[KafkaHandler] = weakref.WeakSet()

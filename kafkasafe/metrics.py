@@ -43,6 +43,9 @@ __all__ = [
 ]
 
 _MIRROR_EVERY_S: Final = 1.0
+_SCRAPE_S: Final = 1.0
+"""How long a closing source waits for the end of a scrape, seconds. A signal handler that closes a producer may have
+interrupted the scrape on its own thread."""
 _INFO: Final = "kafkasafe_build_info"
 _INFO_TEXT: Final = "Versions of kafkasafe, kafka-python and Python."
 _MERGES: Final[Mapping[str, Callable[[float, float], float]]] = {"sum": operator.add, "max": max, "min": min}
@@ -75,7 +78,8 @@ def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions
 
     Call `install` again to add more sources. A closed source keeps its last counts while the program references it; a
     source that was garbage-collected is removed. Counters of sources with the same `client_id` are added up, and the
-    sum does not decrease when one of these sources is removed.
+    sum does not decrease when one of these sources is removed. It includes what a producer or a consumer counted until
+    it was closed, even if it is removed before the next scrape.
 
     If several processes are scraped as one (`PROMETHEUS_MULTIPROC_DIR` is set, as for gunicorn), the numbers are also
     copied into prometheus-client's files, once a second and when a producer closes. prometheus-client's
@@ -98,14 +102,16 @@ def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions
     with _lock:
         collector = _installed.get(registry)
         if collector is None:
-            collector = _installed[registry] = Collector()
+            collector = Collector()
             registry.register(collector)
+            _installed[registry] = collector  # not before: if `register` fails, the next call tries again
         for source in sources:
             collector.add(source)
         collector.partitions = collector.partitions or partitions
         if registry is REGISTRY and _multiprocess() and registry not in _mirrors:
-            _mirrors[registry] = _Mirror(collector)
-            _mirrors[registry].start()
+            mirror = _Mirror(collector)
+            mirror.start()
+            _mirrors[registry] = mirror
     return collector
 
 
@@ -247,6 +253,17 @@ class Collector(PrometheusCollector):
         with self._lock:
             return self._read()
 
+    def closed(self, source: object) -> None:
+        """Keep the last counts of a source that closes: the program may drop the source before the next scrape."""
+        if not self._lock.acquire(timeout=_SCRAPE_S):
+            return
+        try:
+            for seen in self._sources:
+                if seen.source() is source:
+                    seen.look()
+        finally:
+            self._lock.release()
+
     def forked(self) -> None:
         """In a forked child: collect nothing, because the sources are the parent's.
 
@@ -261,10 +278,7 @@ class Collector(PrometheusCollector):
         live = [source for seen in self._sources if (source := seen.source()) is not None]
         self._retire_gone()
         for seen in self._sources:
-            source = seen.source()
-            if source is None:
-                continue
-            seen.samples = list(source.metric_samples())
+            seen.look()
             for definition, labels, value in seen.samples:
                 if self.partitions or not definition.per_partition:
                     _merge(read.setdefault(definition, {}), (seen.client_id, labels), value, definition.merge)
@@ -302,6 +316,12 @@ class _Seen:
         self.source = weakref.ref(source)
         self.client_id = source.client_id
         self.samples: list[Sample] = []
+
+    def look(self) -> None:
+        """Take the present values, if the source still exists."""
+        source = self.source()
+        if source is not None:
+            self.samples = list(source.metric_samples())
 
 
 def _merge(found: dict[Any, float | Histogram], key: Any, value: float | Histogram, how: str) -> None:
@@ -448,4 +468,11 @@ def _forked() -> None:
 if hasattr(os, "register_at_fork"):  # pragma: no branch
     os.register_at_fork(after_in_child=_forked)
 
-AT_CLOSE.append(flush)
+
+def _closed(source: object) -> None:
+    for collector in list(_installed.values()):
+        collector.closed(source)
+    flush()
+
+
+AT_CLOSE.append(_closed)

@@ -133,11 +133,16 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """The producer's objects. Only for its futures, and for clients of kafkasafe that are built on these objects,
         such as `kafkasafe.aio`; not for programs.
         """
+        parts.shutdown.begin(self)
         if config.prometheus:
             from kafkasafe.metrics import install
 
-            install(self)
-        parts.shutdown.begin(self)
+            try:
+                install(self)
+            except BaseException:
+                with contextlib.suppress(Exception):  # the caller needs the other error
+                    self.close(0.0)
+                raise
 
     def _before_start(self, parts: ProducerParts) -> None:
         if parts.config.transactional_id is not None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import enum
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import kafka.errors as kafka_errors
 from kafka import TopicPartition
@@ -107,10 +107,23 @@ class TransactionFuture(RecordFuture):
             KafkaTimeoutError, BatchDroppedError: As for `BatchOutcome.get`.
         """
         self._raise_aborted()
+        return self._not_sent() if self._transaction.is_open else super().get(timeout)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        """Wait in a coroutine until the transaction is committed. While it is open, return metadata without an offset
+        at once.
+
+        Raises:
+            TransactionAbortedError: The transaction was aborted.
+        """
+        self._raise_aborted()
         if self._transaction.is_open:
-            at = TopicPartition(self.open_batch.topic, self._given_partition)
-            return RecordMetadata(at.topic, at.partition, at, -1, -1, None, -1, -1, -1)
-        return super().get(timeout)
+            return self._not_sent()
+        return (yield from super().__await__())
+
+    def _not_sent(self) -> RecordMetadata:
+        at = TopicPartition(self.open_batch.topic, self._given_partition)
+        return RecordMetadata(at.topic, at.partition, at, -1, -1, None, -1, -1, -1)
 
     def durable(self, timeout: float | None = None) -> RecordFuture:
         """Wait until the transaction is on disk. `commit_transaction` writes it there.
@@ -129,6 +142,10 @@ class TransactionFuture(RecordFuture):
 
     def _accepted(self) -> _RecordOfTransaction:
         return _RecordOfTransaction(self.producer.parts, self._transaction, self.open_batch, self.index)
+
+    def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
+        # The callback thread never gets to the records of an aborted transaction, which are not sealed.
+        return not self._transaction.aborted and super()._enlisted(calls, call)
 
     def _raise_aborted(self) -> None:
         if self._transaction.aborted:
@@ -179,10 +196,10 @@ class _Transaction(AtomicBatch):
         """Whether the transaction has neither records nor offsets."""
         return not self._open_batches and not self.offsets
 
-    def abort(self) -> None:
+    def drop(self) -> None:
         """Discard the transaction, and call the errbacks of its records."""
-        open_batches = list(self._open_batches)  # `drop` clears the list
-        self.drop()
+        open_batches = list(self._open_batches)  # the next call clears the list
+        super().drop()
         self.aborted = True
         callbacks = self._parts.delivery.callbacks
         for open_batch in open_batches:
@@ -383,7 +400,10 @@ class Transactions:
             if batch.is_empty:
                 self._state, self._open = State.READY, None
                 return
-            batch.commit()
+            try:
+                batch.commit()
+            except BatchDroppedError as dropped:
+                self._dropped(dropped)
         self._state = State.COMMITTING_TRANSACTION
         self._ended_with(batch.outcome)
 
@@ -391,13 +411,16 @@ class Transactions:
         try:
             outcome.get()
         except BatchDroppedError as dropped:
-            self._open = None
-            error = _as_kafka_python(dropped)
-            fatal = isinstance(error, kafka_errors.ProducerFencedError)
-            self._state = State.FATAL_ERROR if fatal else State.ABORTABLE_ERROR
-            self._error = error
-            raise error from dropped
+            self._dropped(dropped)
         self._state, self._open = State.READY, None
+
+    def _dropped(self, dropped: BatchDroppedError) -> NoReturn:
+        self._open = None
+        error = _as_kafka_python(dropped)
+        fatal = isinstance(error, kafka_errors.ProducerFencedError)
+        self._state = State.FATAL_ERROR if fatal else State.ABORTABLE_ERROR
+        self._error = error
+        raise error from dropped
 
     def abort(self) -> None:
         """See `SafeProducer.abort_transaction`."""
@@ -409,7 +432,7 @@ class Transactions:
         self._move(State.ABORTING_TRANSACTION)
         batch, self._open, self._error = self._open, None, None
         if batch is not None:
-            batch.abort()
+            batch.drop()
         self._state = State.READY
 
     def close(self) -> None:
@@ -423,7 +446,7 @@ class Transactions:
                     self._id,
                     event="transaction_aborted",
                 )
-            batch.abort()
+            batch.drop()
 
     # -- states ------------------------------------------------------------------------------------------------------
 

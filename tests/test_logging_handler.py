@@ -282,6 +282,22 @@ def test_full_and_told_to_drop_it_does_not_wait(options, own_logger, stderr, fak
     assert len(found) == 400 - handler.dropped
 
 
+def test_the_report_of_a_full_queue_does_not_blame_the_exception_that_the_program_logs(
+    options, own_logger, capsys, monkeypatch
+):
+    handler = attach(KafkaHandler("logs", queue_records=1, block_ms=0, **options), own_logger)
+    monkeypatch.setattr(handler, "_start", lambda: None)
+    for _ in range(2):
+        try:
+            int("of the program")
+        except ValueError:
+            own_logger.exception("failed")
+    said = capsys.readouterr().err
+    assert "The queue is full: 1 records wait" in said
+    assert "of the program" not in said
+    assert handler.dropped == 1
+
+
 def test_a_thread_that_cannot_be_started_yet_is_started_later(options, own_logger, fake_kafka, monkeypatch):
     """A process at its limit of threads: the handler never sent anything before it was closed."""
     start = threading.Thread.start

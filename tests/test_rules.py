@@ -81,6 +81,9 @@ TESTS = {
     "An interrupt in the middle of a take": "test_interrupted_in_the_middle_of_a_take_nothing_is_lost",
     "A response is decompressed": "test_a_bomb_does_not_go_off",
     "A broker that has just started also answers 3": "test_a_missing_topic_is_told_after_a_while_and_a_missing_right_at_once",
+    "A pause ends when the metadata name a missing topic again": (
+        "test_a_topic_that_is_there_for_a_few_seconds_takes_what_waits"
+    ),
     "One answer proves nothing": "test_one_stray_refusal_after_an_outage_throws_nothing_away",
     "A batch-level refusal": (
         "test_a_batch_that_was_refused_for_too_long_is_divided_and_its_good_records_are_delivered"

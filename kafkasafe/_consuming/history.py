@@ -111,7 +111,7 @@ class History:
         self.marks = BatchMemory()
         self.topic_id: bytes | None = None if known is None else known.topic_id
         self.former_ids: set[bytes] = set()
-        self._skipped: list[tuple[int, int]] = []
+        self._skipped: list[tuple[int, int]] = [] if known is None else list(known.skipped)
         """Ranges of offsets that a seek has skipped. Which leader epochs their records have is not known."""
         for mark in () if known is None else known.marks:
             self.marks.observe(mark)
@@ -164,7 +164,8 @@ class History:
         """
         lineage, topic_id = self.copied(end)
         marks = tuple(mark for mark in self.marks.marks if mark.base_offset < lineage.end_offset)
-        return Remembered(topic_id, lineage, marks)
+        skipped = tuple(each for each in self._skipped if each[1] < lineage.end_offset)
+        return Remembered(topic_id, lineage, marks, skipped)
 
     def reaches_below(self, position: int) -> bool:
         """Return whether records before this position were read."""

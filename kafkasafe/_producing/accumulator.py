@@ -16,13 +16,13 @@ from typing import Any, Final, Protocol
 
 from kafkasafe._producing.encoding import Encoder
 from kafkasafe._producing.lifecycle import Lifecycle
-from kafkasafe._producing.open_batch import NOT_ENCODED, OpenBatch
+from kafkasafe._producing.open_batch import NOT_ENCODED, Encoded, OpenBatch
 from kafkasafe._producing.open_batch_room import MOST_BYTES, room_for
 from kafkasafe._producing.partitioning import Partitioning
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.engine.parcels import Parcel, UnitHandle
 from kafkasafe.delivery.pump import Pump
-from kafkasafe.errors import SpoolWriteError
+from kafkasafe.errors import SpoolWriteError, UsageError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch as codec
 
@@ -90,6 +90,8 @@ class Accumulator:
         self._lifecycle = lifecycle
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
+        self._being_encoded: list[OpenBatch] = []
+        """The open batches whose encoding has begun and not ended. Each was begun by a call in the one before."""
         self._spread: dict[str, int] = {}
         """Maps a topic whose last open batch had records of several partitions to the number of these partitions."""
         self._units: dict[AcceptedUnit, None] = {}
@@ -105,6 +107,7 @@ class Accumulator:
         The child gets a new lock: a thread that does not exist in the child may have held the old one.
         """
         self.lock = threading.RLock()
+        self._being_encoded.clear()
         self.open_batches.clear()
         self._units.clear()
 
@@ -289,7 +292,7 @@ class Accumulator:
         if open_batch.parcels is None:
             encoded = open_batch.encoded
             if encoded is NOT_ENCODED:
-                encoded = self._encoder.encoded(open_batch)
+                encoded = self._encoded(open_batch)
                 # A signal handler may have sealed the open batch meanwhile. If so, the handler has submitted the
                 # parcels of its own encoding, with their own head.
                 own = open_batch.encoded is NOT_ENCODED
@@ -320,6 +323,30 @@ class Accumulator:
             ):
                 # A signal handler interrupted this call, and another thread began `other` while the handler waited.
                 self.seal(other)
+
+    def _encoded(self, open_batch: OpenBatch) -> Encoded:
+        """Encode an open batch. Called with the lock held.
+
+        A partitioner may call the producer, whose call then seals the open batch that is being encoded. Without a
+        limit, each level would ask the partitioner again, until the stack is exhausted. Two levels are allowed, because
+        a signal handler that interrupts a partitioner is such a call, too.
+
+        Raises:
+            UsageError: The partitioner calls the producer again, in a call that it made itself.
+            SpoolWriteError: There is not enough memory.
+        """
+        depth = len(self._being_encoded)
+        if self._being_encoded.count(open_batch) > 1:
+            raise UsageError(
+                f"The partitioner calls its own producer while the producer asks it about records of topic"
+                f" {open_batch.topic}, which were accepted before the topic was known. This call failed, and no"
+                " accepted record is lost. Send through another producer, or to another topic"
+            )
+        try:
+            self._being_encoded.append(open_batch)
+            return self._encoder.encoded(open_batch)
+        finally:
+            del self._being_encoded[depth:]
 
 
 def _most_room(config: ProducerConfig) -> int:

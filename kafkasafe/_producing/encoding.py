@@ -108,7 +108,9 @@ class Encoder:
             return self._encoded_scattered(
                 open_batch, keys or [None] * len(values), values, special, partitions
             )
-        partition = self.partitioning.next_partition(partitions) if partitions else UNCHOSEN
+        partition = UNCHOSEN
+        if partitions:
+            partition = self.partitioning.next_partition(open_batch.topic, partitions)
         return Encoded([self._parcel(open_batch, partition, keys or None, values, special, None)])
 
     def _encoded_scattered(
@@ -119,14 +121,18 @@ class Encoder:
         special: dict[int, Special],
         partitions: int,
     ) -> Encoded:
-        chosen = (
-            self.partitioning.choose(open_batch.topic, partitions, keys, values)
-            if partitions
-            else np.full(len(values), UNCHOSEN, np.int64)
-        )
-        for index, (partition, _, _) in special.items():
-            if partition is not None:
-                chosen[index] = partition
+        given = {i: partition for i, (partition, _, _) in special.items() if partition is not None}
+        chosen = np.full(len(values), UNCHOSEN, np.int64)
+        if partitions and not given:
+            chosen = self.partitioning.choose(open_batch.topic, partitions, keys, values)
+        elif partitions and len(given) < len(values):
+            # Do not ask the application's partitioner about records that it has placed already: it may count its calls.
+            rest = [i for i in range(len(values)) if i not in given]
+            chosen[rest] = self.partitioning.choose(
+                open_batch.topic, partitions, [keys[i] for i in rest], [values[i] for i in rest]
+            )
+        for index, partition in given.items():
+            chosen[index] = partition
         order = np.argsort(chosen, kind="stable")
         ordered = chosen[order]
         sizes = _weights(keys, values, special)[order] if self._may_divide(open_batch) else None

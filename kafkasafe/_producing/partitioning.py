@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from kafka.structs import TopicPartition
 
-from kafkasafe.cluster.api import Broker, Cluster
+from kafkasafe.cluster.api import Broker, Cluster, TopicInfo
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.engine.parcels import Indexes
 from kafkasafe.logs import EventLog, apart
@@ -113,10 +113,19 @@ class Partitioning:
         chosen = self._partition_by(topic, key, key_bytes, value, value_bytes, view)
         return as_int(chosen, f"the partitioner's choice for topic {topic}", count - 1)
 
-    def next_partition(self, partitions: int) -> int:
-        """Return the partition of the next batch without keys: all its records go to one partition (KIP-480)."""
+    def next_partition(self, topic: str, partitions: int) -> int:
+        """Return the partition of the next batch without keys: all its records go to one partition (KIP-480).
+
+        As with KafkaProducer, the partition has a leader, unless no partition is known to have one. Otherwise the
+        records would wait, although another partition could take them.
+        """
         self._rotation += 1
-        return self._rotation % partitions
+        chosen = self._rotation % partitions
+        info = self._cluster.topic(topic)
+        if info is None or _has_leader(info, chosen):
+            return chosen
+        led = [number for number in range(partitions) if _has_leader(info, number)]
+        return led[self._rotation % len(led)] if led else chosen
 
     def choose(
         self, topic: str, partitions: int, keys: Sequence[bytes | None], values: Sequence[bytes | None]
@@ -148,7 +157,7 @@ class Partitioning:
                     )
         # All records of a batch that have no key go to one partition; those of the next batch go to another one
         # (KIP-480).
-        rotated = self.next_partition(partitions)
+        rotated = self.next_partition(topic, partitions)
         if None not in keys:
             if len(keys) == 1:
                 return np.array([partition_for_key(keys[0] or b"", partitions)], np.int64)
@@ -226,6 +235,11 @@ class _ClusterView:
         info = self._transport.topic(topic)
         known = None if info is None else info.partitions.get(partition)
         return (-1, -1) if known is None else (known.leader, known.leader_epoch)
+
+
+def _has_leader(info: TopicInfo, partition: int) -> bool:
+    known = info.partitions.get(partition)
+    return known is not None and known.leader >= 0
 
 
 def partitioner_of(given: Any) -> Callable[..., Any]:

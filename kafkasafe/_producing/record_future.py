@@ -159,6 +159,9 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """Wait in a coroutine: `await future` is a `get()` that blocks no thread and does not wait for callbacks.
 
         Cancelling the coroutine does not affect the record.
+
+        Raises:
+            UsageError: The record belongs to an atomic batch that is still open or was dropped.
         """
         record = self._accepted()
         if not record.is_done:
@@ -166,6 +169,9 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
 
             pump = self.producer.parts.delivery.pump
             if self.open_batch.parcels is None:
+                guard = self.open_batch.guard
+                if guard is not None:
+                    guard()
                 # Let the pump's thread seal the open batch: choosing partitions and encoding records would block the
                 # event loop.
                 self.open_batch.make_due()

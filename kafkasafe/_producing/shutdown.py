@@ -343,12 +343,12 @@ class Shutdown:
             # Close serializers, as KafkaProducer does.
             if hasattr(serializer, "serialize") and hasattr(serializer, "close"):
                 safely(serializer.close)
+        producer = None if self._producer is None else self._producer()
         for call in AT_CLOSE:
-            call()
+            call(producer)
         # Wait for the log records of the producer's threads, but only briefly: a log handler may be waiting for this
         # close().
         drain(_LOG_S)
-        producer = None if self._producer is None else self._producer()
         if producer is not None:
             PRODUCERS.pop(producer, None)
         LIVE.pop(self._pump, None)

@@ -58,6 +58,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
     Raises:
         ConfigError: An option is unknown or has a value that cannot work.
+        ValueError: A topic cannot have such a name.
     """
 
     __dir__ = tidy_dir
@@ -189,6 +190,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
         Raises:
             IllegalStateError: The consumer is subscribed to topics: call `unsubscribe` first.
+            ValueError: A topic cannot have such a name.
         """
         return self._selection.assign(as_partitions(partitions))
 
@@ -205,7 +207,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
         Raises:
             TypeError: Neither topics nor a pattern is given, or both are; or the listener lacks these methods.
-            ValueError: The pattern is not a regular expression.
+            ValueError: The pattern is not a regular expression, or a topic cannot have such a name.
             IllegalStateError: The consumer used `assign`, or it subscribed in the other way (names or pattern): call
                 `unsubscribe` first.
         """

@@ -239,6 +239,8 @@ class SendGate:
         parts.admission.check_size(size)
         open_batch = parts.accumulator.open_batches.get(topic)
         if open_batch is None:
+            # After the close has begun, there is nothing to wait for, and soon no worker.
+            parts.lifecycle.raise_closed()
             if patient and parts.delivery.pump.ledger.ahead.is_far:
                 return _Obstacle.AHEAD
             open_batch = parts.admission.add_open_batch_now(topic)

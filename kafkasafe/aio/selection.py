@@ -9,6 +9,7 @@ from typing import Any
 
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
+from kafka.util import ensure_valid_topic_name
 
 from kafkasafe.aio.lifecycle import Lifecycle
 from kafkasafe.aio.listeners import Listener, Rebalances, as_listener
@@ -24,6 +25,9 @@ class Selection:
 
     Args:
         topics: Topics to which the consumer is subscribed from the start.
+
+    Raises:
+        ValueError: A topic cannot have such a name.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class Selection:
         lifecycle: Lifecycle,
         calls: ThreadCalls,
     ) -> None:
+        _check_topics(topics)
         self._records, self._rebalances = records, rebalances
         self._lifecycle, self._calls = lifecycle, calls
         self._reads: str | None = "topics" if topics else None
@@ -46,6 +51,7 @@ class Selection:
         return None if self._reads == "pattern" else self._topics
 
     def assign(self, wanted: frozenset[TopicPartition]) -> asyncio.Future[None]:
+        _check_topics(tp.topic for tp in wanted)
         self._lifecycle.check_open()
         self._choose("partitions")
         if not wanted:
@@ -59,6 +65,7 @@ class Selection:
         names = list(topics)
         if bool(names) is bool(pattern):
             raise TypeError("subscribe: give either topics or a pattern")
+        _check_topics(names)
         try:
             re.compile(pattern or "")
         except re.error as error:
@@ -92,3 +99,14 @@ class Selection:
                 " unsubscribe() first"
             )
         self._reads = how
+
+
+def _check_topics(names: Iterable[Any]) -> None:
+    """Check topic names as KafkaConsumer does. The jobs that `start` executes would fail, and so would each `start`.
+
+    Raises:
+        TypeError: A name is not a string.
+        ValueError: A topic cannot have such a name.
+    """
+    for name in names:
+        ensure_valid_topic_name(name)

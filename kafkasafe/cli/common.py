@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import socket
@@ -200,6 +201,22 @@ def open_directory(directory: Path) -> SpoolDirectory:
     raise typer.BadParameter(f"{directory} is not a spool directory: {what}", param_hint="DIR")
 
 
+def refuse_as_root(directory: Path) -> None:
+    """Check that root does not change the spool directory of another user, whose producers cannot open root's files.
+
+    Raises:
+        SpoolError: This process is root, and the directory belongs to another user.
+    """
+    user = (resolved(directory) / FORMAT_NAME).stat().st_uid
+    if user and not os.geteuid():
+        error = SpoolError(
+            f"{directory} belongs to user {user}: that user's producers could not open the files that root makes there."
+            " Nothing was changed"
+        )
+        error.add_note(f"Run the command as that user: sudo -u '#{user}' kafkasafe …")
+        raise error
+
+
 def _waiting_in(lanes: SpoolDirectory) -> str:
     """Returns the beginning of an error message, with the number of undelivered records; empty if there are none."""
     records = 0
@@ -340,6 +357,23 @@ def rejected_lines(rejected: Sequence[RejectedRecords], unreadable: Sequence[str
         )
     for text in unreadable:
         yield f"  UNREADABLE {text}"
+
+
+def missing_lines(missing: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each file that is missing in rejected/, then a line with advice."""
+    for text in missing:
+        yield f"  MISSING {text}"
+    if missing:
+        yield "  If you do not need these records, run kafkasafe spool discard: then they are no longer reported"
+
+
+def copy_lines(same_lane_id: Sequence[str]) -> Iterator[str]:
+    """Yields a line if other lanes have the id of this lane."""
+    if same_lane_id:
+        yield (
+            f"  COPY it has the same lane id as {', '.join(same_lane_id)}. One of them is the original, and the"
+            " records of a copy would be delivered a second time. Move the copy out of the spool directory"
+        )
 
 
 def one_line(values: Mapping[str, object]) -> str:

@@ -24,9 +24,11 @@ from kafkasafe.cli.common import (
     app_of_command,
     cluster_trouble,
     connection,
+    copy_lines,
     counted,
     duration_s,
     id_as_json,
+    missing_lines,
     open_directory,
     progress,
     rejected_lines,
@@ -39,12 +41,12 @@ from kafkasafe.errors import SpoolError, WrongClusterError
 from kafkasafe.kafkapython.admin import open_admin, settings_of
 from kafkasafe.maintenance.examination import Examined, LaneContent, examine, read_content
 from kafkasafe.spool.examine import Finding
-from kafkasafe.spool.inspection import resent_in
+from kafkasafe.spool.inspection import resent_in, with_same_id
 from kafkasafe.spool.lanes import SpoolDirectory
 
 DOCTOR_CODES: Final = CODES.format(
-    broken="something is wrong: damage, rejected records, a batch whose outcome cannot be determined, or a setting that"
-    " breaks a promise (waiting records are not wrong)"
+    broken="something is wrong: damage, rejected records, a lane that is a copy of another one, a batch whose outcome"
+    " cannot be determined, or a setting that breaks a promise (waiting records are not wrong)"
 )
 
 _FEW: Final = 10
@@ -117,11 +119,13 @@ def doctor(
         deadline = time.monotonic() + limits.all_s
         found, cluster_id = ask(contents, options, limits, bound, directory)
         settings = _settings(options, topics, deadline, outage_ms, expiration_ms)
-    diagnosed = [_lane(lanes, content, found) for content in contents]
+    same = with_same_id({content.name: content.log.lane_id for content in contents})
+    diagnosed = [_lane(lanes, content, found, same[content.name]) for content in contents]
     findings = {examined.verdict.finding for examined in found}
     is_bad = bool(
         troubles
-        or any(content.damage or content.rejected for content in contents)
+        or any(same.values())
+        or any(content.damage or content.rejected or content.missing for content in contents)
         or Finding.UNDECIDABLE in findings
         or any(concern.level == "breaks" for _, concern in settings)
     )
@@ -165,11 +169,14 @@ def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneCo
     return [content.without(resent) for content in contents]
 
 
-def _lane(lanes: SpoolDirectory, content: LaneContent, found: Sequence[Examined]) -> DiagnosedLane:
+def _lane(
+    lanes: SpoolDirectory, content: LaneContent, found: Sequence[Examined], same: Sequence[str]
+) -> DiagnosedLane:
     return DiagnosedLane(
         content,
         [examined for examined in found if examined.batch.lane == content.name],
         lanes.owners.seems_owned(lanes.number_of(content.name)),
+        same,
     )
 
 
@@ -239,11 +246,14 @@ def _settings(
 
 @dataclass(frozen=True, slots=True)
 class DiagnosedLane:
-    """A lane: its content, the findings for its undelivered batches, and the id of its owner's process (0: none)."""
+    """A lane: its content, the findings for its undelivered batches, the id of its owner's process (0: none), and the
+    names of lanes with the same lane id.
+    """
 
     content: LaneContent
     batches: Sequence[Examined]
     owner_pid: int
+    same_lane_id: Sequence[str]
 
     def lines(self, *, every: bool) -> Iterator[str]:
         """Yield the text output about the lane; with `every`, also about each batch if there are many."""
@@ -263,6 +273,8 @@ class DiagnosedLane:
         if content.extent:
             yield f"  note: {content.extent}"
         yield from rejected_lines(content.rejected_records, content.rejected_unreadable)
+        yield from missing_lines(content.rejected_missing)
+        yield from copy_lines(self.same_lane_id)
         yield from _sum_lines(batches)
         if len(batches) > _FEW and not every:
             yield f"  --all shows each of the {counted(len(batches), 'batch')}, with the proof"
@@ -288,6 +300,8 @@ class DiagnosedLane:
             "extent": content.extent,
             "rejected": [dataclasses.asdict(rejected) for rejected in content.rejected_records],
             "rejected_unreadable": list(content.rejected_unreadable),
+            "rejected_missing": list(content.rejected_missing),
+            "same_lane_id": list(self.same_lane_id),
         }
 
 

@@ -30,6 +30,8 @@ log = EventLog("config")
 
 _NOWHERE: Final = Path("memory")
 """The path that messages show in place of a spool directory with spool="never"."""
+_OLDEST_BROKERS: Final = (0, 11)
+"""The oldest version of brokers that know batch ids."""
 _TYPED_BY_ROW: Final = frozenset({"acks", "max_in_flight_requests_per_connection"})
 """Options of kafka-python for which the row has a better message than `check_types`."""
 
@@ -50,6 +52,7 @@ def validate(options: Mapping[str, Any]) -> ProducerConfig:
         KafkaProducer.DEFAULT_CONFIG,
     )
     check_connection(every)
+    _check_version(every)
     _check_files_only(every)
     fields = fields_of(PRODUCER.items(), every)
     for check in _TOGETHER:
@@ -71,6 +74,18 @@ def _check_renamed(options: Mapping[str, Any]) -> None:
         raise ConfigError(
             "missing_topic_timeout_ms is now blocked_timeout_ms, which also covers forbidden and invalid topics; its"
             " default is a week, and None means no limit"
+        )
+
+
+def _check_version(options: Mapping[str, Any]) -> None:
+    """Refuse a version of brokers that know no batch ids. With it, no record could be sent, however new the brokers."""
+    version = options["api_version"]
+    if isinstance(version, str) and version != "auto":
+        version = tuple(map(int, version.split(".")))
+    if isinstance(version, tuple) and version < _OLDEST_BROKERS:
+        raise ConfigError(
+            f"api_version={options['api_version']!r}: producing needs brokers 0.11 or later. Leave it out: the client"
+            " asks the brokers"
         )
 
 

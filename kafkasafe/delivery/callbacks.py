@@ -60,9 +60,11 @@ class CallbackThread:
         self._seen_at = 0.0
 
     def put(self, job: Callable[[], None]) -> None:
-        """Runs a job on the thread, after all earlier jobs."""
+        """Runs a job on the thread, after all earlier jobs. Once the thread has ended, runs the job here and now."""
         self._queue.put(job)
         self.start()
+        if self._over:
+            self._run_here()
 
     def start(self) -> None:
         """Starts the thread if it is not running. Call it before the interpreter shuts down: during the shutdown, no
@@ -173,7 +175,9 @@ class CallbackThread:
         return self._ident == threading.get_ident()
 
     def _run_here(self) -> None:
-        """Runs the queued jobs on the caller's thread, if no callback thread could be started."""
+        """Runs the queued jobs on the caller's thread, if there is no callback thread: it has ended, or could not be
+        started.
+        """
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._queue.get_nowait()
@@ -208,6 +212,8 @@ class CallbackThread:
                 log.exception("The callback thread failed", event="callback_failed")
             del job  # otherwise the job's objects would stay alive until the next job
         self._over = True
+        # A job of a caller that did not see yet that the thread has ended.
+        self._run_here()
 
 
 def take(added: list[Any]) -> list[Any]:

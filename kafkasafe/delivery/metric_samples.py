@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from kafkasafe.delivery.pump import Pump
     from kafkasafe.health.states import ConsumerHealth
 
-AT_CLOSE: Final[list[Callable[[], None]]] = []
-"""Functions that a producer calls when it closes. `kafkasafe.metrics` adds its `flush` here when that module is
-imported. A closing producer must not import `kafkasafe.metrics`, because a producer may close while the interpreter
-exits.
+AT_CLOSE: Final[list[Callable[[object], None]]] = []
+"""Functions that a producer or a consumer calls with itself when it has closed. `kafkasafe.metrics` adds its function
+here when that module is imported. A closing producer must not import `kafkasafe.metrics`, because a producer may close
+while the interpreter exits.
 """
 
 

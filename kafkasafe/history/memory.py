@@ -24,11 +24,14 @@ class Remembered:
         topic_id: 16 bytes; None if brokers report no topic ids (before 2.8).
         lineage: The history of the records that the consumer handed out.
         marks: The newest batches that were read, oldest first; empty if leader epochs suffice.
+        skipped: Ranges of offsets (first, and the one after the last) that a seek has skipped. Which leader epochs
+            their records have is not known.
     """
 
     topic_id: bytes | None
     lineage: Lineage
     marks: tuple[BatchMark, ...] = ()
+    skipped: tuple[tuple[int, int], ...] = ()
 
 
 def encode(partitions: Mapping[tuple[str, int], Remembered]) -> str:
@@ -45,6 +48,7 @@ def encode(partitions: Mapping[tuple[str, int], Remembered]) -> str:
                 "batches": [
                     [mark.base_offset, mark.last_offset, mark.crc] for mark in known.marks[-MAX_MARKS:]
                 ],
+                "skipped": [[start, end] for start, end in known.skipped],
             }
             for (topic, partition), known in sorted(partitions.items())
         ],
@@ -72,6 +76,8 @@ def _read(row: Any) -> tuple[tuple[str, int], Remembered]:
             None if number is None else bytes.fromhex(number),
             Lineage.decode(row["lineage"]),
             tuple(BatchMark(*(_whole(value) for value in mark)) for mark in row["batches"]),
+            # Files of earlier versions have no such ranges.
+            tuple((_whole(start), _whole(end)) for start, end in row.get("skipped", ())),
         )
         where = _name(topic), _whole(partition)
     except (KeyError, TypeError, ValueError, LineageError) as error:

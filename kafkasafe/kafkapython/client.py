@@ -14,6 +14,7 @@ from kafka import KafkaConsumer
 from kafka.net.selector import NetworkSelector
 
 from kafkasafe.errors import ForkedProcessError
+from kafkasafe.kafkapython.loop import LoopClosedError
 from kafkasafe.kafkapython.manager import Manager
 from kafkasafe.kafkapython.metadata import Metadata
 from kafkasafe.logs import as_own_thread, limit_foreign
@@ -103,8 +104,9 @@ class _InterruptibleNet(NetworkSelector):
     def run(self, coro: Any, *args: Any) -> Any:
         """See kafka-python's method. It carries out a coroutine on the I/O thread, and waits for the result."""
         self.check_process()
+        self._check_open()
         parent: Any = super()
-        if self._closed or self._exception or self._io_thread in (None, threading.current_thread()):
+        if self._exception or self._io_thread in (None, threading.current_thread()):
             return parent.run(coro, *args)  # this call raises an error, or needs no other thread
         me: Any = self
         ended = WakeFlag()
@@ -128,6 +130,21 @@ class _InterruptibleNet(NetworkSelector):
         if state["exception"] is not None:
             raise state["exception"]
         return state["value"]
+
+    def call_soon_threadsafe(self, callback: Any) -> Any:
+        """See kafka-python's method."""
+        self._check_open()
+        parent: Any = super()
+        return parent.call_soon_threadsafe(callback)
+
+    def _check_open(self) -> None:
+        """Raise LoopClosedError if the loop is closed.
+
+        A deserializer or a hook of the application may close the consumer in the middle of a `poll`, which needs to
+        recognise this.
+        """
+        if self._closed and not self._exception:
+            raise LoopClosedError("NetworkSelector closed!")
 
     def run_forever(self) -> None:
         """See kafka-python's method. Does nothing if the loop was closed while its thread started."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 import kafka
+import kafka.errors as kafka_errors
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 from kafka.version import __version__ as installed
@@ -173,7 +174,13 @@ class ExtendedConsumer(KafkaConsumer):
                 self._iterator = None
                 raise
         parent: Any = super()
-        return parent.__next__()
+        try:
+            return parent.__next__()
+        except kafka_errors.IllegalStateError:
+            if not self._closed:
+                raise
+            # A deserializer or a hook has closed the consumer during this call.
+            raise StopIteration("KafkaConsumer closed") from None
 
     def _message_generator_v2(self) -> Iterator[Any]:
         """Return the iterator from which kafka-python's `__next__` takes the records of one poll."""

@@ -29,6 +29,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from kafkasafe.kafkapython.adapter import unreturned
 from kafkasafe.kafkapython.fetching_ahead import FetchingAhead, Sessions
 from kafkasafe.kafkapython.given_records import HeldRecords, TakenRecords
+from kafkasafe.kafkapython.loop import LoopClosedError
 from kafkasafe.kafkapython.owner import Owner
 from kafkasafe.kafkapython.records import Kind, Records
 from kafkasafe.limits.fetch_ahead import ResponseEnd
@@ -256,7 +257,9 @@ class Fetcher(KafkaFetcher):
         """
         self._sends = True
         if self._may_send():
-            self._manager.call_soon(self._send_fetches_async)
+            # A deserializer may have closed the consumer. The records are returned nevertheless, as by KafkaConsumer.
+            with contextlib.suppress(LoopClosedError):
+                self._manager.call_soon(self._send_fetches_async)
 
     def _own_what_is_paused(self) -> None:
         """Copies the data that waits for a paused partition. As a view, the data would keep the response of all

@@ -26,7 +26,16 @@ from kafkasafe.journal import UNCHOSEN, Batch, Journal
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.examine import Examination, ExaminedBatch, Finding, SpoolFate, SpoolOutcome, fates
 from kafkasafe.spool.files import Files, opened
-from kafkasafe.spool.inspection import dropped_in, extent_of, read_lane, resent_in, steps, unreadable
+from kafkasafe.spool.inspection import (
+    dropped_in,
+    extent_of,
+    missing,
+    missing_text,
+    read_lane,
+    resent_in,
+    steps,
+    unreadable,
+)
 from kafkasafe.spool.log_content import BatchEntry, Log, LostEntry, MarksEntry
 from kafkasafe.spool.recovery import journal_of
 from kafkasafe.spool.refusals import read_needed
@@ -38,6 +47,7 @@ from kafkasafe.spool.rejected import (
     summed_up,
     waits_of,
 )
+from kafkasafe.spool.rejected_notes import read_notes
 from kafkasafe.spool.segment import Stored, StoredSegment
 from kafkasafe.spool.steps import BatchTimes, UnitLog
 from kafkasafe.stats import ConsumerStats
@@ -89,6 +99,8 @@ class LaneContent:
         journal: The journal, with the unfinished batches.
         batches: The batches, in the order of their positions.
         rejected: The files in `rejected/`, including those that cannot be read.
+        missing: Maps the name of each file of `rejected/` that was deleted, but neither resent nor discarded, to its
+            number of records.
         extent: The problem with the lane's `extent`; empty if the extent is valid.
         times: Maps the position of each batch outside atomic batches to the times at which the batch reached its steps.
         units: The atomic batches with their steps, in the order of the log.
@@ -99,6 +111,7 @@ class LaneContent:
     journal: Journal
     batches: tuple[SpooledBatch, ...]
     rejected: tuple[KeptFile, ...]
+    missing: Mapping[str, int]
     extent: str
     times: Mapping[int, BatchTimes]
     units: tuple[UnitLog, ...]
@@ -115,15 +128,21 @@ class LaneContent:
         """One sentence for each damaged file in `rejected/`."""
         return unreadable(self.rejected)
 
+    @property
+    def rejected_missing(self) -> tuple[str, ...]:
+        """One sentence for each file of `rejected/` that was deleted, but neither resent nor discarded."""
+        return tuple(missing_text(name, records) for name, records in self.missing.items())
+
     def without(self, resent: Collection[m.Resent]) -> LaneContent:
         """The same content without files of `rejected/` that another lane marks as resent."""
         gone = {mark.file for mark in resent if mark.lane == self.name}
-        if not any(kept.path.name in gone for kept in self.rejected):
+        if not any(name in gone for name in (*self.missing, *(kept.path.name for kept in self.rejected))):
             return self
         return replace(
             self,
             batches=tuple(b for b in self.batches if b.file is None or b.file.name not in gone),
             rejected=tuple(kept for kept in self.rejected if kept.path.name not in gone),
+            missing={name: records for name, records in self.missing.items() if name not in gone},
         )
 
     @property
@@ -178,7 +197,12 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
     log = read_lane(lane, files=files)
     journal = journal_of(log)
     times, units = steps(log)
-    kept = read_rejected(files, lane, lane_id=log.lane_id, waits=waits_of(journal), resent=resent_in(log))
+    resent = resent_in(log)
+    try:
+        notes = read_notes(files, lane)  # before the files: see `missing`
+    except OSError as error:
+        raise SpoolError(f"{lane} cannot be read: {error}") from error
+    kept = read_rejected(files, lane, lane_id=log.lane_id, waits=waits_of(journal), resent=resent)
     batches = [
         *_rejected_batches(lane.name, log, journal, kept),
         *_logged_batches(lane.name, log, journal, kept, units),
@@ -190,6 +214,7 @@ def read_content(lane: Path, *, files: Files) -> LaneContent:
         journal,
         tuple(batches),
         tuple(kept),
+        {name: notes.kept[name] for name in missing(files, lane, notes, resent)},
         extent_of(files, lane, log),
         times,
         tuple(units),

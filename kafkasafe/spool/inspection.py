@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -52,6 +52,7 @@ class Inspected:
     """What `inspect` found in a lane.
 
     Attributes:
+        lane_id: Id of the lane; None if no file shows it.
         segments: Number of segments.
         groups: Number of intact groups.
         batches: Number of intact data batches.
@@ -77,6 +78,7 @@ class Inspected:
             records this.
     """
 
+    lane_id: bytes | None
     segments: int
     groups: int
     batches: int
@@ -157,6 +159,24 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
         # Files that were resent meanwhile have no note any more.
         notes = read_notes(files, lane)
     return tuple(name for name in gone if name in notes.kept)
+
+
+def with_same_id(lane_ids: Mapping[str, bytes | None]) -> dict[str, list[str]]:
+    """Maps the name of each lane to the names of the other lanes that have the same id: one of them is the original,
+    and the others are copies of it.
+
+    Args:
+        lane_ids: The ids of all lanes of a directory, by name of the lane; None if the id is not known.
+    """
+    return {
+        name: [other for other, its_id in lane_ids.items() if other != name and its_id == lane_id is not None]
+        for name, lane_id in lane_ids.items()
+    }
+
+
+def missing_text(name: str, records: int) -> str:
+    """The sentence about a file that `missing` has found."""
+    return f"rejected/{name}: {counted(records, 'record')} deleted, neither resent nor discarded"
 
 
 def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
@@ -265,6 +285,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         raise SpoolError(f"{lane} cannot be read: {error}") from error
     kept = read_rejected(files, lane, lane_id=found.lane_id, waits=waits_of(journal), resent=resent)
     return Inspected(
+        lane_id=found.lane_id,
         segments=len(found.segments) + len(found.doomed),
         groups=found.groups,
         batches=len(batches),
@@ -282,8 +303,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
         rejected_bytes=sum(file.size_bytes for file in kept),
         rejected_unreadable=unreadable(kept),
         rejected_missing=tuple(
-            f"rejected/{name}: {counted(notes.kept[name], 'record')} deleted, neither resent nor discarded"
-            for name in missing(files, lane, notes, resent)
+            missing_text(name, notes.kept[name]) for name in missing(files, lane, notes, resent)
         ),
         rejected_discarded=sum(notes.discarded.values()),
         extent=extent_of(files, lane, found),

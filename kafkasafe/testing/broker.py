@@ -211,6 +211,8 @@ class KafkaCluster:
         directory = self._release.open()
         self._files.check_settings(directory)
         self._workspace.open()
+        if self._keep_logs:
+            self.keep_logs()
         try:
             self._listeners.make_certificate()
             if self._nodes.zookeeper:
@@ -227,7 +229,8 @@ class KafkaCluster:
         return self
 
     def close(self) -> None:
-        """Kills all nodes and removes their data. Keeps logs only if something failed or `keep_logs` was called.
+        """Kills all nodes and removes their data. Keeps logs only if something failed, `keep_logs` was called, or with
+        the option of this name.
 
         Idempotent. Does nothing in a forked child: the cluster belongs to the process that constructed it.
         """
@@ -246,10 +249,8 @@ class KafkaCluster:
     ) -> None:
         if os.getpid() != self._owner:
             return
-        if self._keep_logs or error is not None:
-            logs = self.keep_logs()
-            if error is not None:
-                error.add_note(f"logs of the Kafka nodes: {logs}")
+        if error is not None:
+            error.add_note(f"logs of the Kafka nodes: {self.keep_logs()}")
         self.close()
 
     def upgrade(self, version: str, timeout_s: float = 120.0) -> None:

@@ -277,6 +277,34 @@ async def test_what_is_no_list_of_partitions_is_a_clear_error(options):
         assert await consumer.partitions_for_topic("orders") == {0, 1}
 
 
+BAD_NAMES = ["bad name", "", "..", "x" * 250, None]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+async def test_a_constructor_refuses_a_topic_that_cannot_exist(options, name):
+    """Each `start` failed, also after an `unsubscribe`."""
+    with pytest.raises(TypeError if name is None else ValueError):
+        SafeConsumer("orders", name, **options)
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_topic_that_cannot_exist_is_refused_at_once(options, name, started):
+    """Before `start` it was accepted, and then each `start` failed, also after an `unsubscribe`."""
+    consumer = SafeConsumer(**options)
+    if started:
+        await consumer.start()
+    error = TypeError if name is None else ValueError
+    with pytest.raises(error):
+        consumer.subscribe(["orders", name])
+    with pytest.raises(error):
+        consumer.assign([TopicPartition(name, 0)])
+    assert consumer.subscription() == set()
+    consumer.assign([B])  # the refused calls have chosen nothing
+    async with consumer:
+        assert (await consumer.getone()).partition == 1
+
+
 async def test_who_hears_that_there_is_no_position_may_seek(options):
     """aiokafka's example of local state. What was assigned in a poll that raised was not known to be."""
     async with SafeConsumer("orders", **{**options, "auto_offset_reset": "none"}) as consumer:

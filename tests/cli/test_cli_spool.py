@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -595,6 +596,33 @@ def test_a_lane_whose_extent_proves_nothing_is_named(capsys, lane, harm):
     opens(lane)  # evidence, no state: nothing is refused for it
 
 
+def test_a_lane_that_is_a_copy_of_another_one_is_named(capsys, lane):
+    """Only a producer that opened both noticed it, and only while it ran."""
+    directory = lane.path.parent
+    shutil.copytree(lane.path, directory / "lane-004")
+    SpoolDirectory.open(directory, files=OsFiles()).take_lane(
+        2
+    ).release()  # an empty lane is no copy of anything
+    for command in (["spool", "verify"], ["doctor"]):
+        before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+        code, out, _ = run(capsys, *command, directory)
+        assert code == 1
+        for name, other in (("lane-000", "lane-004"), ("lane-004", "lane-000")):
+            part = out[out.index(f"{name}:") :].split("\nlane-")[0]
+            assert f"COPY it has the same lane id as {other}" in part, command
+            assert "Move the copy out of the spool directory" in part
+        _, out, _ = run(capsys, *command, directory, "--json")
+        told = json.loads(out)
+        rows = {
+            row["lane"]: row["same_lane_id"] for row in (told["lanes"] if command == ["doctor"] else told)
+        }
+        assert rows == {"lane-000": ["lane-004"], "lane-002": [], "lane-004": ["lane-000"]}
+        assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
+    shutil.rmtree(directory / "lane-004")
+    for command in (["spool", "verify"], ["doctor"]):
+        assert "COPY" not in run(capsys, *command, directory)[1]
+
+
 def test_brokers_that_do_not_exist_are_not_waited_for(capsys, lane):
     """The doctor asked for a minute, and then said that no broker had answered."""
     code, _, err = run(capsys, "doctor", lane.path.parent, "-b", "nonsense.invalid:9092,[nonsense.invalid]")
@@ -810,3 +838,31 @@ def test_a_drain_does_not_pass_over_damage_because_something_was_in_quarantine_b
     # What was given up is told no more.
     assert run(capsys, "spool", "drain", spool, "-b", servers, "--on-corrupt", "quarantine")[0] == 0
     assert run(capsys, "spool", "drain", spool, "-b", servers)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("drain", "-b", "127.0.0.1:1", "--timeout", "1s"),
+        ("resend",),
+        ("commit", "-b", "127.0.0.1:1", "--timeout", "1s"),
+        ("abort", "-b", "127.0.0.1:1", "--timeout", "1s"),
+        ("discard", "--apply"),
+        ("repair", "--apply"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_root_does_not_change_the_spool_of_another_user(lane, capsys, monkeypatch, command):
+    """Files that root makes there could not be opened by the producers."""
+    spool = lane.path.parent
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    if os.getuid() == 0:
+        os.chown(spool / "FORMAT", 12345, -1)
+    user = (spool / "FORMAT").stat().st_uid
+    before = {path: path.is_file() and path.read_bytes() for path in spool.rglob("*")}
+    code, out, err = run(capsys, "spool", command[0], spool, *command[1:])
+    assert (code, out) == (3, "")
+    assert f"belongs to user {user}" in err
+    assert f"sudo -u '#{user}'" in err
+    assert {path: path.is_file() and path.read_bytes() for path in spool.rglob("*")} == before
+    assert run(capsys, "spool", "repair", spool)[0] != 3  # without --apply it only reads

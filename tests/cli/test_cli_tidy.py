@@ -86,17 +86,19 @@ def test_discarded_records_are_told_from_those_that_something_deleted(capsys, tm
     assert (code, "2 rejected records discarded" in out, "1 record REJECTED" in out) == (1, True, True)
 
     files[1].unlink()
-    for command in ("ls", "verify"):
-        code, out, _ = run(capsys, "spool", command, tmp_path / "spool")
+    for command in (["spool", "ls"], ["spool", "verify"], ["doctor"]):
+        code, out, _ = run(capsys, *command, tmp_path / "spool")
         assert code == 1
         said = f"MISSING rejected/{files[1].name}: 1 record deleted, neither resent nor discarded"
         assert said in out
     (row,) = json.loads(run(capsys, "spool", "ls", tmp_path / "spool", "--json")[1])
     assert (len(row["rejected_missing"]), row["rejected_discarded_records"]) == (1, 2)
+    (told,) = json.loads(run(capsys, "doctor", tmp_path / "spool", "--json")[1])["lanes"]
+    assert told["rejected_missing"] == row["rejected_missing"]
 
     assert run(capsys, "spool", "discard", tmp_path / "spool", "--apply")[0] == 0
-    for command in ("ls", "verify"):
-        code, out, _ = run(capsys, "spool", command, tmp_path / "spool")
+    for command in (["spool", "ls"], ["spool", "verify"], ["doctor"]):
+        code, out, _ = run(capsys, *command, tmp_path / "spool")
         assert (code, "MISSING" in out) == (0, False)
     assert "3 rejected records discarded" in run(capsys, "spool", "ls", tmp_path / "spool")[1]
 

@@ -173,3 +173,29 @@ def test_records_that_a_seek_has_skipped_are_not_missed(fake_kafka, restarted):
         consumer.seek(tp, 12)
         assert [record.offset for record in collect(consumer, 18)] == list(range(12, 30))
         assert not consumers.of(LogDiverged)
+
+
+@pytest.mark.parametrize("how", ["assigned_again", "restarted"])
+def test_records_that_a_seek_has_skipped_are_not_missed_later(fake_kafka, tmp_path, how):
+    """The history that is kept for the next assignment, or in `lineage_path` for the next run, names them, too."""
+    topic = new_topic(fake_kafka)
+    tp = TopicPartition(topic, 0)
+    with Consumers(fake_kafka) as consumers, Writer(fake_kafka) as writer:
+        reads = {"auto_offset_reset": "earliest", "lineage_path": tmp_path / "lineage"}
+        consumer = consumers.assigned(topic, **reads)
+        writer.write(topic, 10)
+        collect(consumer, 10)
+        for _ in range(2):
+            fake_kafka.move_leader(topic)
+            writer.write(topic, 10)
+        consumer.seek(tp, 25)
+        collect(consumer, 5)
+        if how == "restarted":
+            consumer.close()
+            consumer = consumers.assigned(topic, **reads)
+        else:
+            consumer.unsubscribe()
+            consumer.assign([tp])
+        consumer.seek(tp, 15)
+        assert [record.offset for record in collect(consumer, 15)] == list(range(15, 30))
+        assert not consumers.of(LogDiverged)

@@ -10,13 +10,21 @@ import test_gathering
 import test_new_leaders
 import test_on_error
 import test_rereading
+import test_returning_topics
 from mutation import FOUND, listed, run
 from wait_mutants import MUTANTS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "journal"))
 import test_journal_gathers
 
-_TESTS = test_journal_gathers, test_gathering, test_new_leaders, test_on_error, test_rereading
+_TESTS = (
+    test_journal_gathers,
+    test_gathering,
+    test_new_leaders,
+    test_on_error,
+    test_rereading,
+    test_returning_topics,
+)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

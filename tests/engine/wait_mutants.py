@@ -1,7 +1,7 @@
 """What is done with batches that wait, with one rule taken out each: an exact test must find every one of them.
 
-Small ones become one, long backlogs are packed while they are read back, and pauses end when another broker leads. `tests/mutants.txt` names the mutants; `test_wait_mutants.py`
-compares.
+Small ones become one, long backlogs are packed while they are read back, and pauses end when another broker leads or a topic
+returns. `tests/mutants.txt` names the mutants; `test_wait_mutants.py` compares.
 """
 
 from __future__ import annotations
@@ -307,9 +307,31 @@ MUTANTS: dict[str, Mutant] = {
     "who was asked is not noted": _paused("send", "self.tries(*address)", "self._context.leader(*address)"),
     "another leader ends the pause after a refusal": _paused(
         "wait",
-        "if not (wait.at_least_s or wait.refused):",
-        "if not wait.at_least_s:",
+        "(not wait.refused or self._may_return(lane, wait.destination))",
+        "True",
         "test_another_leader_refuses_as_the_one_before",
+    ),
+    "a topic that returns ends no pause": _paused(
+        "wait",
+        " or self._may_return(lane, wait.destination)",
+        "",
+        "test_the_pauses_of_all_lanes_end",
+    ),
+    "a topic that may be read again ends a pause": _paused(
+        "_may_return",
+        "if not lane.journal.views.is_refused_as_missing(destination):",
+        "if False:",
+        "test_a_forbidden_topic_that_the_metadata_name_again_is_waited_for_as_before",
+    ),
+    "stale metadata end every pause": Mutant(
+        source(
+            Sender,
+            "_may_return",
+            "return self._tried.get(lane.journal.views.address(destination)) is None",
+            "return True",
+        ),
+        "test_metadata_of_a_stale_broker_end_few_pauses_and_count_for_no_answer",
+        {"named": 1.0, "begun": False},
     ),
     "a leader that came during the request is no news": _paused(
         "wait",

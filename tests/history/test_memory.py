@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -105,17 +106,26 @@ def test_one_batch_that_compaction_rewrote_is_passed_over():
 # --- the file -------------------------------------------------------------------------------------------------------
 
 LINEAGE = Lineage([(0, 0), (4, 5), (-1, 9)], 12)
-KNOWN = Remembered(b"i" * 16, LINEAGE, (BatchMark(9, 10, 4_000_000_000), BatchMark(11, 11, 5)))
+KNOWN = Remembered(
+    b"i" * 16, LINEAGE, (BatchMark(9, 10, 4_000_000_000), BatchMark(11, 11, 5)), ((2, 4), (6, 8))
+)
 TEXT = encode({("orders", 3): KNOWN, ("a", 0): Remembered(None, Lineage([(7, 7)], 8))})
 
 
 def test_what_is_remembered_comes_back():
     found = decode(TEXT)
     assert found["orders", 3].lineage == LINEAGE
-    assert (found["orders", 3].topic_id, found["orders", 3].marks) == (KNOWN.topic_id, KNOWN.marks)
+    assert found["orders", 3] == KNOWN
     assert found["a", 0].topic_id is None
     long = Lineage([(epoch * 3, epoch * 1000) for epoch in range(1024)], 2_000_000)
     assert decode(encode({("t", 0): Remembered(None, long)}))["t", 0].lineage == long
+
+
+def test_a_file_of_an_earlier_version_names_no_skipped_ranges():
+    rows = json.loads(TEXT)["partitions"]
+    for each in rows:
+        del each["skipped"]
+    assert decode(seal("lineage", 1, rows))["orders", 3] == dataclasses.replace(KNOWN, skipped=())
 
 
 def row(**changed):
@@ -141,6 +151,9 @@ def row(**changed):
         row(lineage="ks1.AAAA"),
         row(batches=[[1, 2]]),
         row(batches=[[1, 2, "3"]]),
+        row(skipped=[[1]]),
+        row(skipped=[[1, -2]]),
+        row(skipped=None),
     ],
 )
 def test_a_damaged_file_is_refused_and_kept(tmp_path, text):

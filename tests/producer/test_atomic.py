@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
 
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError, TopicAuthorizationFailedError
 from kafka.structs import OffsetAndMetadata
 from topics import read_values
+from waiting import until
 
 from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
 from kafkasafe.config import validate
@@ -255,6 +258,33 @@ def test_a_consumer_that_lost_its_partitions_gets_nothing_committed(kafka, tmp_p
 def test_wrong_options_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'transactional'"):
         SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path, delivery="transaction")
+
+
+def test_to_await_a_record_of_a_batch_that_is_not_committed_is_an_error(producer):
+    async def waited(future):
+        return await asyncio.wait_for(asyncio.ensure_future(awaited(future)), 10)
+
+    async def awaited(future):
+        return await future
+
+    batch = producer.batch()
+    future = batch.send("t", b"x")
+    with pytest.raises(UsageError, match="still open"):
+        asyncio.run(waited(future))
+    batch.drop()
+    with pytest.raises(UsageError, match="was dropped"):
+        asyncio.run(waited(future))
+
+
+def test_a_callback_that_is_added_after_the_close_is_called_at_once(producer):
+    with producer.batch() as batch:
+        batch.send("t", b"x")
+    batch.outcome.add_callback(lambda _: None).get(60)
+    producer.close()
+    until(lambda: not [thread for thread in threading.enumerate() if "kafkasafe-callbacks" in thread.name])
+    called = []
+    batch.outcome.add_both(called.append)
+    assert called == [batch.outcome.value]
 
 
 def test_a_callback_that_is_added_while_others_are_called_is_called_as_well(producer):

@@ -68,6 +68,8 @@ def waiting_in(producer: SafeProducer) -> int:
         ({"security_protocol": "TLS"}, "security_protocol must be one of PLAINTEXT, SSL"),
         ({"bootstrap_servers": None}, "bootstrap_servers must be 'host:port' or a list"),
         ({"bootstrap_servers": "broker:port"}, "'broker:port' is not host:port"),
+        ({"api_version": (0, 10, 2)}, r"api_version=\(0, 10, 2\): producing needs brokers 0.11 or later"),
+        ({"api_version": "0.10"}, "api_version='0.10': producing needs brokers 0.11 or later"),
         # As other clients name their partitioners; a str has a method partition().
         ({"partitioner": "murmur2"}, "partitioner must have a method partition.*, not 'murmur2'"),
         ({"value_serializer": 5}, "value_serializer must be a function or have a method serialize.*, not 5"),

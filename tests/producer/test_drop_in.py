@@ -20,6 +20,7 @@ from kafkasafe import SafeProducer
 from kafkasafe.errors import DeliveryTimeoutError, UndecidableError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.inspection import inspect as inspect_lane
+from kafkasafe.testing import FakeCluster
 
 
 class Both:
@@ -290,6 +291,36 @@ def test_records_without_keys_are_spread(some_kafka, producers):
     producer = producers(some_kafka.bootstrap_servers, linger_ms=0)
     used = {producer.send(topic, b"x").get(60).partition for _ in range(12)}
     assert used == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["topic-known", "topic-unknown"])
+@pytest.mark.parametrize("keyed", [False, True], ids=["no-keys", "some-keys"])
+def test_records_without_keys_avoid_partitions_without_a_leader(producers, known, keyed):
+    leaders = [1, 2, 2, 1, 2, 1]
+    with FakeCluster(brokers=2) as fake:
+        fake.create_topic("t", assignments={number: [node] for number, node in enumerate(leaders)})
+        plain = KafkaProducer(bootstrap_servers=fake.bootstrap_servers, metadata_max_age_ms=200)
+        safe = producers(fake.bootstrap_servers, linger_ms=0, metadata_max_age_ms=200)
+        plain.partitions_for("t")
+        if known:
+            safe.partitions_for("t")
+        fake.kill(1)
+        harness.until(lambda: len(plain._metadata.available_partitions_for_topic("t")) == 3)
+        if known:
+            harness.until(
+                lambda: {at.leader for at in safe.parts.cluster.topic("t").partitions.values()} == {-1, 2}
+            )
+        used = []
+        for producer in (plain, safe):
+            metadata = []
+            for _ in range(30):
+                if keyed:
+                    producer.send("t", b"x", b"k6")  # of partition 1
+                metadata.append(producer.send("t", b"x").get(10))
+            used.append({at.partition for at in metadata})
+        assert used == [{1, 2, 4}, {1, 2, 4}]
+        fake.start(1)
+        plain.close()
 
 
 def test_looking_at_the_cluster(some_kafka, producers):

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import harness
 import pytest
+from kafka import TopicPartition
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from kafkasafe import SafeProducer
+from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe.errors import RejectedError, SpoolFullError
 from kafkasafe.metrics import Collector, install, serve, uninstall
 from kafkasafe.stats import PRODUCER, Definition, Histogram
+from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
 
 pytestmark = pytest.mark.kafka
@@ -306,7 +308,7 @@ def test_over_http():
 
 WORKERS = """
 import json, os, sys
-from kafkasafe import SafeProducer
+from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe.metrics import flush, serve
 servers, topic, spool = json.loads(sys.argv[1])
 
@@ -373,3 +375,55 @@ def test_sources_that_are_gone_leave_where_nobody_scrapes():
     for _ in range(50):
         collector.add(Source())
     assert len(collector._sources) <= 1
+
+
+def jobs_with_a_producer(fake, path, end):
+    """Two jobs, each with a producer of its own, between two scrapes."""
+    for _ in range(2):
+        producer = SafeProducer(bootstrap_servers=fake.bootstrap_servers, spool_dir=path)
+        yield producer
+        for _ in range(10):
+            producer.send("t", b"x")
+        producer.flush(60)
+        end(producer)
+
+
+def jobs_with_a_consumer(fake, path, end):
+    """Two jobs whose consumers begin behind the end of the log."""
+    for _ in range(2):
+        consumer = SafeConsumer(bootstrap_servers=fake.bootstrap_servers, client_id="kafkasafe")
+        yield consumer
+        consumer.assign([TopicPartition("t", 0)])
+        consumer.seek(TopicPartition("t", 0), 10)
+        while not consumer.metrics()["kafkasafe-consumer"]:
+            consumer.poll(100)
+        end(consumer)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "end", "name", "labels", "count"),
+    [
+        (jobs_with_a_producer, SafeProducer.close, "records", {"outcome": "committed"}, 20),
+        (jobs_with_a_producer, lambda _: None, "records", {"outcome": "committed"}, 20),
+        (jobs_with_a_consumer, SafeConsumer.close, "offset_resets", {"reason": "beyond_end"}, 2),
+    ],
+    ids=["producer-closed", "producer-dropped", "consumer-closed"],
+)
+@pytest.mark.filterwarnings("ignore:SafeProducer kafkasafe was dropped")
+def test_what_a_client_counted_after_the_last_scrape_is_not_forgotten(
+    tmp_path, jobs, end, name, labels, count
+):
+    """A program that opens a client for each of its jobs; nobody scrapes while one of them is open."""
+    registry = CollectorRegistry()
+    with FakeCluster(brokers=1) as fake:
+        fake.create_topic("t")
+        for source in jobs(fake, tmp_path, end):
+            install(source, registry=registry)
+        del source
+        gc.collect()
+        with SafeProducer(bootstrap_servers=fake.bootstrap_servers, spool_dir=tmp_path) as another:
+            install(another, registry=registry)
+            found = registry.get_sample_value(
+                f"kafkasafe_{name}_total", {"client_id": "kafkasafe", "topic": "t", **labels}
+            )
+    assert found == count

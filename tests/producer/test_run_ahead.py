@@ -10,6 +10,7 @@ import pytest
 
 from kafkasafe import ConfigError, SafeProducer
 from kafkasafe.aio import SafeProducer as AsyncProducer
+from kafkasafe.errors import ProducerClosedError
 from kafkasafe.testing import FakeCluster
 
 MIB = 1024 * 1024
@@ -217,3 +218,26 @@ def test_ctrl_c_ends_the_wait_and_nothing_is_accepted(cluster, tmp_path):
 def test_a_bound_that_cannot_work_is_refused(cluster, tmp_path, wrong):
     with pytest.raises(ConfigError, match="run_ahead_bytes"):
         SafeProducer(**options(cluster, tmp_path, run_ahead_bytes=wrong))
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_coroutine_does_not_wait_for_a_cluster_after_the_close_has_begun(cluster, tmp_path):
+    async def main():
+        producer = AsyncProducer(**options(cluster, tmp_path))
+        await producer.start()
+        await (await producer.send("orders", VALUE, partition=0))
+        cluster.delay(2.0)
+        waiting = None
+        while waiting is None or waiting.done():
+            waiting = asyncio.ensure_future(producer.send("orders", VALUE, partition=0))
+            await asyncio.wait([waiting], timeout=0.5)
+        closing = asyncio.ensure_future(producer.close())
+        with pytest.raises(ProducerClosedError):
+            await asyncio.wait_for(waiting, 1)
+        with pytest.raises(ProducerClosedError):
+            await asyncio.wait_for(producer.send("orders", VALUE, partition=0), 1)
+        assert not closing.done()
+        cluster.delay(0.0)
+        await closing
+
+    asyncio.run(main())

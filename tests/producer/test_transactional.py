@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
 from waiting import until
 
 from kafkasafe import SafeProducer, aio
-from kafkasafe.errors import ConfigError
+from kafkasafe.errors import BatchDroppedError, ConfigError
 from kafkasafe.logging_handler import KafkaHandler
 from kafkasafe.testing import FakeCluster, KafkaCluster
 
@@ -381,6 +382,73 @@ def test_what_futures_of_a_transaction_say(fake, opened):
     future = listen(producer.send(topic, b"2"))
     producer.commit_transaction()
     assert (future.is_done, future.succeeded(), future.get().offset, heard[1:]) == (True, True, 0, [0])
+
+
+def test_after_a_commit_that_is_too_late_the_transaction_can_be_aborted(opened):
+    """An atomic batch of the same producer, with offsets of the same group, was dropped meanwhile."""
+    gone = ConsumerGroupMetadata("g", 5, "not a member", None)
+    with FakeCluster(brokers=1) as cluster:
+        topic = topic_of(cluster)
+        offsets = {TopicPartition(topic, 0): OffsetAndMetadata(1, "", -1)}
+        producer = opened(SafeProducer, cluster)
+        producer.init_transactions()
+        cluster.kill_all()
+        batch = producer.batch()
+        batch.send_offsets(offsets, gone)
+        outcome = batch.commit()
+        producer.begin_transaction()
+        future = producer.send(topic, b"1")
+        producer.send_offsets_to_transaction(offsets, gone)
+        cluster.start_all()
+        with pytest.raises(BatchDroppedError):
+            outcome.get(60)
+        with pytest.raises(BatchDroppedError):
+            producer.batch().send_offsets(offsets, gone)
+        with pytest.raises(BatchDroppedError, match="Nothing of this batch is sent"):
+            producer.commit_transaction()
+        assert isinstance(future.exception, kafka_errors.TransactionAbortedError)
+        producer.abort_transaction()
+        producer.begin_transaction()
+        assert producer.send(topic, b"2").get(0).offset == -1
+        producer.commit_transaction()
+        assert read(cluster, topic) == {0: [b"2"]}
+
+
+def test_await_says_what_get_says(fake, opened):
+    async def waited(future):
+        return await asyncio.wait_for(asyncio.ensure_future(awaited(future)), 10)
+
+    async def awaited(future):
+        return await future
+
+    topic = topic_of(fake)
+    producer = opened(SafeProducer, fake)
+    producer.init_transactions()
+    producer.begin_transaction()
+    future = producer.send(topic, b"1", partition=0)
+    assert asyncio.run(waited(future)) == future.get(0)
+    assert future.get(0).offset == -1
+    producer.commit_transaction()
+    assert asyncio.run(waited(future)) == future.get(0)
+    assert future.get(0).offset == 0
+    producer.begin_transaction()
+    future = producer.send(topic, b"2")
+    producer.abort_transaction()
+    with pytest.raises(kafka_errors.TransactionAbortedError):
+        asyncio.run(waited(future))
+
+
+def test_an_errback_that_is_added_after_the_abort_is_called_at_once(fake, opened):
+    topic = topic_of(fake)
+    producer = opened(SafeProducer, fake)
+    producer.init_transactions()
+    for end in (producer.abort_transaction, producer.close):
+        producer.begin_transaction()
+        future = producer.send(topic, b"1")
+        end()
+        heard = []
+        future.add_errback(heard.append).add_both(heard.append).add_callback(heard.append)
+        assert [type(each) for each in heard] == [kafka_errors.TransactionAbortedError] * 2
 
 
 def test_callbacks_have_run_when_the_commit_returns(fake, opened):

@@ -316,3 +316,23 @@ def test_batches_of_the_lanes_transactions_refute_a_suspicion_though_the_spool_n
     for seed in (73823, 78671):
         with pinned():
             run_any_storm(seed)
+
+
+def test_a_topic_that_was_there_in_between_has_not_been_missing_all_the_time():
+    """For four seconds, in the middle of a pause of thirteen."""
+    play(
+        history(
+            ("missing", 58862, 7214, 35098),
+            ("send", 22292, 5678, 55645),
+            ("wait", 48803, 55906, 18564),
+            ("wait", 8322, 40427, 50230),
+            ("missing", 10298, 45603, 59993),
+            ("wait", 20446, 60732, 7924),
+            seed=1216554,
+            kind="denied",
+            partitions=1,
+            brokers=1,
+            refused_s=20.0,
+            heals=True,
+        )
+    )

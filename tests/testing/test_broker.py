@@ -470,6 +470,21 @@ def test_a_broker_that_does_not_come_up_says_why_and_leaves_its_log_only(own_tem
 
 
 @pytest.mark.kafka
+@pytest.mark.parametrize("keep", [True, False])
+def test_logs_are_kept_after_open_and_close(keep):
+    """With `keep_logs=True` they were kept only at the end of a `with` block."""
+    cluster = KafkaCluster(1, keep_logs=keep).open()
+    logs = cluster.log_dir
+    cluster.close()
+    try:
+        assert (
+            [path.name for path in logs.iterdir()] == ["broker-1.log"] if keep else not logs.parent.exists()
+        )
+    finally:
+        shutil.rmtree(logs.parent, ignore_errors=True)
+
+
+@pytest.mark.kafka
 @pytest.mark.crash
 def test_no_java_outlives_a_parent_killed_by_sigkill(tmp_path):
     """Nor one whose cluster was opened by a thread that has ended: that must not end the brokers either."""

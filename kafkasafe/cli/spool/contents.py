@@ -49,14 +49,6 @@ def unread_rows(troubles: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"lane": name, "error": reason} for name, reason in troubles]
 
 
-def missing_lines(missing: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each file that is missing in rejected/, then a line with advice."""
-    for text in missing:
-        yield f"  MISSING {text}"
-    if missing:
-        yield "  If you do not need these records, run kafkasafe spool discard: then they are no longer reported"
-
-
 def records_of(content: LaneContent, batch: SpooledBatch, *, raw: bool = False) -> Iterator[dict[str, Any]]:
     """Yields the records of a batch; with `raw`, keys and values as bytes in place of text."""
     columns = codec.decode(content.data(batch))

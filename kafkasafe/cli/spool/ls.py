@@ -15,13 +15,14 @@ from kafkasafe.cli.common import (
     cluster_trouble,
     counted,
     inspected,
+    missing_lines,
     open_directory,
     rejected_lines,
     unreadable_lines,
 )
 from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
-from kafkasafe.cli.spool.contents import missing_lines, unread_rows
+from kafkasafe.cli.spool.contents import unread_rows
 from kafkasafe.cli.spool.tree import root_of, tree_below
 from kafkasafe.maintenance.examination import read_content
 from kafkasafe.spool.inspection import Inspected

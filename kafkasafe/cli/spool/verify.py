@@ -10,15 +10,18 @@ from kafkasafe.cli.common import (
     Directory,
     Json,
     cluster_trouble,
+    copy_lines,
     counted,
     inspected,
+    missing_lines,
     open_directory,
     unreadable_lines,
 )
 from kafkasafe.cli.report import EXIT_BROKEN, show
-from kafkasafe.cli.spool.contents import missing_lines, unread_rows
+from kafkasafe.cli.spool.contents import unread_rows
+from kafkasafe.spool.inspection import with_same_id
 
-_BAD: Final = ("damage", "rejected_unreadable", "rejected_missing")
+_BAD: Final = ("damage", "rejected_unreadable", "rejected_missing", "same_lane_id")
 
 
 def spool_verify(directory: Directory, as_json: Json = False) -> None:
@@ -26,14 +29,21 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
 
     A crash may leave a torn tail: incomplete bytes at the end, without proof that they were reported durable. A torn
     tail is not damage. The lane of a running producer may seem to have a torn tail, too. A missing segment is damage.
+
+    A lane that is a copy of another lane of the directory is named, too.
     """
     rows = []
+    lane_ids = {}
     troubles = cluster_trouble(open_directory(directory))
     for lanes, number, found in inspected(directory, troubles):
         row = dataclasses.asdict(found)
         # Leave out the fields that do not come from the check of the bytes.
-        del row["waiting"], row["oldest_ms"], row["undecidable"]
-        rows.append({"lane": lanes.lane_path(number).name, "error": None, **row})
+        del row["waiting"], row["oldest_ms"], row["undecidable"], row["lane_id"]
+        name = lanes.lane_path(number).name
+        lane_ids[name] = found.lane_id
+        rows.append({"lane": name, "error": None, **row})
+    same = with_same_id(lane_ids)
+    rows = [{**row, "same_lane_id": same[row["lane"]]} for row in rows]
     broken = troubles or any(row[name] for row in rows for name in _BAD)
     show(
         [*rows, *unread_rows(troubles)],
@@ -59,6 +69,7 @@ def _lines(rows: Sequence[dict[str, Any]], troubles: Sequence[tuple[str, str]]) 
         for unreadable in row["rejected_unreadable"]:
             yield f"  UNREADABLE {unreadable}"
         yield from missing_lines(row["rejected_missing"])
+        yield from copy_lines(row["same_lane_id"])
         if row["extent"]:
             yield f"  note: {row['extent']}"
     yield from unreadable_lines(troubles)

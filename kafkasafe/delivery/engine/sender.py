@@ -128,8 +128,8 @@ class Sender:
         self._tried: dict[tuple[str, int], t.PartitionInfo | None] = {}
         # Maps a destination of a lane to its current pause.
         self._pauses: dict[tuple[Lane, int], RetryDue] = {}
-        # Maps a partition to its pause, if the pause ends as soon as another broker leads.
-        self._waiting: dict[tuple[str, int], RetryDue] = {}
+        # The current pauses that end as soon as another broker leads the partition, or the metadata name it again.
+        self._waiting: dict[tuple[Lane, int], RetryDue] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         """Maps a partition to the name of its last error."""
 
@@ -143,9 +143,10 @@ class Sender:
     def let_out(self) -> None:
         """Use new metadata: held batches may have another route, and paused partitions another leader."""
         self._send_queue.find_leaders()
-        for address, due in list(self._waiting.items()):
+        for (lane, destination), due in list(self._waiting.items()):
+            address = lane.journal.views.address(destination)
             if self._has_news(address) and self._calm_in_s(*address) <= 0:
-                del self._waiting[address]
+                del self._waiting[lane, destination]
                 self._context.post(due)
         self._let_out()
 
@@ -155,7 +156,7 @@ class Sender:
         return leader
 
     def _has_news(self, address: tuple[str, int]) -> bool:
-        """Whether the leader has changed since the last request to this partition, which failed."""
+        """Whether the leader has changed or become known since the last request to this partition, which failed."""
         leader = self._context.leader(*address)
         return leader is not None and leader.leader >= 0 and leader != self._tried.get(address, leader)
 
@@ -396,12 +397,12 @@ class Sender:
         )
         due = self._pauses[lane, wait.destination] = RetryDue(lane, wait.destination)
         address = topic, partition
-        self._waiting.pop(address, None)
-        if not (wait.at_least_s or wait.refused):
+        self._waiting.pop((lane, wait.destination), None)
+        if not wait.at_least_s and (not wait.refused or self._may_return(lane, wait.destination)):
             if self._has_news(address):
                 backoff_s = 0.0
             else:
-                self._waiting[address] = due
+                self._waiting[lane, wait.destination] = due
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         if wait.at_least_s > backoff_s:
             self._context.progress.pause(self._context.clock.monotonic() + pause_s)
@@ -431,6 +432,19 @@ class Sender:
             self._context.refresh_topics([topic])
         self._context.timer(pause_s, due)
 
+    def _may_return(self, lane: Lane, destination: int) -> bool:
+        """Whether a refused destination is missing, and the metadata did not name it at the last attempt.
+
+        1. A topic is missing for an hour, so the pauses have grown to half a minute.
+        2. The topic is there for some seconds. Metadata name it, so the pause ends, and the leader takes the batches.
+        3. A topic was deleted, but one broker has not heard of it, and its metadata still name the topic. The pause
+           ends once. The leader refuses the batch, as before, and the next pause does not end early, because the
+           metadata named the topic at this attempt. So the attempts stay rare, and `blocked_timeout_ms` goes on.
+        """
+        if not lane.journal.views.is_refused_as_missing(destination):
+            return False
+        return self._tried.get(lane.journal.views.address(destination)) is None
+
     def retry(self, due: RetryDue) -> None:
         """End a pause.
 
@@ -441,6 +455,7 @@ class Sender:
         """
         if self._pauses.get((due.lane, due.destination)) is due:
             del self._pauses[due.lane, due.destination]
+            self._waiting.pop((due.lane, due.destination), None)
             due.lane.journal.retry(due.destination)
 
     def want_producer_id(self, lane: Lane) -> None:

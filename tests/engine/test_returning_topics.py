@@ -1,0 +1,158 @@
+"""A pause after "the topic is missing" ends when the metadata name the topic again: what it waited for has come."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from virtual import StormyCluster, World
+
+from kafkasafe.errors import RejectedError
+from kafkasafe.events import DeliveryRetried, Event
+
+BLOCKED_S = 20.0
+
+
+class StaleCluster(StormyCluster):
+    """Its metadata may name a topic that was deleted, as those of a broker do that has not heard of it.
+
+    Attributes:
+        stale: The topic.
+        named: How often metadata name it, from 0 to 1.
+    """
+
+    stale = None
+    named = 1.0
+
+    def __init__(self, *args) -> None:
+        self._turns = random.Random(3)
+        super().__init__(*args)
+
+    def _work(self, pipe) -> bool:
+        """See `VirtualCluster`."""
+        metadata = bool(pipe.requests) and pipe.requests[0][0] == "Metadata"
+        if self.stale is None or not metadata or self._turns.random() >= self.named:
+            return super()._work(pipe)
+        topics = self._handler.centre.topics
+        self.stale.partitions[0].leader_epoch += 1
+        topics["orders"] = self.stale
+        try:
+            return super()._work(pipe)
+        finally:
+            del topics["orders"]
+
+
+class StaleWorld(World):
+    """See `StaleCluster`."""
+
+    cluster_type = StaleCluster
+
+
+class Orders:
+    """A producer, and a topic that is missing now and then.
+
+    Args:
+        begun: The producer has delivered a record to the topic before.
+    """
+
+    def __init__(self, *, begun: bool) -> None:
+        self.pauses: list[float] = []
+        self.world = StaleWorld(auto_create_topics_enable="false")
+        self.world.centre.create_topic("orders", 1, 1)
+        self.life = self.start()
+        if begun:
+            first = self.life.send("orders", 0, [b"first"])
+            assert self.world.run(10, lambda: first.done)
+
+    def start(self):
+        return self.world.start(blocked_timeout_ms=int(BLOCKED_S * 1000), on_event=self._note)
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, DeliveryRetried):
+            self.pauses.append(event.pause_s)
+
+    def hide(self):
+        topic = self.world.centre.topics.pop("orders")
+        self.world.cluster.cut()
+        return topic
+
+    def show(self, topic) -> None:
+        self.world.centre.topics["orders"] = topic
+        self.world.centre.controlled()
+
+    def in_a_pause(self, *, longer_than_s: float) -> None:
+        """Until a long pause has begun."""
+        seen = len(self.pauses)
+        assert self.world.run(
+            BLOCKED_S, lambda: any(pause_s > longer_than_s for pause_s in self.pauses[seen:])
+        )
+        self.world.run(0.1)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
+def test_a_topic_that_is_there_for_a_few_seconds_takes_what_waits(begun):
+    """1. The topic is missing. 2. It is there, for less than the pause. 3. It is missing again, and for long."""
+    orders = Orders(begun=begun)
+    topic = orders.hide()
+    parcel = orders.life.send("orders", 0, [b"second"])
+    orders.in_a_pause(longer_than_s=4.5)
+    orders.show(topic)
+    orders.world.run(4)
+    orders.hide()
+    orders.world.run(2 * BLOCKED_S)
+    orders.show(topic)
+    orders.world.run(40)
+    assert parcel.done
+    assert parcel.error is None
+    assert orders.world.log("orders", 0) == [*([b"first"] if begun else []), b"second"]
+
+
+def test_the_pauses_of_all_lanes_end():
+    """One lane was adopted, and both have records for the topic."""
+    orders = Orders(begun=True)
+    life = orders.start()
+    topic = orders.hide()
+    orders.life.send("orders", 0, [b"of the other"])
+    orders.world.run(1)
+    orders.world.kill(orders.life)
+    assert orders.world.run(30, lambda: len(life.context.lanes) == 2)
+    life.send("orders", 0, [b"own"])
+    orders.in_a_pause(longer_than_s=4.5)
+    orders.in_a_pause(longer_than_s=4.5)
+    orders.show(topic)
+    orders.world.run(1)
+    assert sorted(orders.world.log("orders", 0)) == [b"first", b"of the other", b"own"]
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
+@pytest.mark.parametrize("named", [1.0, 0.5, 0.1])
+def test_metadata_of_a_stale_broker_end_few_pauses_and_count_for_no_answer(named, begun):
+    """The topic was deleted. Stale brokers still name it and different leaders, and no leader knows it."""
+    orders = Orders(begun=begun)
+    cluster, time = orders.world.cluster, orders.world.time
+    cluster.named, cluster.stale = named, orders.hide()
+    began_s = time.monotonic()
+    parcel = orders.life.send("orders", 0, [b"second"])
+    for _ in range(int(2.5 * BLOCKED_S / 0.1)):
+        orders.life.context.refresh_topics(["orders"])
+        if orders.world.run(0.1, lambda: parcel.done):
+            break
+    assert isinstance(parcel.error, RejectedError)
+    assert time.monotonic() - began_s >= BLOCKED_S
+    assert len(orders.pauses) <= 15  # 10 if no metadata name it
+
+
+def test_a_forbidden_topic_that_the_metadata_name_again_is_waited_for_as_before():
+    """The pause after another refusal goes on."""
+    orders = Orders(begun=True)
+    orders.world.cluster.deny("describe", topic="orders")
+    orders.life.context.refresh_topics(["orders"])
+    orders.world.run(0.1)
+    orders.life.send("orders", 0, [b"second"])
+    orders.in_a_pause(longer_than_s=4.5)
+    before = len(orders.pauses)
+    orders.world.cluster.deny("write", topic="orders")
+    orders.world.cluster.deny("describe", topic="orders", on=False)
+    orders.life.context.refresh_topics(["orders"])
+    orders.world.run(4)
+    assert len(orders.pauses) == before
