@@ -111,9 +111,8 @@ class SegmentWriter:
     def drop_cache(self) -> None:
         """Let the system use the page cache of the last segment for something else. What was written is synced.
 
-        Otherwise, each write needs pages that were not used for a long time, and a system with much free memory keeps
-        gigabytes of delivered records. At 1 KB a record, a producer is about a tenth faster (measured on a virtual
-        machine).
+        Otherwise, a system with much free memory keeps gigabytes of delivered records, and each write needs pages that
+        were not used for a long time.
         """
         size = self._segments[-1].size_bytes if self._handle >= 0 else 0
         if size - self._uncached_bytes >= _CACHED_BYTES:
