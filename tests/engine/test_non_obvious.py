@@ -8,7 +8,9 @@ import pytest
 from virtual import TIMEOUT_S, World
 
 from kafkasafe.events import LossCheckInconclusive
+from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.spool import Spool
+from kafkasafe.testing.fake.checks import RefusedError
 
 
 class _Late:
@@ -37,6 +39,23 @@ def opened(brokers: int = 1, partitions: int = 1, assignments=None, **options):
 
 def sent(world: World) -> int:
     return sum("-> Produce" in line for line in world.lines)
+
+
+@pytest.mark.parametrize("code", [45, 59])
+def test_reading_the_same_log_again_is_no_progress(code, monkeypatch):
+    """Something refused all batches of a program. After each refusal, the producer read the end of the log again, and
+    `close` took this for progress, so it never ended.
+    """
+    world, life = opened()
+
+    def refuse(*_, **__):
+        raise RefusedError(code)
+
+    monkeypatch.setattr(world.centre, "append", refuse)
+    life.send("orders", 0, [b"b"])
+    world.run(1)
+    patience, began = Patience(idle_s=5.0, pause_s=0.0), world.time.monotonic()
+    assert world.run(60, lambda: world.time.monotonic() >= life.engine.patience_ends(patience, began))
 
 
 def test_one_late_request_does_not_speak_for_those_before_it():

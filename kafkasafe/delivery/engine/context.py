@@ -105,10 +105,23 @@ class DeliveryProgress:
         """Time of the last progress: news about a batch, a producer id, or a topic's metadata. Monotonic seconds."""
         self._pause_until = 0.0
         """When the longest pause with a known end is over, monotonic seconds."""
+        self._read_to: dict[tuple[str, int], int] = {}
+        """How far the log of each partition was read (exclusive)."""
 
     def note(self) -> None:
         """Record that deliveries have made progress now."""
         self._last = self._clock.monotonic()
+
+    def note_read(self, topic: str, partition: int, next_offset: int) -> None:
+        """Record that a partition's log was read up to `next_offset` (exclusive).
+
+        1. A broker refuses a batch each time. After each refusal, the producer reads the end of the log, and the batch
+           is not there.
+        2. A caller that waits in `close` must not wait for ever. So reading the same offsets again is no progress.
+        """
+        if next_offset > self._read_to.get((topic, partition), -1):
+            self._read_to[topic, partition] = next_offset
+            self.note()
 
     def pause(self, until: float) -> None:
         """Record a pause that ends at `until`, monotonic seconds."""

@@ -68,7 +68,7 @@ def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, p
             log_start_offset=page.log_start_offset,
         )
         if log.next_offset > before:
-            context.progress.note()
+            context.progress.note_read(*leader.address, log.next_offset)
             continue
         if not polls:
             return False
