@@ -224,12 +224,14 @@ class Place:
     Attributes:
         next: Offset of the next record; None until the first one, or after a reason for a move.
         left: Offset of the next record when the partition was revoked; None if it may be passed or gone back from.
+        begins: The group's offset when the partition was assigned; None if the group has none.
         handed: The records that were returned, by offset, of the log that they are believed to be in.
         undecided: A divergence about which the application has not decided.
     """
 
     next: int | None = None
     left: int | None = None
+    begins: int | None = None
     undecided: events.LogDiverged | None = None
     handed: dict[int, bytes] = dataclasses.field(default_factory=dict)
 
@@ -258,7 +260,11 @@ class Book:
                 place.handed = {at: value for at, value in place.handed.items() if at < first}
                 place.undecided = event
             case events.PositionReset(position=offset, previous=previous):
-                before = place.left if place.next is None else place.next
+                before = place.next
+                if before is None:
+                    # An assignment alone may move a position forward: to the group's offset.
+                    is_placed = event.reason != "no_position" and place.begins is not None
+                    before = place.begins if is_placed else place.left
                 if before is not None and previous is not None and previous != before:
                     raise Violation(f"{event}: the application is or was at {before}")
                 if (
@@ -297,6 +303,7 @@ class Book:
         if place.next is not None:
             place.left = place.next
         place.next = place.undecided = None
+        place.begins = None if committed is None else committed.offset
         if committed is not None:
             place.handed = {at: value for at, value in place.handed.items() if at < committed.offset}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import consumer_world
 from unit_storm import run_storm
 from unit_storm_recreated import run_any_storm
 
@@ -336,3 +337,8 @@ def test_a_topic_that_was_there_in_between_has_not_been_missing_all_the_time():
             heals=True,
         )
     )
+
+
+def test_a_reset_after_a_rebalance_names_the_groups_offset_as_the_position_before():
+    """The topic was recreated after a commit at offset 1. The check expected 0, the position before the rebalance."""
+    consumer_world.play(920067)
