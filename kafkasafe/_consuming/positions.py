@@ -81,10 +81,11 @@ class Positions:
         for tp in self._port.missing():
             part = self._parts.of(tp)
             if part is not None:
-                left = self._rereading.left(tp)
-                previous = part.place_left if left is None else left
-                # If nothing was read, that position may be one in a deleted topic of this name.
-                part.resets(("no_position", previous if part.history.lineage.entries else None))
+                left = self._rereading.left(tp) or part.place_left
+                leadership = self._port.leadership(tp)
+                topic_id = None if leadership is None else leadership[0]
+                previous = left.offset if left is not None and left.is_in(topic_id) else None
+                part.resets(("no_position", previous), left)
         return self._port.reset_missing()
 
     def begin(self) -> None:

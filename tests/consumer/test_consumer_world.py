@@ -93,7 +93,7 @@ MUTANTS = {
         source(Rereading, "resumed", "if left is not None and", "if False and"), 0
     ),
     "a partition that comes back is always reported": Mutant(
-        source(Rereading, "resumed", "offset < left", "offset <= left"), 0
+        source(Rereading, "resumed", "offset < left.offset", "offset <= left.offset"), 0
     ),
     "history reaches nothing": Mutant(source(History, "reaches_below", "return ", "return False and "), 0),
 }

@@ -150,6 +150,9 @@ class Questions:
 class NoBatches:
     """There are no atomic batches, so nothing is read again."""
 
+    def __init__(self, parts):
+        self.left = parts.take_left
+
     def __getattr__(self, name):
         return lambda *_: 0
 
@@ -163,7 +166,8 @@ class Reader:
         self.parts = AssignedPartitions(self.client, LineageMemory(None))
         moves = Moves(self.client, runner, self.questions)
         pauses = Pauses(moves, reports, None)
-        self.positions = Positions(self.client, self.parts, moves, NoBatches(), has_group=True)
+        rereading = NoBatches(self.parts)
+        self.positions = Positions(self.client, self.parts, moves, rereading, has_group=True)
         self.responses = Responses(
             self.client, self.parts, moves, pauses, Followers(0.5, contextlib.nullcontext())
         )
@@ -174,7 +178,7 @@ class Reader:
             moves=moves,
             pauses=pauses,
             positions=self.positions,
-            rereading=NoBatches(),
+            rereading=rereading,
             reports=reports,
             policy=policy,
             seek=self.seek,
@@ -503,6 +507,40 @@ def test_the_history_of_a_revoked_partition_comes_back_with_it(reader):
     reader.poll()
     assert reader.asks() == [("walk", 10)]
     assert reader.part.history.topic_id == OLD
+
+
+@pytest.mark.parametrize("position", [10, 6])
+def test_a_reset_that_another_rebalance_interrupts_still_says_how_far_the_member_had_read(position):
+    reader = Reader()
+    reader.committed(10, Lineage([(2, 6)], 10))
+    valid(reader)
+    reader.client.groups.clear()
+    if position < 10:
+        reader.seek(TP, position)  # nothing before it was read
+    for _ in range(2):
+        reader.questions.asked.clear()
+        reader.client.states = {TP: State()}
+        reader.poll()
+    reader.answer("reset", ResetTo(LATEST, 20, 0))
+    assert [(event.previous, event.skipped) for event in reader.of(PositionReset)] == [
+        (position, (position, 19))
+    ]
+
+
+def test_a_position_in_a_former_topic_is_not_the_one_before_if_a_rebalance_interrupts_the_reset():
+    reader = Reader()
+    reader.client.place(TP, 10)
+    reader.poll()
+    reader.client.leader = NEW, 1, 0
+    reader.poll()
+    assert reader.part.reset == ("recreated", 10)
+    reader.client.states = {TP: State()}
+    reader.poll()
+    reader.questions.asked.clear()
+    reader.client.states = {TP: State()}
+    reader.poll()
+    reader.answer("reset", ResetTo(LATEST, 20, 0))
+    assert [(event.previous, event.skipped) for event in reader.of(PositionReset)] == [(None, (0, 19))]
 
 
 def running(activity):

@@ -342,3 +342,8 @@ def test_a_topic_that_was_there_in_between_has_not_been_missing_all_the_time():
 def test_a_reset_after_a_rebalance_names_the_groups_offset_as_the_position_before():
     """The topic was recreated after a commit at offset 1. The check expected 0, the position before the rebalance."""
     consumer_world.play(920067)
+
+
+def test_a_reset_after_a_rebalance_names_the_position_before_though_nothing_before_it_was_read():
+    """The consumer had sought the first record that it had read, so the history up to its position was empty."""
+    consumer_world.play(920127)
