@@ -231,6 +231,11 @@ def walked(outcome, epoch=2, topic_id=OLD, **more):
     return LogCompared(outcome, epoch, 1, topic_id=topic_id, leadership=(OLD, 1, 2), **more)
 
 
+def new_topic(epoch=0):
+    """Both metadata name this topic."""
+    return LogCompared(Unknown("nothing"), epoch, 0, topic_id=NEW, leadership=(NEW, 1, epoch))
+
+
 def batch(base, count, epoch):
     head = struct.pack(">qiibIhi", base, 49, epoch, 2, 7, 0, count - 1)
     return head + bytes(57 - len(head)) + struct.pack(">i", count)
@@ -470,10 +475,25 @@ def test_where_nothing_was_read_a_new_topic_is_read_from_its_start(strategy):
     reader.poll()
     reader.client.leader = NEW, 1, 0
     reader.poll()
+    reader.answer("walk", new_topic())
     reader.poll()
     assert reader.asks() == [("reset", EARLIEST)]
     reader.answer("reset", ResetTo(EARLIEST, 0, 0))
     assert [(event.reason, event.position) for event in reader.of(PositionReset)] == [("recreated", 0)]
+    assert reader.part.history.topic_id == NEW
+
+
+@pytest.mark.parametrize("offset", [0, 10])
+def test_older_metadata_do_not_replace_a_topic_in_which_another_member_has_committed(offset):
+    reader = Reader()
+    reader.committed(offset, Lineage(), NEW)
+    assert not reader.part.state.is_fetchable()
+    reader.client.leader = NEW, 1, 2
+    reader.answer("walk", new_topic(epoch=2))
+    reader.poll()
+    assert reader.asks() == reader.events == []
+    assert reader.part.state.is_fetchable()
+    assert reader.part.state.position.offset == offset
     assert reader.part.history.topic_id == NEW
 
 
@@ -483,6 +503,7 @@ def test_older_metadata_do_not_bring_the_former_topic_back():
     reader.poll()
     reader.client.leader = NEW, 1, 0
     reader.poll()
+    reader.answer("walk", new_topic())
     reader.client.leader = OLD, 1, 2
     reader.poll()
     assert not reader.part.state.is_fetchable()
@@ -533,6 +554,7 @@ def test_a_position_in_a_former_topic_is_not_the_one_before_if_a_rebalance_inter
     reader.poll()
     reader.client.leader = NEW, 1, 0
     reader.poll()
+    reader.answer("walk", new_topic())
     assert reader.part.reset == ("recreated", 10)
     reader.client.states = {TP: State()}
     reader.poll()
@@ -683,8 +705,9 @@ def test_where_nothing_was_read_and_no_reset_is_allowed_a_new_topic_is_raised():
     reader.client.place(TP, 10)
     reader.poll()
     reader.client.leader = NEW, 1, 0
+    reader.poll()
     with pytest.raises(OffsetOutOfRangeError):
-        reader.poll()
+        reader.answer("walk", new_topic())
     assert reader.at.activity is Activity.STRANDED
     assert not reader.part.state.is_fetchable()
     reader.client.place(TP, 4)  # not by a decision

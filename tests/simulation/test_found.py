@@ -347,3 +347,8 @@ def test_a_reset_after_a_rebalance_names_the_groups_offset_as_the_position_befor
 def test_a_reset_after_a_rebalance_names_the_position_before_though_nothing_before_it_was_read():
     """The consumer had sought the first record that it had read, so the history up to its position was empty."""
     consumer_world.play(920127)
+
+
+def test_a_topic_in_which_the_group_has_an_offset_is_not_older_than_the_metadata():
+    """The metadata still named the topic before. From then on they were taken for outdated, and nothing was read."""
+    consumer_world.play(940092)
