@@ -352,3 +352,8 @@ def test_a_reset_after_a_rebalance_names_the_position_before_though_nothing_befo
 def test_a_topic_in_which_the_group_has_an_offset_is_not_older_than_the_metadata():
     """The metadata still named the topic before. From then on they were taken for outdated, and nothing was read."""
     consumer_world.play(940092)
+
+
+def test_records_of_a_log_that_was_lost_without_a_trace_may_be_returned_afterwards():
+    """The answer was under way when the log was lost and written again under the same leader epoch, so nobody can know."""
+    consumer_world.play(950110)
