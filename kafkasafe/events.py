@@ -582,7 +582,8 @@ class PositionReset:
         strategy: The value of `auto_offset_reset`: "earliest" or "latest". Always "earliest" if `reason` is
             "recreated", because all records of the new topic are newer than the old position.
         previous: The position before; None if the partition had no position. If the reason is "no_position", it is the
-            position up to which this member of the group had read before a rebalance, or None.
+            position that this member of the group had before a rebalance. It is None if there was none, or if it may be
+            a position in a deleted topic of this name.
         position: The position now.
         skipped: First and last offset (inclusive) that the reset makes this consumer skip; None if it skips none.
     """

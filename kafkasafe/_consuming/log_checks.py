@@ -133,14 +133,17 @@ class LogChecks:
     def walk(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogCompared]:
         """Compare the leader's log with the records that were read before `position`.
 
-        Kafka-python's metadata and fresh ones may name two different topics, neither of which is the one that was read.
-        Then the walk waits until both name the same topic, because ids do not say which of two topics is the newer one:
+        Kafka-python's metadata and fresh ones may name two different topics. Then the walk waits until both name the
+        same topic, because ids do not say which of two topics is the newer one:
 
         1. Topic A was read. It is deleted and created again as B, then as C.
         2. kafka-python's metadata are from the time of B. The fresh metadata have C, and the walk ends with C.
         3. The next check would use kafka-python's metadata, and take B for a newer topic than C. From that check on, C
            would count as a former topic. All later metadata name C, and would count as outdated: the partition would
            never be read again.
+
+        One of the two may also be the topic that was read: if another member of the group read it, and committed the
+        position, this consumer's metadata may be from the time of its predecessor.
         """
         topic_id = read.topic_id
         tries = 0
@@ -151,13 +154,12 @@ class LogChecks:
             leader = info.partitions.get(tp.partition)
             # The broker that answered us may also have older metadata than the broker that answered kafka-python.
             ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None}
-            others = ids - {None, topic_id}
-            if ids & read.former_ids or len(others) > 1:
+            if ids & read.former_ids or len(ids - {None}) > 1:
                 self._port.request_metadata()
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
-            other = next(iter(others), None)
+            other = next(iter(ids - {None, topic_id}), None)
             try:
                 if topic_id is not None and other is not None:
                     end = yield from self._log_end(tp)

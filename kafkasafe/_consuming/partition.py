@@ -22,6 +22,28 @@ _RUNNING: Final = frozenset({Activity.WALKING, Activity.RANGING, Activity.LOCATI
 _DECIDING: Final = frozenset({Activity.DIVERGED, Activity.STRANDED})
 
 
+class PlaceLeft(NamedTuple):
+    """A position, and what is known of its topic.
+
+    Attributes:
+        offset: The first offset that the application did not get.
+        topic_id: Id of the topic; None if it is not known.
+        was_read: Whether the consumer had a history of the partition.
+    """
+
+    offset: int
+    topic_id: bytes | None
+    was_read: bool
+
+    def is_in(self, topic_id: bytes | None) -> bool:
+        """Return whether this is a position in the topic with this id (None: not known). If an id is not known, and
+        nothing was read, it may be a position in a deleted topic of the same name.
+        """
+        if None in {topic_id, self.topic_id}:
+            return self.was_read
+        return topic_id == self.topic_id
+
+
 class LogCompared(NamedTuple):
     """The result of a walk, which compares the leader's log with the records that were read.
 
@@ -171,6 +193,7 @@ class AssignedPartition:
     """
 
     __slots__ = (
+        "_left",
         "at",
         "checked",
         "doubted",
@@ -198,6 +221,8 @@ class AssignedPartition:
         self.error: Exception | None = None
         self.raised_at = 0.0
         self.reset: ResetReason | None = None
+        self._left: PlaceLeft | None = None
+        """The position before a rebalance, during a reset for the reason "no_position"."""
 
     @property
     def is_idle(self) -> bool:
@@ -308,12 +333,21 @@ class AssignedPartition:
         return self.history.remembered(None if position is None else max(position.offset, least))
 
     @property
-    def place_left(self) -> int | None:
-        """The position; during a reset, the position before the reset. None if there is none."""
+    def place_left(self) -> PlaceLeft | None:
+        """The position; during a reset, the position before the reset. None if there is none, or if it was one in a
+        deleted topic.
+        """
         position = self.state.position
-        if position is not None:
-            return int(position.offset)
-        return None if self.reset is None else self.reset[1]
+        offset = None if position is None else int(position.offset)
+        if position is None and self.reset is not None:
+            why, offset = self.reset
+            if why == "no_position":
+                return self._left
+            if why == "recreated":
+                return None
+        if offset is None:
+            return None
+        return PlaceLeft(offset, self.history.topic_id, bool(self.history.lineage.entries))
 
     @property
     def is_reset_by_application(self) -> bool:
@@ -373,9 +407,14 @@ class AssignedPartition:
     def raised(self, now: float) -> None:
         self.raised_at = now
 
-    def resets(self, reason: ResetReason) -> None:
-        """Record the reason for a reset that the application did not request."""
-        self.reset = reason
+    def resets(self, reason: ResetReason, left: PlaceLeft | None = None) -> None:
+        """Record the reason for a reset that the application did not request.
+
+        Args:
+            reason: The reason.
+            left: The position before a rebalance, if the reason is "no_position".
+        """
+        self.reset, self._left = reason, left
 
     def was_reset(self) -> ResetReason | None:
         """Record that the position was reset. Return the reason; None if the application requested the reset."""

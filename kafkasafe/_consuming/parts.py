@@ -9,7 +9,7 @@ from typing import Any
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.lineage_file import LineageMemory
-from kafkasafe._consuming.partition import AssignedPartition
+from kafkasafe._consuming.partition import AssignedPartition, PlaceLeft
 from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe.kafkapython.adapter import KafkaPython
 
@@ -25,8 +25,8 @@ class AssignedPartitions:
         self._port = port
         self._memory = memory
         self._parts: dict[TopicPartition, AssignedPartition] = {}
-        self._left: dict[TopicPartition, int] = {}
-        """Maps a partition that was revoked to the first offset that the application did not get."""
+        self._left: dict[TopicPartition, PlaceLeft] = {}
+        """Maps a partition that was revoked to the position that it had."""
         self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
 
     def hand_out_later(self, unhanded: Callable[[], Mapping[TopicPartition, int]]) -> None:
@@ -42,9 +42,9 @@ class AssignedPartitions:
         """Return the offset after the records before this position that the application got."""
         return min(position, self._unhanded().get(tp, position))
 
-    def take_left(self, tp: TopicPartition) -> int | None:
-        """Return, only once, the offset up to which the application had read a partition when it was revoked; None if
-        it had no position, or the application chose another one.
+    def take_left(self, tp: TopicPartition) -> PlaceLeft | None:
+        """Return, only once, the position that a partition had when it was revoked; None if it had none, or the
+        application chose another one.
         """
         return self._left.pop(tp, None)
 
@@ -83,9 +83,9 @@ class AssignedPartitions:
         return part
 
     def _leave(self, tp: TopicPartition, part: AssignedPartition) -> None:
-        position = part.place_left
-        if position is not None:
-            self._left[tp] = self.consumed(tp, position)
+        left = part.place_left
+        if left is not None:
+            self._left[tp] = left._replace(offset=self.consumed(tp, left.offset))
         elif part.is_reset_by_application:
             self._left.pop(tp, None)
         # Otherwise the partition was revoked before it had a position: what was left earlier remains.

@@ -81,10 +81,11 @@ class Positions:
         for tp in self._port.missing():
             part = self._parts.of(tp)
             if part is not None:
-                left = self._rereading.left(tp)
-                previous = part.place_left if left is None else left
-                # If nothing was read, that position may be one in a deleted topic of this name.
-                part.resets(("no_position", previous if part.history.lineage.entries else None))
+                left = self._rereading.left(tp) or part.place_left
+                leadership = self._port.leadership(tp)
+                topic_id = None if leadership is None else leadership[0]
+                previous = left.offset if left is not None and left.is_in(topic_id) else None
+                part.resets(("no_position", previous), left)
         return self._port.reset_missing()
 
     def begin(self) -> None:
@@ -132,19 +133,17 @@ class Positions:
         """Check the position of a partition. Called only while no procedure runs for the partition."""
         position = part.state.position.offset
         part.looked()
-        if part.history.reaches_below(position):
+        # If nothing was read before the position, no record can be lost. But another member may have committed the
+        # position in a topic that is newer than these metadata. The walk finds that out.
+        if part.history.reaches_below(position) or part.history.is_of_another(leadership[0]):
             part.place(position)
             self._moves.on(tp, part, PositionEvent.CHECK_DUE)
             return
-        # Nothing was read before the position, so no record can be lost.
-        is_another = part.history.is_of_another(leadership[0])
         part.history.adopt(leadership[0])
         part.check(leadership)
         self._moves.on(tp, part, PositionEvent.UNREAD, offset=position)
-        if is_another and position > 0:
-            self._begin_at_its_start(tp, part, position)
 
-    def _begin_at_its_start(self, tp: TopicPartition, part: AssignedPartition, position: int) -> None:
+    def begin_at_its_start(self, tp: TopicPartition, part: AssignedPartition, position: int) -> None:
         """Go to the start of a recreated topic, if no record of the former topic was read.
 
         1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.

@@ -40,6 +40,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.commits import Commits
 from kafkasafe._consuming.other_lanes import OtherLanes, Way
+from kafkasafe._consuming.partition import PlaceLeft
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe.delivery.process_readings import NUMBERS
 from kafkasafe.delivery.readings import NONE, Carrier, OffsetClaim, OffsetsFate, ProducerLane, Readings
@@ -161,10 +162,10 @@ class Rereading:
             offset: The group's offset, which is the position now.
         """
         left = self.left(tp)
-        if left is not None and offset < left:
-            self._emit(PositionRewound(tp.topic, tp.partition, "rebalanced", left))
+        if left is not None and offset < left.offset:
+            self._emit(PositionRewound(tp.topic, tp.partition, "rebalanced", left.offset))
 
-    def left(self, tp: TopicPartition) -> int | None:
+    def left(self, tp: TopicPartition) -> PlaceLeft | None:
         """Return, only once, the position that a partition had before the group revoked it and assigned it again; None
         if it had none.
 

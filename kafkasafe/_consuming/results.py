@@ -211,6 +211,13 @@ class Results:
         topic_id = part.history.topic_id
         if topic_id is not None and walked.topic_id != topic_id:
             self._port.request_metadata()
+        if not part.history.reaches_below(part.position):
+            is_another = part.history.is_of_another(walked.topic_id)
+            part.history.adopt(walked.topic_id)
+            self._moves.on(tp, part, PositionEvent.AGREED, offset=part.position)
+            if is_another and part.position > 0:
+                self._positions.begin_at_its_start(tp, part, part.position)
+            return
         if isinstance(outcome, Diverged):
             self._on_diverged(tp, part, walked, outcome)
             return

@@ -224,14 +224,18 @@ class Place:
     Attributes:
         next: Offset of the next record; None until the first one, or after a reason for a move.
         left: Offset of the next record when the partition was revoked; None if it may be passed or gone back from.
+        begins: The group's offset when the partition was assigned; None if the group has none.
         handed: The records that were returned, by offset, of the log that they are believed to be in.
+        knowable: The number of the first record whose loss a client can find out.
         undecided: A divergence about which the application has not decided.
     """
 
     next: int | None = None
     left: int | None = None
+    begins: int | None = None
     undecided: events.LogDiverged | None = None
     handed: dict[int, bytes] = dataclasses.field(default_factory=dict)
+    knowable: int = 0
 
 
 class Book:
@@ -258,7 +262,11 @@ class Book:
                 place.handed = {at: value for at, value in place.handed.items() if at < first}
                 place.undecided = event
             case events.PositionReset(position=offset, previous=previous):
-                before = place.left if place.next is None else place.next
+                before = place.next
+                if before is None:
+                    # An assignment alone may move a position forward: to the group's offset.
+                    is_placed = event.reason != "no_position" and place.begins is not None
+                    before = place.begins if is_placed else place.left
                 if before is not None and previous is not None and previous != before:
                     raise Violation(f"{event}: the application is or was at {before}")
                 if (
@@ -297,12 +305,18 @@ class Book:
         if place.next is not None:
             place.left = place.next
         place.next = place.undecided = None
+        place.begins = None if committed is None else committed.offset
         if committed is not None:
             place.handed = {at: value for at, value in place.handed.items() if at < committed.offset}
 
-    def cannot_know(self, tp: TopicPartition) -> None:
-        """No client can find out that the records that were returned are no longer in the log."""
-        self.places[tp].handed.clear()
+    def cannot_know(self, tp: TopicPartition, number: int) -> None:
+        """No client can find out that the records before this number are no longer in the log.
+
+        Some of them may be in an answer that is returned later.
+        """
+        place = self.places[tp]
+        place.handed.clear()
+        place.knowable = number
 
     def returned(self, tp: TopicPartition, first: int, values: list[bytes]) -> None:
         place = self.places[tp]
@@ -316,7 +330,9 @@ class Book:
             raise Violation(
                 f"{tp}: records from {first} on are returned again after those before {place.left}"
             )
-        place.handed.update(enumerate(values, first))
+        place.handed.update(
+            (at, value) for at, value in enumerate(values, first) if int(value) >= place.knowable
+        )
         place.next, place.left = first + len(values), None
 
     def commits(self, tp: TopicPartition, offset: int) -> None:
@@ -591,14 +607,14 @@ class World:
         if not self.has_epochs:
             # Between two fetches from the same leader, such brokers show nothing of it (docs/limits.md).
             for each in PLACES:
-                self.book.cannot_know(each)
+                self.book.cannot_know(each, self.number)
 
     def do_lose_log(self, tp: TopicPartition) -> None:
         epoch = self.cluster.partition_state(tp).leader_epoch
         self.cluster.lose_log(tp)
         if self.cluster.partition_state(tp).leader_epoch == epoch:
             # A log that is written again under the same leader epoch looks like the former one (docs/limits.md).
-            self.book.cannot_know(tp)
+            self.book.cannot_know(tp, self.number)
 
     def do_lose_answers(self, tp: TopicPartition) -> None:
         node = self.rng.choice(self.cluster.brokers)

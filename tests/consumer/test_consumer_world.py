@@ -75,7 +75,7 @@ MUTANTS = {
         row(Activity.WALKING, PositionEvent.DIFFERED, Action.RELEASE, to=Activity.IDLE), 0
     ),
     "a decision does not cut the history": Mutant(
-        row(Activity.DIVERGED, PositionEvent.SOUGHT, Action.UNCHECK, Action.ADOPT), 60
+        row(Activity.DIVERGED, PositionEvent.SOUGHT, Action.UNCHECK, Action.ADOPT), 400
     ),
     "a position is never due": Mutant(source(AssignedPartition, "is_due", "return True", "return False"), 0),
     "a sought position is fetched at once": Mutant(source(Results, "carry_on", "if moved:", "if False:"), 0),
@@ -93,7 +93,7 @@ MUTANTS = {
         source(Rereading, "resumed", "if left is not None and", "if False and"), 0
     ),
     "a partition that comes back is always reported": Mutant(
-        source(Rereading, "resumed", "offset < left", "offset <= left"), 0
+        source(Rereading, "resumed", "offset < left.offset", "offset <= left.offset"), 0
     ),
     "history reaches nothing": Mutant(source(History, "reaches_below", "return ", "return False and "), 0),
 }

@@ -150,6 +150,9 @@ class Questions:
 class NoBatches:
     """There are no atomic batches, so nothing is read again."""
 
+    def __init__(self, parts):
+        self.left = parts.take_left
+
     def __getattr__(self, name):
         return lambda *_: 0
 
@@ -163,7 +166,8 @@ class Reader:
         self.parts = AssignedPartitions(self.client, LineageMemory(None))
         moves = Moves(self.client, runner, self.questions)
         pauses = Pauses(moves, reports, None)
-        self.positions = Positions(self.client, self.parts, moves, NoBatches(), has_group=True)
+        rereading = NoBatches(self.parts)
+        self.positions = Positions(self.client, self.parts, moves, rereading, has_group=True)
         self.responses = Responses(
             self.client, self.parts, moves, pauses, Followers(0.5, contextlib.nullcontext())
         )
@@ -174,7 +178,7 @@ class Reader:
             moves=moves,
             pauses=pauses,
             positions=self.positions,
-            rereading=NoBatches(),
+            rereading=rereading,
             reports=reports,
             policy=policy,
             seek=self.seek,
@@ -225,6 +229,11 @@ class Reader:
 
 def walked(outcome, epoch=2, topic_id=OLD, **more):
     return LogCompared(outcome, epoch, 1, topic_id=topic_id, leadership=(OLD, 1, 2), **more)
+
+
+def new_topic(epoch=0):
+    """Both metadata name this topic."""
+    return LogCompared(Unknown("nothing"), epoch, 0, topic_id=NEW, leadership=(NEW, 1, epoch))
 
 
 def batch(base, count, epoch):
@@ -466,10 +475,25 @@ def test_where_nothing_was_read_a_new_topic_is_read_from_its_start(strategy):
     reader.poll()
     reader.client.leader = NEW, 1, 0
     reader.poll()
+    reader.answer("walk", new_topic())
     reader.poll()
     assert reader.asks() == [("reset", EARLIEST)]
     reader.answer("reset", ResetTo(EARLIEST, 0, 0))
     assert [(event.reason, event.position) for event in reader.of(PositionReset)] == [("recreated", 0)]
+    assert reader.part.history.topic_id == NEW
+
+
+@pytest.mark.parametrize("offset", [0, 10])
+def test_older_metadata_do_not_replace_a_topic_in_which_another_member_has_committed(offset):
+    reader = Reader()
+    reader.committed(offset, Lineage(), NEW)
+    assert not reader.part.state.is_fetchable()
+    reader.client.leader = NEW, 1, 2
+    reader.answer("walk", new_topic(epoch=2))
+    reader.poll()
+    assert reader.asks() == reader.events == []
+    assert reader.part.state.is_fetchable()
+    assert reader.part.state.position.offset == offset
     assert reader.part.history.topic_id == NEW
 
 
@@ -479,6 +503,7 @@ def test_older_metadata_do_not_bring_the_former_topic_back():
     reader.poll()
     reader.client.leader = NEW, 1, 0
     reader.poll()
+    reader.answer("walk", new_topic())
     reader.client.leader = OLD, 1, 2
     reader.poll()
     assert not reader.part.state.is_fetchable()
@@ -503,6 +528,41 @@ def test_the_history_of_a_revoked_partition_comes_back_with_it(reader):
     reader.poll()
     assert reader.asks() == [("walk", 10)]
     assert reader.part.history.topic_id == OLD
+
+
+@pytest.mark.parametrize("position", [10, 6])
+def test_a_reset_that_another_rebalance_interrupts_still_says_how_far_the_member_had_read(position):
+    reader = Reader()
+    reader.committed(10, Lineage([(2, 6)], 10))
+    valid(reader)
+    reader.client.groups.clear()
+    if position < 10:
+        reader.seek(TP, position)  # nothing before it was read
+    for _ in range(2):
+        reader.questions.asked.clear()
+        reader.client.states = {TP: State()}
+        reader.poll()
+    reader.answer("reset", ResetTo(LATEST, 20, 0))
+    assert [(event.previous, event.skipped) for event in reader.of(PositionReset)] == [
+        (position, (position, 19))
+    ]
+
+
+def test_a_position_in_a_former_topic_is_not_the_one_before_if_a_rebalance_interrupts_the_reset():
+    reader = Reader()
+    reader.client.place(TP, 10)
+    reader.poll()
+    reader.client.leader = NEW, 1, 0
+    reader.poll()
+    reader.answer("walk", new_topic())
+    assert reader.part.reset == ("recreated", 10)
+    reader.client.states = {TP: State()}
+    reader.poll()
+    reader.questions.asked.clear()
+    reader.client.states = {TP: State()}
+    reader.poll()
+    reader.answer("reset", ResetTo(LATEST, 20, 0))
+    assert [(event.previous, event.skipped) for event in reader.of(PositionReset)] == [(None, (0, 19))]
 
 
 def running(activity):
@@ -645,8 +705,9 @@ def test_where_nothing_was_read_and_no_reset_is_allowed_a_new_topic_is_raised():
     reader.client.place(TP, 10)
     reader.poll()
     reader.client.leader = NEW, 1, 0
+    reader.poll()
     with pytest.raises(OffsetOutOfRangeError):
-        reader.poll()
+        reader.answer("walk", new_topic())
     assert reader.at.activity is Activity.STRANDED
     assert not reader.part.state.is_fetchable()
     reader.client.place(TP, 4)  # not by a decision

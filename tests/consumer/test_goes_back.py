@@ -200,6 +200,56 @@ def test_records_that_such_a_reset_skips_begin_where_the_member_had_read_to(fake
         ]
 
 
+@pytest.mark.parametrize("first", ["read", "not read"])
+def test_such_a_reset_names_the_position_before_also_if_nothing_before_it_was_read(
+    fake_kafka, servers, first
+):
+    """The consumer seeks to the first record that it has read, or has read none."""
+    reader = Reader(servers, auto_offset_reset="latest")
+    with reader.consumer as consumer:
+        consumer.subscribe(["in"])
+        until(lambda: reader.poll_none() or len(reader.reset()) == 2, 30)
+        reader.events.clear()
+        for place in PLACES:
+            reader.read[place] = [19]
+            produce(fake_kafka, "in", [b""] * 5, place.partition)
+        if first == "read":
+            reader.read_to(22)
+            consumer.pause(*PLACES)
+            for place in PLACES:
+                consumer.seek(place, 20)
+        expelled(reader, fake_kafka)
+        assert sorted(reader.reset(), key=str) == [
+            PositionReset("in", place.partition, "no_position", "latest", 20, 25, (20, 24))
+            for place in PLACES
+        ]
+
+
+def test_after_such_a_seek_a_position_in_a_deleted_topic_is_not_the_one_before_in_its_successor(
+    fake_kafka, servers
+):
+    reader = Reader(
+        servers, auto_offset_reset="latest", metadata_max_age_ms=100, allow_auto_create_topics=False
+    )
+    with reader.consumer as consumer:
+        consumer.subscribe(["in"])
+        until(lambda: reader.poll_none() or len(reader.reset()) == 2, 30)
+        for place in PLACES:
+            reader.read[place] = [19]
+            produce(fake_kafka, "in", [b""] * 5, place.partition)
+        reader.read_to(22)
+        consumer.pause(*PLACES)
+        for place in PLACES:
+            consumer.seek(place, 20)
+        fake_kafka.delete_topic("in")
+        until(lambda: reader.poll_none() or not consumer.assignment(), 30)
+        fake_kafka.create_topic("in", partitions=2)
+        until(lambda: reader.poll_none() or len(reader.reset()) == 4, 30)
+        assert sorted(reader.reset()[2:], key=str) == [
+            PositionReset("in", place.partition, "no_position", "latest", None, 0, None) for place in PLACES
+        ]
+
+
 def test_a_position_in_a_deleted_topic_is_not_the_one_before_in_its_successor(fake_kafka, servers):
     reader = Reader(
         servers, auto_offset_reset="latest", metadata_max_age_ms=100, allow_auto_create_topics=False

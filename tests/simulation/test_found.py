@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import consumer_world
 from unit_storm import run_storm
 from unit_storm_recreated import run_any_storm
 
@@ -336,3 +337,23 @@ def test_a_topic_that_was_there_in_between_has_not_been_missing_all_the_time():
             heals=True,
         )
     )
+
+
+def test_a_reset_after_a_rebalance_names_the_groups_offset_as_the_position_before():
+    """The topic was recreated after a commit at offset 1. The check expected 0, the position before the rebalance."""
+    consumer_world.play(920067)
+
+
+def test_a_reset_after_a_rebalance_names_the_position_before_though_nothing_before_it_was_read():
+    """The consumer had sought the first record that it had read, so the history up to its position was empty."""
+    consumer_world.play(920127)
+
+
+def test_a_topic_in_which_the_group_has_an_offset_is_not_older_than_the_metadata():
+    """The metadata still named the topic before. From then on they were taken for outdated, and nothing was read."""
+    consumer_world.play(940092)
+
+
+def test_records_of_a_log_that_was_lost_without_a_trace_may_be_returned_afterwards():
+    """The answer was under way when the log was lost and written again under the same leader epoch, so nobody can know."""
+    consumer_world.play(950110)
