@@ -40,6 +40,7 @@ TESTS = {
     "A resend lists `rejected/`": "test_records_are_resent_beside_a_living_producer",
     "A path does not identify": "test_a_deploy_that_switches_a_link_leaves_each_producer_in_its_own_directory",
     "An fsync covers a file": "test_what_is_called_durable_is_there_at_that_moment",
+    "Delivered records do not fill the page cache": "test_the_system_keeps_its_copy_of_batches_that_will_be_read",
     "A file that was cut grows back": "test_a_segment_that_is_cut_is_never_written_to_again",
     "A moved lane is fetched by one rename": "test_a_crash_in_a_restoration_loses_nothing_without_a_word",
     "A released segment's successor": "test_a_segment_is_not_released_before_what_replaces_it_is_durable",

@@ -25,6 +25,9 @@ from typing import Final
 RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
 """The default limit. It is less than the producer keeps in memory, so that batches are not read back."""
 
+_EASED_BYTES: Final = 1024 * 1024
+"""A waiting sender continues after about this much was delivered: one large batch."""
+
 PATIENCE_S: Final = 0.5
 """A partition that has acknowledged nothing for this long, although batches wait, does not count."""
 
@@ -69,10 +72,13 @@ class RunAhead:
     def has_eased(self, more_bytes: int = 0) -> bool:
         """Return whether a waiting sender should continue.
 
-        The threshold is lower than that of `is_reached`. At the same threshold, each delivery would wake senders, and
-        they would soon have to wait again.
+        The threshold is lower than that of `is_reached`. At the same threshold, each small delivery would wake senders,
+        and they would soon have to wait again. It is not much lower, because a sender that sleeps encodes nothing:
+        after the delivery of a few large batches, too few others would be ready.
         """
-        return self._outstanding_bytes + more_bytes < self._ceiling_bytes - self._limit_bytes // 4
+        return self._outstanding_bytes + more_bytes < self._ceiling_bytes - min(
+            self._limit_bytes // 4, _EASED_BYTES
+        )
 
     def accepted(self, address: Address, size_bytes: int, now: float) -> None:
         """Count a batch that was accepted for a partition."""

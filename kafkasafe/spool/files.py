@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -83,6 +84,11 @@ class Files(Protocol):
 
     def preallocate(self, handle: int, size: int) -> bool:
         """Reserves space without changing the file's size. Returns False if that is impossible. Never raises."""
+
+    def drop_cache(self, handle: int, size: int) -> None:
+        """Tells the system that nobody will soon read the first `size` bytes of a file, all of them durable. The system
+        may use the memory of its copy again. Never raises.
+        """
 
     def size(self, handle: int) -> int:
         """Size of an open file."""
@@ -205,6 +211,13 @@ class OsFiles:
                 os.ftruncate(handle, os.fstat(handle).st_size)
             return False
         return True
+
+    def drop_cache(self, handle: int, size: int) -> None:
+        # The last page stays. The next write would otherwise read it from the disk to complete it.
+        size -= size % mmap.PAGESIZE
+        if _fadvise is not None and size:
+            with contextlib.suppress(OSError):
+                _fadvise(handle, 0, size, _DONTNEED)
 
     def size(self, handle: int) -> int:
         return os.fstat(handle).st_size
@@ -367,6 +380,9 @@ class DirectoryFiles:
 
     def preallocate(self, handle: int, size: int) -> bool:
         return self._files.preallocate(handle, size)
+
+    def drop_cache(self, handle: int, size: int) -> None:
+        self._files.drop_cache(handle, size)
 
     def size(self, handle: int) -> int:
         return self._files.size(handle)
@@ -533,6 +549,9 @@ def replace_whole(files: Files, path: Path, content: bytes) -> None:
     files.sync_directory(path.parent)
 
 
+# macOS has no posix_fadvise.
+_fadvise = getattr(os, "posix_fadvise", None)
+_DONTNEED: Final[int] = getattr(os, "POSIX_FADV_DONTNEED", 0)
 # macOS has no fdatasync; its fsync is at least as strong.
 _fdatasync = getattr(os, "fdatasync", os.fsync)
 

@@ -110,6 +110,9 @@ class MemoryFiles:
     def preallocate(self, handle: int, size: int) -> bool:  # noqa: ARG002
         return True
 
+    def drop_cache(self, handle: int, size: int) -> None:
+        """Does nothing, because these files are not on a disk."""
+
     def size(self, handle: int) -> int:
         return len(self._handles[handle][0])
 

@@ -14,6 +14,8 @@ from kafkasafe.spool.segment_list import SegmentList
 _PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
 """Space is reserved in steps of this size, so that a lane that is hardly used does not occupy a whole segment."""
 _NEVER_PREALLOCATED: Final = 1 << 62
+_CACHED_BYTES: Final = 256 * 1024
+"""The system's copy of a segment may grow by this much before it is dropped. Dropping costs a system call."""
 
 
 class SegmentWriter:
@@ -24,6 +26,8 @@ class SegmentWriter:
         self._segments = segments
         self._handle = -1
         self._preallocated = 0
+        self._uncached_bytes = 0
+        """How much of the last segment the system need not keep in its page cache."""
         self._unwritten: list[bytearray] = []
         """Groups of the last segment that will be written together with the next group."""
         self._unwritten_at = 0
@@ -63,6 +67,7 @@ class SegmentWriter:
         """Begin a segment at `position`. The segment's name is not durable yet."""
         self._handle = self._segments.create(position)
         self._preallocated = 0
+        self._uncached_bytes = 0
 
     def append(
         self,
@@ -102,6 +107,17 @@ class SegmentWriter:
     def sync(self) -> None:
         """Make everything that was written to the last segment durable."""
         self._files.sync_data(self._handle)
+
+    def drop_cache(self) -> None:
+        """Let the system use the page cache of the last segment for something else. What was written is synced.
+
+        Otherwise, a system with much free memory keeps gigabytes of delivered records, and each write needs pages that
+        were not used for a long time.
+        """
+        size = self._segments[-1].size_bytes if self._handle >= 0 else 0
+        if size - self._uncached_bytes >= _CACHED_BYTES:
+            self._files.drop_cache(self._handle, size)
+            self._uncached_bytes = size
 
     def leave(self) -> None:
         """End the last segment, and free the space that was reserved for more records."""
@@ -163,4 +179,5 @@ class SegmentWriter:
                     if continues:
                         self._handle = kept
                         self._preallocated = segment.size_bytes
+                        self._uncached_bytes = 0
         self._continued = None

@@ -251,6 +251,11 @@ class Spool:
                 self._extent.ends(self.synced_position, self._segments)
         return self.synced_position
 
+    def drop_cache(self) -> None:
+        """Tell the system that the batches written last will probably not be read, because they are in memory too."""
+        if self._disk_position == self.next_position:
+            self._writer.drop_cache()
+
     def read(self, position: int) -> bytearray:
         """Returns the data batch at a position, with its spool address, after checking every byte.
 

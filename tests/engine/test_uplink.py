@@ -70,6 +70,26 @@ def test_an_outage_reads_nothing_from_disk(reads):
     assert len(reads) == len(parcels), "each is read once"
 
 
+def test_the_system_keeps_its_copy_of_batches_that_will_be_read(monkeypatch):
+    """It can drop the copy of a batch whose bytes the producer has, so these need no page cache."""
+    dropped = []
+    monkeypatch.setattr(Spool, "drop_cache", lambda self: dropped.append(self.next_position))
+    world = World()
+    life = begun(world, 3)
+    assert dropped, "the cluster answers"
+    world.set_outage(True)
+    parcels = [life.send("orders", 0, [b"notices the outage"])]
+    world.run(30.0)
+    dropped.clear()
+    parcels += [life.send("orders", number, [b"x" * 1000]) for number in range(3)]
+    world.run(1.0)
+    assert all(parcel.durable for parcel in parcels)
+    assert dropped == []
+    world.set_outage(False)
+    assert world.run(60, lambda: all(parcel.done for parcel in parcels))
+    assert dropped
+
+
 def test_what_is_read_back_stays_within_one_budget(monkeypatch):
     world = World()
     life = begun(world, 40)

@@ -17,10 +17,10 @@ from tiers import in_tiers
 
 from kafkasafe import marks as m
 from kafkasafe.errors import SpoolError, SpoolWriteError
-from kafkasafe.spool import spool
+from kafkasafe.spool import segment_writer, spool
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.spool import Spool
-from kafkasafe.testing.disk import Disk, ProcessKilled
+from kafkasafe.testing.disk import Disk, DiskFiles, ProcessKilled
 
 from .model import Group, Owner, encode, patiently, recover
 
@@ -49,6 +49,47 @@ def test_what_was_written_is_found_again_over_many_segments(sync):
     found = recover(disk)
     assert found.items == owner.promised
     found.close()
+
+
+def test_the_cache_is_dropped_only_up_to_what_is_synced(monkeypatch):
+    monkeypatch.setattr(segment_writer, "_CACHED_BYTES", 1000)
+    dropped = []
+    monkeypatch.setattr(DiskFiles, "drop_cache", lambda _self, handle, size: dropped.append((handle, size)))
+    owner = Owner(Disk(), segment_bytes=10_000)
+    rng = random.Random(0)
+    owner.commit([owner.group(rng, size=600)])
+    owner.spool.drop_cache()
+    assert dropped == [], "a system call for each small write would cost more than it gives"
+    owner.commit([owner.group(rng, size=600)])
+    owner.write(owner.group(rng, size=600))
+    owner.spool.drop_cache()
+    assert dropped == [], "the last group is not synced"
+    owner.sync()
+    owner.spool.drop_cache()
+    owner.spool.drop_cache()
+    assert [size for _, size in dropped] == [owner.spool.used_bytes]
+    first = len(owner.spool.segments)
+    while len(owner.spool.segments) == first:
+        owner.commit([owner.group(rng, batches=3, size=600)])
+    owner.spool.drop_cache()
+    (_, before), (_, size) = dropped
+    assert size < before + 10_000
+    assert size == owner.spool.used_bytes - sum(bytes_ for *_, bytes_ in owner.spool.segments[:-1])
+    owner.close()
+
+
+def test_what_the_system_dropped_from_its_cache_is_read_again(tmp_path):
+    files = OsFiles()
+    handle = files.create(tmp_path / "segment")
+    content = bytes(range(256)) * 1000
+    files.writev(handle, [content], 0)
+    files.drop_cache(handle, len(content))  # a mistake, but nothing is lost
+    files.sync_data(handle)
+    files.drop_cache(handle, 0)
+    files.drop_cache(handle, len(content))
+    assert files.read(handle, 0, len(content)) == content
+    files.close(handle)
+    files.drop_cache(handle, len(content))
 
 
 def test_a_segment_of_small_batches_ends_before_it_is_large(monkeypatch):

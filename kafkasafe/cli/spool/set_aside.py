@@ -20,6 +20,7 @@ from kafkasafe.cli.common import (
     connection,
     counted,
     lanes_of,
+    refuse_as_root,
     resolved,
 )
 from kafkasafe.cli.doctor import ask
@@ -33,7 +34,8 @@ from kafkasafe.spool.examine import Finding
 _TIMEOUT: Final = "60s"
 SET_ASIDE_CODES: Final = (
     "Exit codes: 0 all is well; 2 the command line is wrong; 3 the command could not be carried out: a process"
-    " owns the lane, or the batch may be in the cluster's log and so stays where it is."
+    " owns the lane, or the batch stays where it is, because it may be in the cluster's log, or belongs to an atomic"
+    " batch."
 )
 
 
@@ -61,6 +63,7 @@ def spool_set_aside(
     options = None if servers is None and config is None else connection(servers, config)
     directory = resolved(directory)
     ((lanes, number),) = lanes_of(directory, lane)
+    refuse_as_root(directory)
 
     def absent(topic: str, partition: int, positions: Sequence[int]) -> set[int]:
         if options is None:

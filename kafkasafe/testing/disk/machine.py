@@ -411,6 +411,9 @@ class DiskFiles:
         file.reserve(size)
         return True
 
+    def drop_cache(self, handle: int, size: int) -> None:
+        """See `Files`. Does nothing: what a file holds does not depend on the system's copy."""
+
     def size(self, handle: int) -> int:
         """See `Files`."""
         self._call("size")
