@@ -309,6 +309,7 @@ class RecordQueue:
         moved = {*self._assigned, *(fetched.tp for fetched in self._fetched)} - partitions
         self._moves.assign()
         self._assigned = partitions
+        self._paused.intersection_update(partitions)
         return moved
 
     def subscribe(self) -> None:

@@ -344,3 +344,18 @@ async def test_a_new_assignment_counts_at_once_while_another_task_asks_for_recor
             assert consumer.assignment() == set()
         finally:
             reading.cancel()
+
+
+async def test_a_partition_that_is_given_up_is_no_longer_paused(options):
+    """As in KafkaConsumer and aiokafka: before the next request for records, too."""
+    async with SafeConsumer(**options) as consumer:
+        consumer.assign([A, B])
+        await consumer.getone(A)
+        await consumer.pause(A, B)
+        await consumer.assign([A])
+        assert consumer.paused() == {A} == await asyncio.to_thread(consumer.client.paused)
+        await consumer.unsubscribe()
+        assert consumer.paused() == set()
+        await consumer.assign([A])
+        assert consumer.paused() == set()
+        assert (await consumer.getone()).offset == 0
