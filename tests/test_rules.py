@@ -125,6 +125,7 @@ TESTS = {
     "InitProducerId with the producer's own identity": "test_a_consumer_that_is_out_of_its_group_commits_nothing",
     "A marker's group has": "test_a_group_of_the_same_name_as_the_transactional_id_keeps_its_offsets",
     "A join in progress": "test_partitions_that_a_topic_got_are_assigned",
+    "A member that has missed a generation": "test_a_member_that_has_missed_a_generation_does_not_repeat_what_another_has_committed",
     "A damaged control batch": "test_a_hole_in_the_spool_stops_what_was_before_it",
     "A leader that lost its state": "test_one_late_request_does_not_speak_for_those_before_it",
     "The epoch of the last acknowledgement may be too old": "test_an_ack_under_an_earlier_epoch_is_no_loss_when_its_batch_is_gone_from_the_spool",

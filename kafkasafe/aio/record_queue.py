@@ -73,6 +73,7 @@ class _MoveLog:
         self.count = 0
         self._moved: dict[TopicPartition, int] = {}
         self._subscribed = 0
+        self._assigned = 0
         self._restarted = 0
 
     def move(self, partitions: Iterable[TopicPartition]) -> None:
@@ -84,6 +85,11 @@ class _MoveLog:
         """Note a new subscription."""
         self.count += 1
         self._subscribed = self.count
+
+    def assign(self) -> None:
+        """Note an assignment that the program chooses."""
+        self.count += 1
+        self._assigned = self.count
 
     def restart(self) -> None:
         """Record that everything that was fetched before is outdated."""
@@ -97,6 +103,10 @@ class _MoveLog:
     def has_subscribed(self, since: int) -> bool:
         """Return whether the program has subscribed after move number `since`."""
         return self._subscribed > since
+
+    def has_assigned(self, since: int) -> bool:
+        """Return whether the program has chosen an assignment after move number `since`."""
+        return self._assigned > since
 
     def has_restarted(self, since: int) -> bool:
         """Return whether everything that was fetched at move number `since` is outdated."""
@@ -229,7 +239,8 @@ class RecordQueue:
         self._attend_at = time.monotonic() + _ATTEND_S if settled else 0.0
         self._polled_at = time.time()
         paused_meanwhile = self._meanwhile.paused & result.assigned
-        self.lose(gone, result.assigned)
+        # The poll knows nothing of an assignment that the program has chosen meanwhile.
+        self.lose(gone, self._assigned if self._moves.has_assigned(asked) else result.assigned)
         # A partition that was revoked and assigned again stays paused, if it was paused.
         self._paused.difference_update({*gone} - result.paused - paused_meanwhile)
         for tp, found in result.records.items():
@@ -296,7 +307,9 @@ class RecordQueue:
         Partitions that stay assigned keep their positions and their fetched records.
         """
         moved = {*self._assigned, *(fetched.tp for fetched in self._fetched)} - partitions
+        self._moves.assign()
         self._assigned = partitions
+        self._paused.intersection_update(partitions)
         return moved
 
     def subscribe(self) -> None:

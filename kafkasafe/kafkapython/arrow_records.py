@@ -23,11 +23,14 @@ class ArrowRecords:
 
     Attributes:
         kind: The form of the result.
+        state: See `Records`.
         next_fetch_offset: Offset after the records that were taken.
         leader_epoch: Leader epoch of the record directly before `next_fetch_offset`; -1 if unknown.
         bytes_read: Size of the response in bytes; 0 before records were taken.
         records_read: Number of records that were taken.
     """
+
+    state: Any = None
 
     def __init__(
         self,
@@ -68,6 +71,10 @@ class ArrowRecords:
 
     def __bool__(self) -> bool:
         return self._decoder is not None
+
+    def belong_to(self, state: Any) -> None:
+        """See `Records`."""
+        self.state = state
 
     def drain(self) -> None:
         """Ends the object. Nothing more can be taken from it."""

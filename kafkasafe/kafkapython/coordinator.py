@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import kafka.errors as kafka_errors
+from kafka.coordinator.assignors.abstract import RebalanceProtocol
 from kafka.coordinator.consumer import ConsumerCoordinator
 from kafka.future import Future
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
@@ -20,8 +21,8 @@ class Coordinator(ConsumerCoordinator):
     """kafka-python's coordinator. To each committed offset, it adds the history of the records read (their lineage).
 
     It also fixes faults of kafka-python 3.0.12: joins that are discarded or forgotten (`join_group_async`,
-    `need_rejoin`), a failed look-up of the coordinator that ends `poll`, and committed offsets of an earlier
-    generation.
+    `need_rejoin`), a failed look-up of the coordinator that ends `poll`, and committed offsets and positions of an
+    earlier generation.
     """
 
     owner: Owner
@@ -63,6 +64,46 @@ class Coordinator(ConsumerCoordinator):
             made = me._generation
             await me._on_join_complete_async(made.generation_id, made.member_id, made.protocol, task.value)
         return bool(await parent.join_group_async(timeout_ms=timeout_ms))
+
+    async def _on_join_complete_async(
+        self, generation: int, member_id: str, protocol: str, member_assignment_bytes: Any
+    ) -> None:
+        """Apply an assignment. If a generation was missed, look first which partitions other members have read on.
+
+        1. The consumer has read a partition up to 50. In the next generation, the group assigns it to another member.
+        2. The consumer does not get its own assignment in that generation, because the answer to SyncGroup is lost.
+        3. The other member reads up to 100, commits this offset, and leaves.
+        4. The partition comes back in the third generation. kafka-python takes it for one that the consumer has never
+           lost. It would read 50 to 99 again, and the next commit would move the group back.
+
+        With the cooperative protocol, a partition changes its member only after the former one has given it up.
+        """
+        parent: Any = super()
+        me: Any = self
+        is_eager = me._rebalance_protocol is RebalanceProtocol.EAGER
+        if me._subscription.joined(generation) and is_eager:
+            await self._renew_overtaken()
+        await parent._on_join_complete_async(generation, member_id, protocol, member_assignment_bytes)
+
+    async def _renew_overtaken(self) -> None:
+        """Let the partitions whose position is below the group's offset begin at that offset."""
+        port = self.owner.port
+        placed = {tp: state for tp, state in port.assigned().items() if state.position is not None}
+        if not placed:
+            return
+        try:
+            committed = await self.fetch_committed_offsets_async(
+                set(placed), timeout_ms=self.config["request_timeout_ms"]
+            )
+        except kafka_errors.KafkaError:
+            committed = None  # the next poll asks again, for all of them
+        for tp, state in placed.items():
+            position = state.position
+            if position is None or (
+                committed is not None and (tp not in committed or committed[tp].offset <= position.offset)
+            ):
+                continue
+            port.renew(tp, state)
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
         """Find the coordinator. If a metadata request fails after a failed look-up, try again; kafka-python would raise

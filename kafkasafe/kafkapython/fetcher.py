@@ -49,6 +49,7 @@ class Fetcher(KafkaFetcher):
     - An interrupt loses records (see `send_fetches`).
     - Records that an iterator holds are fetched again (see `HeldRecords`).
     - Damaged data is taken again for ever.
+    - Records that were fetched for a former assignment of a partition are returned.
     - The data of a paused partition keeps the response of all partitions in memory.
     - kafka-python does not fetch from a partition while its follower's connection is in back-off. After kafka-python
       left a follower, the leader sends it back to that follower (KIP-392).
@@ -290,6 +291,10 @@ class Fetcher(KafkaFetcher):
         tp = part.topic_partition
         state = self._subscriptions.assignment.get(tp)
         self.taken.take(tp, state)
+        if state is not part.state:
+            # The partition was assigned again. Its history does not have these records, and its log may have changed.
+            part.drain()
+            return 0
         if part.kind is None:
             parent: Any = super()
             try:
@@ -326,7 +331,11 @@ class Fetcher(KafkaFetcher):
             # An empty response makes this offset the position. So it becomes an ordinary number: a later fetch from
             # there is not ahead of the position.
             usual = completed_fetch._replace(fetched_offset=int(completed_fetch.fetched_offset))
-            return parent._parse_fetched_data(usual)
+            state = self._subscriptions.assignment.get(usual.topic_partition)
+            part = parent._parse_fetched_data(usual)
+            if part is not None:
+                part.belong_to(state)
+            return part
         tp = completed_fetch.topic_partition
         if completed_fetch.metric_aggregator:
             completed_fetch.metric_aggregator.record(tp, 0, 0)

@@ -110,11 +110,14 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     Attributes:
         kind: None, which stands for records instead of RecordBatches.
+        state: kafka-python's state of the partition when the response was accepted. Another state is another
+            assignment, and gets none of the records.
         working_offset: The value that `next_fetch_offset` gets when `take` returns.
         skipping: Whether `Records` has not reached the requested offset yet.
     """
 
     kind: Final = None
+    state: Any = None
     topic_partition: TopicPartition
 
     def __init__(
@@ -138,6 +141,10 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         self._is_plain = key_deserializer is None and value_deserializer is None
         self._piece: _Decoded | _Foreign | None = None
         self.record_iterator: Iterator[_Decoded | _Foreign] | None = self._pieces(records)
+
+    def belong_to(self, state: Any) -> None:
+        """Notes the state of the partition when the response was accepted."""
+        self.state = state
 
     def take(self, n: int | None = None) -> list[Any]:
         """Takes the next records, at most `n`; see kafka-python's method.

@@ -17,6 +17,8 @@ class Subscription(SubscriptionState):
     """
 
     _committable: Callable[[], dict[TopicPartition, Any]]
+    _joined: int = -1
+    _assigned_in: int = -1
 
     def commit_from(self, committable: Callable[[], dict[TopicPartition, Any]]) -> None:
         """Makes commits use the offsets that this function returns. Any thread may call the function."""
@@ -25,6 +27,19 @@ class Subscription(SubscriptionState):
     def all_consumed_offsets(self) -> dict[TopicPartition, Any]:
         """The offsets of a commit that names no offsets."""
         return self._committable()
+
+    def joined(self, generation: int) -> bool:
+        """Notes a generation of the group whose assignment comes next. Returns whether a generation was missed between
+        this one and that of the present assignment.
+        """
+        self._joined = generation
+        return generation not in {self._assigned_in, self._assigned_in + 1}
+
+    def assign_from_subscribed(self, assignments: Any) -> None:
+        """See kafka-python's method."""
+        parent: Any = super()
+        parent.assign_from_subscribed(assignments)
+        self._assigned_in = self._joined
 
     def place(self, state: Any, position: OffsetAndMetadata) -> None:
         """Sets a position: after records that the application gets, or back before those that it did not get."""

@@ -226,7 +226,8 @@ class Decoder:
                 if self._passes(header):
                     # Decompress one batch at a time: the size of its records is unknown before.
                     body = self._body(self._at, header) if header.attributes & _COMPRESSED else None
-                    found.append(_Found(self._at, header, body))
+                    if header.count or body != b"":
+                        found.append(_Found(self._at, header, body))
                     count += header.count
                     size += header.size_bytes if body is None else len(body)
             except (CorruptBatchError, OldFormatError) as error:
@@ -298,7 +299,9 @@ class Decoder:
                     self._aborting.discard(header.producer_id)
             elif header.is_transactional and header.producer_id in self._aborting:
                 return False
-        return header.count > 0 and not header.is_control and header.last_offset >= self._from_offset
+        # Compaction may leave only the header.
+        has_body = header.count > 0 or header.size_bytes > HEADER_BYTES
+        return has_body and not header.is_control and header.last_offset >= self._from_offset
 
     def _is_abort(self, header: BatchHeader) -> bool:
         if header.count == 0:

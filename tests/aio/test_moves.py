@@ -8,6 +8,7 @@ import contextlib
 
 import kafka.errors
 import pytest
+from helpers import until
 from kafka import TopicPartition
 from kafka.structs import OffsetAndMetadata
 
@@ -315,3 +316,46 @@ async def test_who_hears_that_there_is_no_position_may_seek(options):
         await consumer.seek_to_beginning(B)
         assert (await consumer.getone(A)).offset == 7
         assert (await consumer.getone(B)).offset == 0
+
+
+async def test_a_new_assignment_counts_at_once_while_another_task_asks_for_records(options):
+    """A poll that ran during `assign` gave the former assignment back, so that `seek` refused the new partition."""
+    found = []
+
+    async def read(consumer):
+        while True:
+            record = await consumer.getone()
+            found.append((TopicPartition(record.topic, record.partition), record.offset))
+
+    async with SafeConsumer(**{**options, "auto_offset_reset": "latest"}) as consumer:
+        consumer.assign([A])
+        reading = asyncio.create_task(read(consumer))
+        try:
+            for partition in (B, A, B):
+                await asyncio.sleep(0.12)
+                await consumer.assign([partition])
+                assert consumer.assignment() == {partition}
+                found.clear()
+                await consumer.seek(partition, COUNT - 2)
+                await until(lambda: len(found) >= 2)
+                assert found == [(partition, COUNT - 2), (partition, COUNT - 1)]
+            await asyncio.sleep(0.12)
+            await consumer.unsubscribe()
+            assert consumer.assignment() == set()
+        finally:
+            reading.cancel()
+
+
+async def test_a_partition_that_is_given_up_is_no_longer_paused(options):
+    """As in KafkaConsumer and aiokafka: before the next request for records, too."""
+    async with SafeConsumer(**options) as consumer:
+        consumer.assign([A, B])
+        await consumer.getone(A)
+        await consumer.pause(A, B)
+        await consumer.assign([A])
+        assert consumer.paused() == {A} == await asyncio.to_thread(consumer.client.paused)
+        await consumer.unsubscribe()
+        assert consumer.paused() == set()
+        await consumer.assign([A])
+        assert consumer.paused() == set()
+        assert (await consumer.getone()).offset == 0

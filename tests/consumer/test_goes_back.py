@@ -8,6 +8,8 @@ import threading
 import pytest
 from consuming import produce
 from kafka import TopicPartition
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.range import RangePartitionAssignor
 from waiting import until
 
 from kafkasafe import SafeConsumer
@@ -163,6 +165,53 @@ def test_a_partition_that_another_member_had_goes_back_with_an_event(servers):
         until(lambda: reader.poll_none() or consumer.position(gone) is not None, 30)
         assert reader.rewound() == [PositionRewound("in", gone.partition, "rebalanced", 8)]
         assert consumer.position(kept) == 8
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_member_that_has_missed_a_generation_does_not_repeat_what_another_has_committed(
+    servers, strategy, commits
+):
+    """Its answer to SyncGroup was lost. kafka-python took its partitions for those of the generation before."""
+    assignors = [{"range": RangePartitionAssignor, "cooperative-sticky": CooperativeStickyAssignor}[strategy]]
+    with FaultProxy(bootstrap=servers[0]) as proxy:
+        reader = Reader(proxy.bootstrap_servers, partition_assignment_strategy=assignors)
+        with reader.consumer as consumer:
+            reader.begin()
+            proxy.on("SyncGroup").truncate(2, times=1, hang_up=True).delay(1.5)
+            other = {}
+
+            def read_one_and_commit():
+                with SafeConsumer(
+                    "in",
+                    bootstrap_servers=servers,
+                    group_id="g",
+                    enable_auto_commit=False,
+                    partition_assignment_strategy=assignors,
+                ) as member:
+                    until(lambda: other.update(member.poll(100)) or other, 30)
+                    if commits:
+                        member.commit()
+
+            thread = threading.Thread(target=read_one_and_commit)
+            thread.start()
+            until(lambda: reader.poll_none() or not thread.is_alive(), 60)
+            [gone] = other
+            assert (other[gone][0].offset, other[gone][-1].offset) == (3, 19)
+            until(
+                lambda: (
+                    reader.poll_none()
+                    or (len(consumer.assignment()) == 2 and not consumer._coordinator.need_rejoin())
+                ),
+                30,
+            )
+            [kept] = set(PLACES) - {gone}
+            assert consumer.position(kept) == 8
+            if commits:
+                until(lambda: reader.poll_none() or consumer.position(gone) == 20, 10)
+                assert reader.rewound() == []
+            elif strategy == "range":
+                assert consumer.position(gone) == 8
 
 
 def test_a_reset_because_the_group_has_no_offset_says_how_far_the_member_had_read(fake_kafka, servers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import random
 import struct
@@ -492,6 +493,11 @@ LIES = {
     "offset outside": (damaged(raw(offset=2), 1, 1), "outside"),
     "offset negative": (damaged(raw(offset=-1), 1), "outside"),
     "long number": (damaged(b"\xff" * 12, 1), "more than 64 bits"),
+    "none claimed": (damaged(raw(), 0, 0), "0 records end at byte"),
+    "none claimed, compressed": (
+        damaged(compress(raw(), Compression.GZIP, None), 0, 0, flags=Compression.GZIP),
+        "0 records end at byte",
+    ),
     "not gzip": (damaged(raw(), 1, flags=1), "cannot be decompressed"),
 }
 
@@ -527,6 +533,16 @@ class TestDamage:
         marker[-9] ^= 1
         with pytest.raises(CorruptBatchError, match="Offsets 0 to 0"):
             decode(marker)
+
+    def test_a_batch_that_compaction_has_emptied_is_no_damage(self):
+        for body, flags in ((b"", 0), (b"", Compression.GZIP), (compress(b"", Compression.GZIP, None), 1)):
+            emptied = damaged(body, 0, 3, flags=flags)
+            for before, after in itertools.product(([], [simple(0, 2)]), ([], [simple(6, 2)])):
+                found = decode(encoded(before) + emptied + encoded(after))
+                assert found.table["offset"].to_pylist() == [
+                    batch.base + number for batch in before + after for number in range(2)
+                ]
+                assert found.next_offset == (8 if after else 6)
 
     def test_batches_that_go_back(self):
         decoder = Decoder(encoded([simple(0, 3), simple(2, 3)]))
