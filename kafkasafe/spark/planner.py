@@ -189,7 +189,13 @@ class Planner:
             turn = sum(mark.offset for mark in start.marks.values())
             for partition, size in share(sizes, limit, turn).items():
                 found[partition].stop_at(found[partition].begin + size)
-        marks = {partition: self._mark(partition, start, found[partition]) for partition in found}
+        marks = {
+            partition: self._mark(partition, start, state)
+            for partition, state in found.items()
+            # If the topic was created again with fewer partitions, the position of a partition that it lacks means
+            # nothing in the new topic.
+            if state.exists or start.topic_ids.get(partition[0]) in {None, ids.get(partition[0])}
+        }
         new = start.initial or any(state.why is not None and state.exists for state in found.values())
         before = start.marks
         if not new and all(

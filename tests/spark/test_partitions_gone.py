@@ -1,0 +1,36 @@
+"""Partitions that a query has read, and that are not there any more, or that it is not to read any more."""
+
+from __future__ import annotations
+
+import pytest
+from sourcing import Source, write
+
+from kafkasafe.testing import FakeCluster
+
+
+def numbered(first: int, behind: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, behind)]
+
+
+@pytest.mark.parametrize("records", [10, 30])
+def test_a_partition_that_a_recreated_topic_gets_later_is_read_from_its_start(records: int) -> None:
+    """Its position in the old topic was kept, and counted as one in the new topic. Ten records are fewer than that
+    position, thirty are more."""
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 2)
+        for partition in (0, 1):
+            write(cluster, "t", numbered(0, 20), partition)
+        with Source(cluster, subscribe="t", startingOffsets="earliest", failOnDataLoss="false") as source:
+            end = source.latest(source.planner.first())
+            cluster.delete_topic("t")
+            cluster.create_topic("t", 1)
+            source.restart()
+            later = source.latest(end)
+            assert [event.reason for event in source.events] == ["recreated", "missing"]
+            assert set(later.marks) == {("t", 0)}
+            cluster.grow_topic("t", 2)
+            write(cluster, "t", numbered(100, 100 + records), 1)
+            source.restart()
+            last = source.latest(later)
+            assert source.values(later, last) == numbered(100, 100 + records)
+            assert len(source.events) == 2
