@@ -159,6 +159,11 @@ class Planner:
         ids = {**start.topic_ids, **self._topics.ids(partitions)}
         began = time.monotonic()
         found = self._ask_at_once(partitions, start)
+        for partition in start.marks.keys() - set(partitions):
+            # The topic of a partition that `assign` no longer names may still exist.
+            if not self._topics.is_wanted(partition):
+                position = start.marks[partition].offset
+                found[partition] = LogState(position, position, why="missing", exists=False)
         procedures = {
             partition: self._logs.advance(
                 partition, start.marks.get(partition), start.topic_ids.get(partition[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sourcing import Source, write
 
+from kafkasafe.errors import DataLossError
 from kafkasafe.testing import FakeCluster
 
 
@@ -34,3 +35,28 @@ def test_a_partition_that_a_recreated_topic_gets_later_is_read_from_its_start(re
             last = source.latest(later)
             assert source.values(later, last) == numbered(100, 100 + records)
             assert len(source.events) == 2
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_partition_that_assign_no_longer_names_is_not_read(fail: str) -> None:
+    """Its topic is still there, and was read on."""
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 2)
+        for partition in (0, 1):
+            write(cluster, "t", numbered(0, 5), partition)
+        with Source(cluster, assign='{"t":[0,1]}', startingOffsets="earliest") as source:
+            end = source.latest(source.planner.first())
+        for partition in (0, 1):
+            write(cluster, "t", numbered(5, 8), partition)
+        with Source(cluster, assign='{"t":[0]}', failOnDataLoss=fail) as source:
+            if fail == "true":
+                with pytest.raises(
+                    DataLossError, match="t-1 was read to 5, but the query does not read it any more"
+                ):
+                    source.latest(end)
+                return
+            later = source.latest(end)
+            assert source.values(end, later) == numbered(5, 8)
+            assert [(event.partition, event.reason) for event in source.events] == [(1, "missing")]
+        with Source(cluster, assign='{"t":[0,1]}') as source:
+            assert source.values(later, source.latest(later)) == numbered(5, 8)
