@@ -184,8 +184,10 @@ class Planner:
                     # A leader reported too low an end, before the tracker knew the offsets of the checkpoint.
                     self._target[partition] = state.end
                 state.stop_at(self._target.get(partition, state.begin))
+        # A missing partition is reported, but needs no micro-batch.
+        has_loss = any(state.why is not None and state.exists for state in found.values())
         sizes = {partition: state.end - state.begin for partition, state in found.items()}
-        if sum(sizes.values()) < at_least and all(state.why is None for state in found.values()):
+        if sum(sizes.values()) < at_least and not has_loss:
             if not start.initial:
                 return Positions(start.marks, start.topic_ids)
             for state in found.values():
@@ -201,9 +203,8 @@ class Planner:
             # nothing in the new topic.
             if state.exists or start.topic_ids.get(partition[0]) in {None, ids.get(partition[0])}
         }
-        new = start.initial or any(state.why is not None and state.exists for state in found.values())
         before = start.marks
-        if not new and all(
+        if not (start.initial or has_loss) and all(
             before.get(partition) is mark or before.get(partition) == mark
             for partition, mark in marks.items()
         ):

@@ -6,6 +6,7 @@ import pytest
 from sourcing import Source, write
 
 from kafkasafe.errors import DataLossError
+from kafkasafe.spark import query_topics
 from kafkasafe.testing import FakeCluster
 
 
@@ -60,3 +61,21 @@ def test_a_partition_that_assign_no_longer_names_is_not_read(fail: str) -> None:
             assert [(event.partition, event.reason) for event in source.events] == [(1, "missing")]
         with Source(cluster, assign='{"t":[0,1]}') as source:
             assert source.values(later, source.latest(later)) == numbered(5, 8)
+
+
+def test_min_offsets_are_waited_for_although_a_topic_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_topics, "_MISSING_TOPIC_S", 0.0)
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 1)
+        cluster.create_topic("gone", 1)
+        with Source(
+            cluster, subscribe="t,gone", startingOffsets="earliest", failOnDataLoss="false"
+        ) as source:
+            start = source.latest(source.planner.first())
+            cluster.delete_topic("gone")
+            source.restart()
+            write(cluster, "t", numbered(0, 3))
+            assert source.latest(start, at_least=4).encode() == start.encode()
+            assert [event.reason for event in source.events] == ["missing"]
+            write(cluster, "t", numbered(3, 4))
+            assert source.values(start, source.latest(start, at_least=4)) == numbered(0, 4)
