@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from kafka.errors import KafkaError
 from sinks import new_name, options, values
 
-from kafkasafe.errors import CheckpointMismatchError
+from kafkasafe.errors import CheckpointMismatchError, ConfigError
 from kafkasafe.record import batch
 from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.session import Session
@@ -110,6 +110,26 @@ def test_a_batch_that_was_started_too_often_leaves_no_open_transaction(restarts)
             session.write(0, "q", work, plan="p", count=lambda: 1)
         assert ends == [0] * (restarts + 1)
         assert cluster.requests["EndTxn"] == 1
+        session.close()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_marker_topic_that_was_created_by_hand_needs_no_permission_to_create(is_there):
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", partitions=1)
+        if is_there:
+            cluster.create_topic("kafkasafe-spark-markers", partitions=3)
+        cluster.deny("create", topic="kafkasafe-spark-markers")
+        given = {"topic": "t", "txnAppId": "app", "kafka.max.block.ms": 500}
+        session = Session(sink_options(options(cluster, **given)), "app")
+        if is_there:
+            assert session.write(0, "q", lambda _: [], plan="p", count=lambda: 0).name == "written"
+            assert session.markers.read().next_batch_id == 1
+        else:
+            with pytest.raises(
+                ConfigError, match=r"needs the permission CREATE on the topic.*create it by hand"
+            ):
+                session.write(0, "q", lambda _: [], plan="p", count=lambda: 0)
         session.close()
 
 
