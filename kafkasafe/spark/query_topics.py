@@ -12,14 +12,11 @@ from kafkasafe.cluster.api import Failure, TopicsListed
 from kafkasafe.cluster.inquiry import ask_until_answered, pause_s
 from kafkasafe.cluster.lookups import id_of
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure
-from kafkasafe.spark.brokers import UNKNOWN_TOPIC, Brokers
+from kafkasafe.spark.brokers import MISSING_TOPIC_S, UNKNOWN_TOPIC, Brokers
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.options import Assign, Pattern, Subscribe
 from kafkasafe.spark.positions import Partition, partition_names
 
-# Shortly after its start, a broker answers UNKNOWN_TOPIC even for topics that exist. So a topic counts as missing only
-# after this number of seconds.
-_MISSING_TOPIC_S: Final = 5.0
 _METADATA_AGE_S: Final = 5.0
 
 
@@ -37,7 +34,7 @@ class QueryTopics:
         self._looked_at = -1e9
         self._missing: set[str] = (
             set()
-        )  # topics that did not appear within _MISSING_TOPIC_S; do not wait for them again
+        )  # topics that did not appear within MISSING_TOPIC_S; do not wait for them again
         self._matching: tuple[str, ...] = ()
 
     def partitions(self, *, fresh: bool) -> list[Partition]:
@@ -136,7 +133,7 @@ class QueryTopics:
                         if not verdict.retriable:
                             raise _topic_error(info.name, verdict)
                 missing = {info.name for info in waiting if info is not None}
-                if not waiting or missing == self._missing or time.monotonic() - began > _MISSING_TOPIC_S:
+                if not waiting or missing == self._missing or time.monotonic() - began > MISSING_TOPIC_S:
                     # The caller decides what a missing topic means.
                     self._missing = missing
                     return

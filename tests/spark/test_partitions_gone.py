@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from sourcing import Source, write
+from sourcing import Source, offset_of, write
 
 from kafkasafe.errors import DataLossError
-from kafkasafe.spark import query_topics
+from kafkasafe.spark import brokers, query_topics
 from kafkasafe.testing import FakeCluster
 
 
@@ -64,7 +64,7 @@ def test_a_partition_that_assign_no_longer_names_is_not_read(fail: str) -> None:
 
 
 def test_min_offsets_are_waited_for_although_a_topic_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query_topics, "_MISSING_TOPIC_S", 0.0)
+    monkeypatch.setattr(query_topics, "MISSING_TOPIC_S", 0.0)
     with FakeCluster() as cluster:
         cluster.create_topic("t", 1)
         cluster.create_topic("gone", 1)
@@ -79,3 +79,44 @@ def test_min_offsets_are_waited_for_although_a_topic_is_missing(monkeypatch: pyt
             assert [event.reason for event in source.events] == ["missing"]
             write(cluster, "t", numbered(3, 4))
             assert source.values(start, source.latest(start, at_least=4)) == numbered(0, 4)
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize("was_planned", [False, True])
+def test_a_topic_that_is_deleted_after_the_metadata_were_read_is_a_loss(
+    monkeypatch: pytest.MonkeyPatch, fail: str, was_planned: bool
+) -> None:
+    """A plan uses metadata that are a few seconds old. It waited two minutes for the leader of a deleted topic, and then
+    said that the partition lacks one."""
+    monkeypatch.setattr(query_topics, "MISSING_TOPIC_S", 0.0)
+    monkeypatch.setattr(brokers, "MISSING_TOPIC_S", 0.0)
+    with FakeCluster() as cluster:
+        for topic in ("t", "u"):
+            cluster.create_topic(topic, 1)
+            write(cluster, topic, numbered(0, 5))
+        with Source(
+            cluster,
+            subscribe="t,u",
+            startingOffsets="earliest",
+            failOnDataLoss=fail,
+            kafkaConsumer__pollTimeoutMs="5000",
+        ) as source:
+            start = source.planner.first()
+            end = source.latest(start)
+            if was_planned:
+                source.restart()
+                source.planner.bounds()  # reads the metadata
+            cluster.delete_topic("u")
+            write(cluster, "t", numbered(5, 8))
+            said = "u-0 was (to be read from 0|read to 5), but does not exist any more"
+            if fail == "true":
+                with pytest.raises(DataLossError, match=said):
+                    source.planner.ranges(start, end) if was_planned else source.latest(end)
+                return
+            if was_planned:
+                assert source.values(start, end) == numbered(0, 5)
+            else:
+                later = source.latest(end)
+                assert source.values(end, later) == numbered(5, 8)
+                assert offset_of(later, "u") == 5
+            assert [(event.topic, event.reason) for event in source.events] == [("u", "missing")]
