@@ -36,7 +36,7 @@ from kafkasafe.history.epochs import UNDEFINED, Lineage
 from kafkasafe.kafkapython.connect import connect
 from kafkasafe.packages import pyarrow_for
 from kafkasafe.record.arrow_decode import HEADERS, Decoder
-from kafkasafe.record.batch import BatchHeader, iter_headers
+from kafkasafe.record.batch import BatchHeader, CorruptBatchError, iter_headers
 from kafkasafe.spark.brokers import SourceUnavailableError
 from kafkasafe.spark.connections import kept
 from kafkasafe.spark.notices import Notices
@@ -111,8 +111,8 @@ def read_at_once(
 
     Returns:
         The records as pyarrow.RecordBatch objects; None if they take more than `max_bytes`, a range needs more than one
-        response, a broker did not answer or answered with an error, or the records are not those of the plan. Then
-        `read` must read the ranges.
+        response, a response is damaged, a broker did not answer or answered with an error, or the records are not those
+        of the plan. Then `read` must read the ranges.
     """
     deadline = time.monotonic() + timeout_s
     options = replace(options, fetch_bytes=min(options.fetch_bytes, max_bytes // len(pieces) + 1))
@@ -295,11 +295,14 @@ class _Fetching:
         if answer.next_offset < self._piece.end:
             return None
         found = []
-        for wanted, good in self._wanted(answer, self._piece.begin):
-            if good < wanted.num_rows:
-                return None
-            if good:
-                found.append(wanted)
+        try:
+            for wanted, good in self._wanted(answer, self._piece.begin):
+                if good < wanted.num_rows:
+                    return None
+                if good:
+                    found.append(wanted)
+        except CorruptBatchError:
+            return None  # another answer may be intact
         return found
 
     def _decoded(self, answer: RecordsFetched, position: int) -> Iterator[Any]:
