@@ -194,6 +194,10 @@ class MarkerStore:
             for begin, header in batch.iter_headers(records):
                 if header.base_offset >= end:
                     break
+                if not header.count:
+                    # Compaction keeps an empty batch if it shows the newest epoch of a producer. A control batch has
+                    # lost its record only after all records of its transaction.
+                    continue
                 columns = batch.decode(records, begin)
                 if header.is_control:
                     kind = columns.keys[0]
