@@ -50,13 +50,16 @@ class QueryTopics:
             self._looked_at = now
         names = self._matching if topics is None else topics
         what = self._what
-        found = []
-        for name in names:
-            info = self._brokers.topic(name)
-            if info is not None:
-                found += [(name, number) for number in sorted(info.partitions)]
+        infos = {name: self._brokers.topic(name) for name in names}
+        found = [
+            (name, number)
+            for name, info in infos.items()
+            if info is not None
+            for number in sorted(info.partitions)
+        ]
         if isinstance(what, Assign):
-            return [partition for partition in what.partitions if partition in set(found)]
+            existing = set(found)
+            return [partition for partition in what.partitions if partition in existing]
         return found
 
     def require(self, partitions: Iterable[Partition]) -> None:
@@ -65,14 +68,15 @@ class QueryTopics:
         Raises:
             ConfigError: A topic or partition does not exist.
         """
-        found = list(partitions)
+        found = set(partitions)
         what = self._what
         if isinstance(what, Assign):
             missing = [
-                partition_names([partition]) for partition in what.partitions if partition not in set(found)
+                partition_names([partition]) for partition in what.partitions if partition not in found
             ]
         elif isinstance(what, Subscribe):
-            missing = [topic for topic in what.topics if topic not in {name for name, _ in found}]
+            names = {name for name, _ in found}
+            missing = [topic for topic in what.topics if topic not in names]
         else:
             missing = []  # matching topics may be created later
         if missing:
