@@ -217,7 +217,11 @@ def audit(
         try:
             found = _find_runs(options, pieces, notices, on_progress)
             if ids is not None:
-                counted = _count_ids(options, pieces, ids, committed=committed)
+                if committed:
+                    # Without an open transaction's records: only its end shows which of them are committed.
+                    options = replace(options, isolation=1)
+                    pieces, _ = _planned(topic, options, notices)
+                counted = _count_ids(options, pieces, ids)
         finally:
             close_connections()
     partitions = [
@@ -288,9 +292,9 @@ def _find_runs(
     return found
 
 
-def _count_ids(options: ReadOptions, pieces: Sequence[Range], ids: IdSource, *, committed: bool) -> IdCount:
+def _count_ids(options: ReadOptions, pieces: Sequence[Range], ids: IdSource) -> IdCount:
     counts: Counter[str | None] = Counter()
-    for found in _ids(options, pieces, ids, committed=committed):
+    for found in _ids(options, pieces, ids):
         counts.update(found)
         if len(counts) > MAX_IDS:
             raise UsageError(f"There are more than {MAX_IDS:,} distinct ids: count them with Spark (--spark)")
@@ -300,12 +304,10 @@ def _count_ids(options: ReadOptions, pieces: Sequence[Range], ids: IdSource, *, 
     return IdCount(str(ids), named.total(), without, len(named), _missing(named) if named else None, examples)
 
 
-def _ids(
-    options: ReadOptions, pieces: Sequence[Range], ids: IdSource, *, committed: bool
-) -> Iterator[list[str | None]]:
+def _ids(options: ReadOptions, pieces: Sequence[Range], ids: IdSource) -> Iterator[list[str | None]]:
     schema = _arrow.schema([_arrow.field(ids.column, COLUMNS[ids.column])])
     for piece in pieces:
-        for records in read(replace(options, isolation=int(committed)), piece, schema, Notices(None)):
+        for records in read(options, piece, schema, Notices(None)):
             yield ids.of(records)
 
 

@@ -67,7 +67,7 @@ def find_runs(
 
 
 def count_ids(spark: SparkSession, options: ReadOptions, ids: _Ids, *, committed: bool) -> IdCount:
-    """Counts how many ids of records are distinct, repeated or missing."""
+    """Counts how many ids of records are distinct, repeated or missing. An id of more than 38 digits is no number."""
     from pyspark.sql import functions as f
 
     assert isinstance(options.what, Subscribe)  # noqa: S101  # audit always passes topics
@@ -87,20 +87,24 @@ def count_ids(spark: SparkSession, options: ReadOptions, ids: _Ids, *, committed
     )
     counts = frame.groupBy(_column(ids).alias("id")).count().persist()
     named = counts.where("id IS NOT NULL")
+    number = f.expr("try_cast(id AS DECIMAL(38, 0))")
+    # Null for a record without an id, and `min` ignores null.
+    is_number = f.when(f.col("id").isNotNull(), f.col("id").rlike(r"^-?[0-9]+\z") & number.isNotNull())
     total = counts.agg(
         f.sum(f.when(f.col("id").isNull(), 0).otherwise(f.col("count"))).alias("records"),
         f.sum(f.when(f.col("id").isNull(), f.col("count")).otherwise(0)).alias("without"),
         f.count("id").alias("distinct"),
-        f.min(f.col("id").rlike("^-?[0-9]+$").cast("int")).alias("numbers"),
-        f.min(f.expr("try_cast(id AS DECIMAL(38, 0))")).alias("least"),
-        f.max(f.expr("try_cast(id AS DECIMAL(38, 0))")).alias("largest"),
+        f.min(is_number.cast("int")).alias("numbers"),
+        f.min(number).alias("least"),
+        f.max(number).alias("largest"),
+        f.count_distinct(number).alias("different"),
     ).first()
     assert total is not None  # noqa: S101  # an aggregate has one row
     examples = named.where("count > 1").orderBy(f.desc("count"), "id").limit(10).collect()
     counts.unpersist()
     missing = None
     if total["numbers"] == 1:
-        missing = int(total["largest"]) - int(total["least"]) + 1 - int(total["distinct"])
+        missing = int(total["largest"]) - int(total["least"]) + 1 - int(total["different"])
     source = f"{ids.kind}:{ids.name}" if ids.name else ids.kind
     return IdCount(
         source,
@@ -117,7 +121,9 @@ def _column(ids: _Ids) -> Column:
 
     match ids.kind:
         case "header":
-            mine = f.filter("headers", lambda header: header["key"] == ids.name)
+            mine = f.filter(
+                "headers", lambda header: (header["key"] == ids.name) & header["value"].isNotNull()
+            )
             return f.get(mine, f.lit(0))["value"].cast("string")
         case "json":
             path = ids.name.replace("'", "\\'")

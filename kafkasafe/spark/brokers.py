@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from kafkasafe.cluster.api import EARLIEST, Cluster, OffsetListed, TopicInfo, in_words
@@ -23,6 +23,9 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 UNKNOWN_TOPIC: Final = 3
+# Shortly after its start, a broker answers UNKNOWN_TOPIC even for topics that exist. So a topic counts as missing only
+# after this number of seconds.
+MISSING_TOPIC_S: Final = 5.0
 # How long a plan waits for answers about all partitions at once. After that, the plan asks about each partition
 # separately.
 _AT_ONCE_S: Final = 5.0
@@ -30,6 +33,10 @@ _AT_ONCE_S: Final = 5.0
 
 class SourceUnavailableError(SparkError, TimeoutError):
     """The brokers did not answer in time. Nothing was read or skipped, so the query can be started again."""
+
+
+class PartitionGoneError(Exception):
+    """A topic or partition was deleted while a plan asked about it. This error never leaves a plan."""
 
 
 class Brokers:
@@ -82,6 +89,30 @@ class Brokers:
     def note(self, problem: Exception) -> None:
         """Remembers the error of a failed attempt, for the message of a later time-out."""
         self._last_problem = problem
+
+    def watch(self, partition: Partition) -> Callable[[Exception], None]:
+        """Returns a function that takes the errors of look-ups about one partition, and remembers them as `note` does.
+
+        A plan uses metadata that are a few seconds old, so they may still name a deleted topic. A look-up would ask
+        again until the plan's time is over. So the function raises PartitionGoneError if brokers do not know the
+        partition, and the metadata, read again after an error, have not named it for `MISSING_TOPIC_S` either.
+        """
+        since: float | None = None
+
+        def note(problem: Exception) -> None:
+            nonlocal since
+            self.note(problem)
+            info = self.topic(partition[0])
+            if getattr(problem, "errno", None) != UNKNOWN_TOPIC or (
+                info is not None and partition[1] in info.partitions
+            ):
+                since = None
+                return
+            since = time.monotonic() if since is None else since
+            if time.monotonic() - since >= MISSING_TOPIC_S:
+                raise PartitionGoneError
+
+        return note
 
     def topic(self, topic: str) -> TopicInfo | None:
         """Returns the metadata of a topic; None if the topic is unknown or does not exist."""

@@ -159,11 +159,15 @@ def kafka_options(options: Mapping[str, str], table: OptionTable) -> tuple[dict[
     Raises:
         ConfigError: An option is unknown, invalid, or missing.
     """
-    given = {
-        key.lower().removeprefix("kafka.").replace("_", "."): (key, value)
-        for key, value in options.items()
-        if key.lower().startswith("kafka.")
-    }
+    given: dict[str, tuple[str, str]] = {}
+    for key, value in options.items():
+        if key.lower().startswith("kafka."):
+            name = key.lower().removeprefix("kafka.").replace("_", ".")
+            if name in given:
+                raise error(
+                    "INVALID_OPTION", f"{given[name][0]} and {key} are the same option: give one of them."
+                )
+            given[name] = key, value
     if "bootstrap.servers" not in given:
         raise error(
             "MISSING_OPTION",

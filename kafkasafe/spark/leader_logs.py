@@ -35,7 +35,7 @@ from kafkasafe.cluster.inquiry import pause_s
 from kafkasafe.cluster.lookups import LeaderChangedError, id_of
 from kafkasafe.cluster.procedures import Pause, Procedure
 from kafkasafe.history.epochs import UNDEFINED, Diverged, EpochWalk, Lineage, LineageError
-from kafkasafe.spark.brokers import Brokers
+from kafkasafe.spark.brokers import Brokers, PartitionGoneError
 from kafkasafe.spark.marks import Mark
 from kafkasafe.spark.marks import Why as Loss
 from kafkasafe.spark.positions import Partition, Positions
@@ -160,25 +160,33 @@ class LeaderLogs:
         """Finds how far a partition may be read, and whether the log still holds the records already read."""
         self._settled.pop(partition, None)
         info = self._brokers.topic(partition[0])
-        if info is None or partition[1] not in info.partitions:
-            begin = 0 if was is None else was.offset
-            return LogState(begin, begin, why="missing", exists=False)
-        now_id = id_of(info)
+        if info is not None and partition[1] in info.partitions:
+            try:
+                return (yield from self._advance(partition, was, topic_id, id_of(info)))
+            except PartitionGoneError:
+                pass
+        begin = 0 if was is None else was.offset
+        return LogState(begin, begin, why="missing", exists=False)
+
+    def _advance(
+        self, partition: Partition, was: Mark | None, topic_id: bytes | None, now_id: bytes | None
+    ) -> Procedure[LogState]:
+        note = self._brokers.watch(partition)
         if was is None:
-            end = yield from self._lookups.end(*partition)
-            first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+            end = yield from self._lookups.end(*partition, note)
+            first = (yield from self._lookups.listed(*partition, EARLIEST, note)).offset
             found = LogState(first, max(first, end.offset), end.leader_epoch)
             if first > 0:
                 found.lose("new_partition", (0, first - 1))
         elif topic_id is not None and now_id is not None and now_id != topic_id:
             self._checked.pop(partition, None)
             self._runs.pop(partition, None)
-            end = yield from self._lookups.end(*partition)
-            first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+            end = yield from self._lookups.end(*partition, note)
+            first = (yield from self._lookups.listed(*partition, EARLIEST, note)).offset
             found = LogState(first, max(first, end.offset), end.leader_epoch, "recreated")
         else:
             self._brokers.observe(partition, was, now_id)
-            end = yield from self._lookups.end(*partition)
+            end = yield from self._lookups.end(*partition, note)
             found = LogState(was.offset, max(was.offset, end.offset), end.leader_epoch)
             if self._checked.get(partition) != (now_id, end.leader_epoch):
                 yield from self._compare(partition, was.lineage, was.offset, found)
@@ -187,7 +195,7 @@ class LeaderLogs:
                 # or after an explicit decision. The tracker holds back all other lower end offsets.
                 found.lose("truncated", (end.offset, was.offset - 1), begin=end.offset, end=end.offset)
             if found.end > found.begin:
-                first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+                first = (yield from self._lookups.listed(*partition, EARLIEST, note)).offset
                 if first > found.begin:
                     lost = (found.begin, first - 1)
                     found.lose("retention", lost, begin=first, end=max(first, found.end))
@@ -211,10 +219,24 @@ class LeaderLogs:
         the partition has a new leader.
         """
         info = self._brokers.topic(partition[0])
-        if info is None or partition[1] not in info.partitions:
-            return LogState(last, last, why="missing", lost=(begin, last - 1), exists=False)
-        now_id = id_of(info)
-        answer = yield from self._lookups.listed(*partition, LATEST)
+        if info is not None and partition[1] in info.partitions:
+            try:
+                return (yield from self._recheck(partition, begin, last, lineage, topic_id, id_of(info)))
+            except PartitionGoneError:
+                pass
+        return LogState(last, last, why="missing", lost=(begin, last - 1), exists=False)
+
+    def _recheck(
+        self,
+        partition: Partition,
+        begin: int,
+        last: int,
+        lineage: Lineage,
+        topic_id: bytes | None,
+        now_id: bytes | None,
+    ) -> Procedure[LogState]:
+        note = self._brokers.watch(partition)
+        answer = yield from self._lookups.listed(*partition, LATEST, note)
         found = LogState(begin, last, answer.leader_epoch)
         if topic_id is not None and now_id is not None and topic_id != now_id:
             return LogState(begin, begin, answer.leader_epoch, "recreated", (begin, last - 1))
@@ -225,7 +247,7 @@ class LeaderLogs:
             # records that replaced the lost ones.
             lost_from = max(begin, found.begin)
             found.lose(found.why, (lost_from, last - 1), begin=begin, end=min(before, lost_from))
-        first = (yield from self._lookups.listed(*partition, EARLIEST)).offset
+        first = (yield from self._lookups.listed(*partition, EARLIEST, note)).offset
         if first > begin:
             lost = (begin, min(first, last) - 1)
             begin = min(first, last)

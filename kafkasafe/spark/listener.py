@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,7 +43,8 @@ class MetricsListener(StreamingQueryListener):
     spark.streams.addListener(MetricsListener())
     ```
 
-    Metric families with the label `query` (the query's name, or its id if it has no name):
+    Metric families with the label `query` (the query's name, or its id if it has no name). Queries with the same name
+    are counted together; the lag is that of the running ones:
 
     - `kafkasafe_spark_batches_total{outcome}`: micro-batches of kafkasafe's sink and writer: `written`, `duplicate`
       (committed before, so skipped), `resumed` (written with more than one transaction), `failed`.
@@ -193,26 +195,39 @@ class _Collector(Collector):
         with self._lock:
             names = {query_id: query.name for query_id, query in self._queries.items()}
             active.add_metric([], sum(query.run is not None for query in self._queries.values()))
+            # Queries with different ids may have the same name, for instance after a new checkpoint.
+            by_name: dict[str, list[_Query]] = {}
             for query in self._queries.values():
-                rows.add_metric([query.name, "in"], query.rows)
-                failures.add_metric([query.name], query.failures)
-                if query.lag is not None:
-                    lag.add_metric([query.name], query.lag)
+                by_name.setdefault(query.name, []).append(query)
+            for name, queries in by_name.items():
+                rows.add_metric([name, "in"], sum(query.rows for query in queries))
+                failures.add_metric([name], sum(query.failures for query in queries))
+                running = [query for query in queries if query.run is not None] or queries[-1:]
+                lags = [query.lag for query in running if query.lag is not None]
+                if lags:
+                    lag.add_metric([name], sum(lags))
                 total, buckets = 0, []
-                for bound, count in zip([*map(str, _BUCKETS_S), "+Inf"], query.counts, strict=True):
+                counts = map(sum, zip(*(query.counts for query in queries), strict=True))
+                for bound, count in zip([*map(str, _BUCKETS_S), "+Inf"], counts, strict=True):
                     total += count
                     buckets.append((bound, float(total)))
-                duration.add_metric([query.name], buckets, query.seconds)
+                duration.add_metric([name], buckets, sum(query.seconds for query in queries))
+        outcomes: Counter[tuple[str, str]] = Counter()
         for (query_id, outcome), count in stats.batches.copy().items():
-            batches.add_metric([names.get(query_id, query_id), outcome], count)
-        for family, counts, labels in (
+            outcomes[names.get(query_id, query_id), outcome] += count
+        for labels, count in outcomes.items():
+            batches.add_metric(labels, count)
+        for family, counted, more in (
             (rows, stats.rows, ["out"]),
             (restarts, stats.restarts, []),
             (retries, stats.retries, []),
             (sent, stats.sent_bytes, []),
         ):
-            for query_id, count in counts.copy().items():
-                family.add_metric([names.get(query_id, query_id), *labels], count)
+            sums: Counter[str] = Counter()
+            for query_id, count in counted.copy().items():
+                sums[names.get(query_id, query_id)] += count
+            for name, count in sums.items():
+                family.add_metric([name, *more], count)
         for event, count in stats.source_events.copy().items():
             events.add_metric(event, count)
         for loss, count in stats.source_lost_records.copy().items():

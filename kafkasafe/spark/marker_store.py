@@ -31,6 +31,8 @@ from kafkasafe.spark.transactions import Pending, TransactionRequests, call, cod
 from kafkasafe.spark.txn import Marker, MarkerLog, WriterIdentity
 
 _MARKER_PARTITIONS: Final = 8
+_UNKNOWN_TOPIC: Final = 3
+_UNAUTHORIZED: Final = 29
 _NOT_LET_IN: Final = frozenset({33, 34, 58})
 _BRIEF_S: Final = 5.0
 _NOT_YET: Final = 78  # OFFSET_NOT_AVAILABLE: the high watermark has not caught up yet
@@ -76,10 +78,7 @@ class MarkerStore:
         self._transport.start()
         topic = self._options.marker_topic
         try:
-            self._requests.create_topic(
-                topic, partitions=_MARKER_PARTITIONS, config={"cleanup.policy": "compact"}
-            )
-            count = self._requests.partition_count(topic)
+            count = self._found_or_created(topic)
         except KafkaError as failed:
             code = getattr(failed, "errno", None)
             if code in _NOT_LET_IN:
@@ -97,6 +96,25 @@ class MarkerStore:
             raise self._options.no_broker("the driver", failed) from failed
         self._partition = zlib.crc32(self._id.encode()) % count
         self._started = True
+
+    def _found_or_created(self, topic: str) -> int:
+        """Returns the number of the marker topic's partitions."""
+        refused: KafkaError | None = None
+        try:
+            self._requests.create_topic(
+                topic, partitions=_MARKER_PARTITIONS, config={"cleanup.policy": "compact"}
+            )
+        except KafkaError as failed:
+            if getattr(failed, "errno", None) != _UNAUTHORIZED:
+                raise
+            # Brokers refuse a user without the permission CREATE even if the topic exists.
+            refused = failed
+        try:
+            return self._requests.partition_count(topic)
+        except KafkaError as failed:
+            if refused is not None and getattr(failed, "errno", None) == _UNKNOWN_TOPIC:
+                raise refused from failed
+            raise
 
     def read(self) -> Marker | None:
         """Reads the marker of the last committed batch. Call this only after `fence`: until then the marker may change.
@@ -176,6 +194,10 @@ class MarkerStore:
             for begin, header in batch.iter_headers(records):
                 if header.base_offset >= end:
                     break
+                if not header.count:
+                    # Compaction keeps an empty batch if it shows the newest epoch of a producer. A control batch has
+                    # lost its record only after all records of its transaction.
+                    continue
                 columns = batch.decode(records, begin)
                 if header.is_control:
                     kind = columns.keys[0]

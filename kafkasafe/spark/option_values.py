@@ -11,7 +11,7 @@ from kafkasafe.errors import ConfigError
 from kafkasafe.spark.tokens import function_of
 
 INT32: Final = 2**31 - 1
-_INT64: Final = 2**63 - 1
+INT64: Final = 2**63 - 1
 
 Converter: TypeAlias = Callable[[str, str], Any]
 """(name of an option, its text) → its value. Raises ConfigError if the text is invalid."""
@@ -54,7 +54,7 @@ def _boolean(name: str, value: str) -> bool:
     return known
 
 
-def whole(least: int = 0, most: int = _INT64) -> OptionKind:
+def whole(least: int = 0, most: int = INT64) -> OptionKind:
     """Makes a converter for whole numbers between two bounds (inclusive)."""
 
     def convert(name: str, value: str) -> int:
@@ -84,6 +84,7 @@ def one_of(*choices: str) -> OptionKind:
     return OptionKind(", ".join(f"`{choice}`" for choice in choices), convert)
 
 
+_DIGITS: Final = 18  # of a duration, which is above 30,000 years even in microseconds
 _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -91,7 +92,7 @@ def _duration(name: str, value: str) -> float:
     """Converts a duration in Spark's notation (`15m`, `30s`, `500ms`; milliseconds without a unit) to seconds."""
     found = re.fullmatch(r"(\d+)\s*([a-z]*)", value.strip().lower())
     unit = None if found is None else _UNITS_S.get(found[2] or "ms")
-    if found is None or unit is None:
+    if found is None or unit is None or len(found[1]) > _DIGITS:
         raise error(
             "INVALID_OPTION",
             f"{name} is {value!r}: it must be a time like 15m, 30s or 500ms (units: {', '.join(_UNITS_S)}).",

@@ -18,6 +18,7 @@ from kafkasafe.spark.kafka_options import kafka_options
 from kafkasafe.spark.option_table import OptionTable, OptionValues, QueryOption
 from kafkasafe.spark.option_values import (
     INT32,
+    INT64,
     anything,
     boolean,
     duration,
@@ -427,11 +428,13 @@ def _by_partition(name: str, value: str, shape: str, *, least: int) -> dict[tupl
     found: dict[tuple[str, int], int] = {}
     for topic, numbers in _json(name, value, shape).items():
         for partition, number in numbers.items() if isinstance(numbers, dict) else [("", None)]:
-            if not (partition.isdecimal() and type(number) is int and number >= least):
+            if not (partition.isdecimal() and type(number) is int and least <= number <= INT64):
                 raise error(
                     "INVALID_OPTION",
                     f"{name} is {value!r}: it must be JSON like {shape}.",
                 )
+            if (topic, int(partition)) in found:  # as "0" and "00"
+                raise _not_like(name, value, shape)
             found[topic, int(partition)] = number
     if not found:
         raise error(
@@ -454,7 +457,11 @@ def _json(name: str, value: str, shape: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise error(
-            "INVALID_OPTION", f"{name} is {value!r}: it must be JSON like {shape}, and name nothing twice."
-        )
+        raise _not_like(name, value, shape)
     return found
+
+
+def _not_like(name: str, value: str, shape: str) -> Exception:
+    return error(
+        "INVALID_OPTION", f"{name} is {value!r}: it must be JSON like {shape}, and name nothing twice."
+    )

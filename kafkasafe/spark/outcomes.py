@@ -165,7 +165,16 @@ class Inbox:
                 log.warning("Outcomes of the writer of query %s are not counted: %s", query_id, failed)
 
     def _link(self, name: str) -> None:
-        self._bind()
+        if self._bind():
+            # The links of other queries lead to the socket that is gone. A link that leads to a socket is another
+            # driver's.
+            others = {query_id for query_id in self._runs if _QUERY_ID.fullmatch(query_id)}
+            for other in others | set(map(_link_of, self._jvms)):
+                if not (self._path.parent / other).exists():
+                    self._link_to_socket(other)
+        self._link_to_socket(name)
+
+    def _link_to_socket(self, name: str) -> None:
         link = self._path.parent / name
         fresh = link.with_name(f"{self._path.name}-{name}")
         fresh.unlink(missing_ok=True)
@@ -217,10 +226,11 @@ class Inbox:
         with contextlib.suppress(OSError):
             bound.shutdown(socket.SHUT_RDWR)  # wakes the socket's thread
 
-    def _bind(self) -> None:
+    def _bind(self) -> bool:
+        """Binds a socket, unless there is one. Returns whether the socket is new."""
         # Some systems clean temporary directories regularly, so the socket file may have been removed.
         if self._socket is not None and self._owner == os.getpid() and self._path.is_socket():
-            return
+            return False
         directory = _directory()
         directory.mkdir(_MODE, exist_ok=True)
         if not _is_ours(directory):
@@ -244,6 +254,7 @@ class Inbox:
         )
         self._thread.start()
         atexit.register(self.close)
+        return True
 
     def _listen(self, bound: socket.socket) -> None:
         # Only this thread closes the socket. If another thread closed the socket, a new file could get the descriptor

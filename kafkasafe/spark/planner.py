@@ -159,6 +159,11 @@ class Planner:
         ids = {**start.topic_ids, **self._topics.ids(partitions)}
         began = time.monotonic()
         found = self._ask_at_once(partitions, start)
+        for partition in start.marks.keys() - set(partitions):
+            # The topic of a partition that `assign` no longer names may still exist.
+            if not self._topics.is_wanted(partition):
+                position = start.marks[partition].offset
+                found[partition] = LogState(position, position, why="missing", exists=False)
         procedures = {
             partition: self._logs.advance(
                 partition, start.marks.get(partition), start.topic_ids.get(partition[0])
@@ -179,8 +184,10 @@ class Planner:
                     # A leader reported too low an end, before the tracker knew the offsets of the checkpoint.
                     self._target[partition] = state.end
                 state.stop_at(self._target.get(partition, state.begin))
+        # A missing partition is reported, but needs no micro-batch.
+        has_loss = any(state.why is not None and state.exists for state in found.values())
         sizes = {partition: state.end - state.begin for partition, state in found.items()}
-        if sum(sizes.values()) < at_least and all(state.why is None for state in found.values()):
+        if sum(sizes.values()) < at_least and not has_loss:
             if not start.initial:
                 return Positions(start.marks, start.topic_ids)
             for state in found.values():
@@ -189,10 +196,15 @@ class Planner:
             turn = sum(mark.offset for mark in start.marks.values())
             for partition, size in share(sizes, limit, turn).items():
                 found[partition].stop_at(found[partition].begin + size)
-        marks = {partition: self._mark(partition, start, found[partition]) for partition in found}
-        new = start.initial or any(state.why is not None and state.exists for state in found.values())
+        marks = {
+            partition: self._mark(partition, start, state)
+            for partition, state in found.items()
+            # If the topic was created again with fewer partitions, the position of a partition that it lacks means
+            # nothing in the new topic.
+            if state.exists or start.topic_ids.get(partition[0]) in {None, ids.get(partition[0])}
+        }
         before = start.marks
-        if not new and all(
+        if not (start.initial or has_loss) and all(
             before.get(partition) is mark or before.get(partition) == mark
             for partition, mark in marks.items()
         ):

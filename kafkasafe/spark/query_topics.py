@@ -12,14 +12,11 @@ from kafkasafe.cluster.api import Failure, TopicsListed
 from kafkasafe.cluster.inquiry import ask_until_answered, pause_s
 from kafkasafe.cluster.lookups import id_of
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure
-from kafkasafe.spark.brokers import UNKNOWN_TOPIC, Brokers
+from kafkasafe.spark.brokers import MISSING_TOPIC_S, UNKNOWN_TOPIC, Brokers
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.options import Assign, Pattern, Subscribe
 from kafkasafe.spark.positions import Partition, partition_names
 
-# Shortly after its start, a broker answers UNKNOWN_TOPIC even for topics that exist. So a topic counts as missing only
-# after this number of seconds.
-_MISSING_TOPIC_S: Final = 5.0
 _METADATA_AGE_S: Final = 5.0
 
 
@@ -37,7 +34,7 @@ class QueryTopics:
         self._looked_at = -1e9
         self._missing: set[str] = (
             set()
-        )  # topics that did not appear within _MISSING_TOPIC_S; do not wait for them again
+        )  # topics that did not appear within MISSING_TOPIC_S; do not wait for them again
         self._matching: tuple[str, ...] = ()
 
     def partitions(self, *, fresh: bool) -> list[Partition]:
@@ -53,13 +50,16 @@ class QueryTopics:
             self._looked_at = now
         names = self._matching if topics is None else topics
         what = self._what
-        found = []
-        for name in names:
-            info = self._brokers.topic(name)
-            if info is not None:
-                found += [(name, number) for number in sorted(info.partitions)]
+        infos = {name: self._brokers.topic(name) for name in names}
+        found = [
+            (name, number)
+            for name, info in infos.items()
+            if info is not None
+            for number in sorted(info.partitions)
+        ]
         if isinstance(what, Assign):
-            return [partition for partition in what.partitions if partition in set(found)]
+            existing = set(found)
+            return [partition for partition in what.partitions if partition in existing]
         return found
 
     def require(self, partitions: Iterable[Partition]) -> None:
@@ -68,14 +68,15 @@ class QueryTopics:
         Raises:
             ConfigError: A topic or partition does not exist.
         """
-        found = list(partitions)
+        found = set(partitions)
         what = self._what
         if isinstance(what, Assign):
             missing = [
-                partition_names([partition]) for partition in what.partitions if partition not in set(found)
+                partition_names([partition]) for partition in what.partitions if partition not in found
             ]
         elif isinstance(what, Subscribe):
-            missing = [topic for topic in what.topics if topic not in {name for name, _ in found}]
+            names = {name for name, _ in found}
+            missing = [topic for topic in what.topics if topic not in names]
         else:
             missing = []  # matching topics may be created later
         if missing:
@@ -136,7 +137,7 @@ class QueryTopics:
                         if not verdict.retriable:
                             raise _topic_error(info.name, verdict)
                 missing = {info.name for info in waiting if info is not None}
-                if not waiting or missing == self._missing or time.monotonic() - began > _MISSING_TOPIC_S:
+                if not waiting or missing == self._missing or time.monotonic() - began > MISSING_TOPIC_S:
                     # The caller decides what a missing topic means.
                     self._missing = missing
                     return

@@ -36,10 +36,11 @@ from kafkasafe.history.epochs import UNDEFINED, Lineage
 from kafkasafe.kafkapython.connect import connect
 from kafkasafe.packages import pyarrow_for
 from kafkasafe.record.arrow_decode import HEADERS, Decoder
-from kafkasafe.record.batch import BatchHeader, iter_headers
+from kafkasafe.record.batch import BatchHeader, CorruptBatchError, iter_headers
 from kafkasafe.spark.brokers import SourceUnavailableError
 from kafkasafe.spark.connections import kept
 from kafkasafe.spark.notices import Notices
+from kafkasafe.spark.option_values import error
 from kafkasafe.spark.options import ReadOptions
 from kafkasafe.spark.planner import Range
 
@@ -49,6 +50,7 @@ _compute: Any = importlib.import_module("pyarrow.compute")
 _OUT_OF_RANGE: Final = 1
 _WAIT_MS: Final = 500
 _PIECE_BYTES: Final = 8 * 1024 * 1024
+_NEWEST_MS: Final = (2**63 - 1) // 1000  # Spark's type timestamp counts microseconds
 
 COLUMNS: Final[Mapping[str, Any]] = {
     "key": _arrow.binary(),
@@ -79,6 +81,7 @@ def read(options: ReadOptions, piece: Range, schema: Any, notices: Notices) -> I
 
     Raises:
         DataLossError: Records of the range are lost, and `failOnDataLoss` is true.
+        ConfigError: Spark cannot represent the timestamp of a record.
         SourceUnavailableError: The brokers sent nothing new for `kafkaConsumer.pollTimeoutMs`, or they sent an error
             that no retry can remedy.
     """
@@ -108,8 +111,8 @@ def read_at_once(
 
     Returns:
         The records as pyarrow.RecordBatch objects; None if they take more than `max_bytes`, a range needs more than one
-        response, a broker did not answer or answered with an error, or the records are not those of the plan. Then
-        `read` must read the ranges.
+        response, a response is damaged, a broker did not answer or answered with an error, or the records are not those
+        of the plan. Then `read` must read the ranges.
     """
     deadline = time.monotonic() + timeout_s
     options = replace(options, fetch_bytes=min(options.fetch_bytes, max_bytes // len(pieces) + 1))
@@ -156,6 +159,7 @@ class _Rows:
 
     def __init__(self, piece: Range, schema: Any) -> None:
         self._schema = schema
+        self._place = f"{piece.topic}-{piece.partition}"
         values = {"topic": piece.topic, "partition": piece.partition}
         # The columns `topic` and `partition` have the same value in all records of a range.
         self._scalars = {
@@ -177,8 +181,23 @@ class _Rows:
                 column = records.column(_DECODED.get(field.name, field.name))
                 if field.name == "headers":
                     column = _null_where_empty(column)
+                elif field.name == "timestamp":
+                    self._check_times(records)
                 arrays.append(column if column.type == field.type else column.cast(field.type))
         return _arrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _check_times(self, records: Any) -> None:
+        """Raises ConfigError if a record's time is outside of the times that Spark can represent."""
+        times = records.column("timestamp").view(_arrow.int64()).to_numpy()
+        wrong = np.flatnonzero((times > _NEWEST_MS) | (times < -_NEWEST_MS))
+        if len(wrong):
+            offset, time_ms = records.column("offset")[int(wrong[0])].as_py(), times[wrong[0]]
+            raise error(
+                "TIMESTAMP_OUT_OF_RANGE",
+                f"{self._place} has a record at offset {offset} whose timestamp, {time_ms} ms, Spark's type timestamp"
+                ' cannot represent: read the topic without the column timestamp, like .schema("key BINARY, value'
+                ' BINARY, offset LONG").',
+            )
 
     def _constant(self, name: str, rows: int) -> Any:
         made = self._made.get(name)
@@ -276,11 +295,14 @@ class _Fetching:
         if answer.next_offset < self._piece.end:
             return None
         found = []
-        for wanted, good in self._wanted(answer, self._piece.begin):
-            if good < wanted.num_rows:
-                return None
-            if good:
-                found.append(wanted)
+        try:
+            for wanted, good in self._wanted(answer, self._piece.begin):
+                if good < wanted.num_rows:
+                    return None
+                if good:
+                    found.append(wanted)
+        except CorruptBatchError:
+            return None  # another answer may be intact
         return found
 
     def _decoded(self, answer: RecordsFetched, position: int) -> Iterator[Any]:

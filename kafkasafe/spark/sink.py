@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructField, StructType
 
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.spark import stats
@@ -56,6 +56,7 @@ _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 # With 16 MiB, the sending tasks took 1.5 times the CPU time in the JVM. It seems that Spark copies an Arrow batch each
 # time that the batch outgrows its memory.
 _EXCHANGE_BYTES: Final = 4 * 1024 * 1024
+_COLUMNS: Final = ("key", "value", "headers", "topic", "partition")
 _SMALL_BATCH: Final = 64 * 1024
 _FEW_RECORDS: Final = 1000
 
@@ -496,7 +497,7 @@ def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
     Raises:
         ConfigError: A column is missing or has a wrong type.
     """
-    fields = {field.name.lower(): field for field in schema.fields}
+    fields = _by_name(schema)
     if "value" not in fields:
         raise error(
             "MISSING_COLUMN",
@@ -529,6 +530,25 @@ def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
         )
     wanted_names = ["key", "value", "headers", "partition"] + (["topic"] if options.topic is None else [])
     return {name: fields[name].name for name in wanted_names if name in fields}
+
+
+def _by_name(schema: StructType) -> dict[str, StructField]:
+    """Returns the columns that have one of the sink's names, by that name. An exact name has precedence over others
+    that differ only in case.
+    """
+    found: dict[str, StructField] = {}
+    for name in _COLUMNS:
+        same = [field for field in schema.fields if field.name.lower() == name]
+        exact = [field for field in same if field.name == name] or same
+        if len(exact) > 1:
+            raise error(
+                "AMBIGUOUS_COLUMN",
+                f"{' and '.join(field.name for field in exact)} could each be the column {name}: rename or drop columns"
+                " until one is left.",
+            )
+        if exact:
+            found[name] = exact[0]
+    return found
 
 
 def _are_headers(kind: Any) -> bool:

@@ -214,7 +214,7 @@ def test_a_whole_topic_and_one_that_retention_cut(kafka: KafkaCluster) -> None:
 def test_what_is_wrong_is_told(
     kafka: KafkaCluster, given: list[str], told: str, code: int, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("kafkasafe.spark.query_topics._MISSING_TOPIC_S", 0.5)
+    monkeypatch.setattr("kafkasafe.spark.query_topics.MISSING_TOPIC_S", 0.5)
     result = run(kafka, *given)
     assert result.exit_code == code
     assert told in result.output

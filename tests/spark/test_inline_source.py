@@ -168,6 +168,31 @@ def test_records_of_another_leader_epoch_are_left_to_a_task(make: Make, kafka_cl
     assert reader._read(wrong) is None
 
 
+def test_a_damaged_answer_is_left_to_a_task(make: Make, kafka_cluster: KafkaCluster) -> None:
+    """Spark runs a failed task again. An error while the driver plans ends the query."""
+    topic, values = filled(kafka_cluster, partitions=1)
+    reader = make(topic)
+    start = INITIAL.encode()
+    end = json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit())))
+    network: Any = reader._planner.network()
+    fetch = network.fetch_records
+
+    def damaged(*args: Any, **more: Any) -> None:
+        *others, reply = args
+
+        def spoilt(answer: Any) -> None:
+            records = bytearray(answer.records)
+            records[-1] ^= 1
+            reply(replace(answer, records=bytes(records)))
+
+        fetch(*others, spoilt, **more)
+
+    network.fetch_records = damaged
+    pieces = reader.partitions(start, end)
+    assert type(reader) is LimitedStreamReader
+    assert sorted(read(reader, pieces)) == values
+
+
 @pytest.mark.spark
 def test_all_columns_are_the_same_with_and_without_tasks(
     spark: SparkSession, kafka_cluster: KafkaCluster, tmp_path: Any

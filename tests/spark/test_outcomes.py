@@ -116,6 +116,18 @@ def test_a_directory_that_was_cleaned_away_is_made_again(inbox, directory, query
     assert told(query)["written"] == 1
 
 
+def test_after_a_cleaning_the_next_start_reaches_the_running_queries_too(inbox, directory, query):
+    """Their links were gone with the directory, and nothing of these queries was counted any more."""
+    inbox.expect(query, "run")
+    inbox.expect_sources(os.getpid())
+    shutil.rmtree(directory)
+    inbox.expect(str(uuid.uuid4()), "run")
+    say(query)
+    assert (directory / f"jvm-{os.getpid()}").is_symlink()
+    inbox.stop_expecting(query, "run")
+    assert told(query)["written"] == 1
+
+
 def test_nobody_listens_and_nothing_is_made(inbox, directory, query):
     say(query)
     assert not directory.exists()

@@ -241,7 +241,7 @@ def test_a_topic_that_was_created_again(brokers: KafkaCluster, fail: str) -> Non
 
 
 def test_a_topic_that_is_gone_is_a_loss(brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query_topics, "_MISSING_TOPIC_S", 1.0)
+    monkeypatch.setattr(query_topics, "MISSING_TOPIC_S", 1.0)
     topic, other = new_topic(brokers), new_topic(brokers)
     write(brokers, topic, numbered(0, 3))
     with Source(brokers, subscribe=f"{topic},{other}", startingOffsets="earliest") as source:
@@ -428,7 +428,7 @@ def test_headers_nulls_and_times_are_as_sparks_own_source_gives_them(brokers: Ka
 
 
 def test_what_is_not_there_is_named(brokers: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query_topics, "_MISSING_TOPIC_S", 1.0)
+    monkeypatch.setattr(query_topics, "MISSING_TOPIC_S", 1.0)
     with (
         Source(brokers, subscribe="no-such-topic") as source,
         pytest.raises(ConfigError, match=r"does not have no-such-topic: create it, or correct subscribe"),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import struct
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from unittest import mock
 
+import crc32c
 import pytest
 from confluent_kafka import Producer
 from kafka.errors import KafkaError
 from sinks import new_name, options, values
 
-from kafkasafe.errors import CheckpointMismatchError
+from kafkasafe.errors import CheckpointMismatchError, ConfigError
 from kafkasafe.record import batch
 from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.session import Session
@@ -110,6 +113,71 @@ def test_a_batch_that_was_started_too_often_leaves_no_open_transaction(restarts)
             session.write(0, "q", work, plan="p", count=lambda: 1)
         assert ends == [0] * (restarts + 1)
         assert cluster.requests["EndTxn"] == 1
+        session.close()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_marker_topic_that_was_created_by_hand_needs_no_permission_to_create(is_there):
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", partitions=1)
+        if is_there:
+            cluster.create_topic("kafkasafe-spark-markers", partitions=3)
+        cluster.deny("create", topic="kafkasafe-spark-markers")
+        given = {"topic": "t", "txnAppId": "app", "kafka.max.block.ms": 500}
+        session = Session(sink_options(options(cluster, **given)), "app")
+        if is_there:
+            assert session.write(0, "q", lambda _: [], plan="p", count=lambda: 0).name == "written"
+            assert session.markers.read().next_batch_id == 1
+        else:
+            with pytest.raises(
+                ConfigError, match=r"needs the permission CREATE on the topic.*create it by hand"
+            ):
+                session.write(0, "q", lambda _: [], plan="p", count=lambda: 0)
+        session.close()
+
+
+def emptied(records):
+    """The first transaction as the log cleaner leaves it: an empty control batch keeps the epoch of its producer."""
+    found = bytearray()
+    for begin, header in batch.iter_headers(records):
+        if header.base_offset == 0:
+            continue
+        data = bytearray(records[begin : begin + header.size_bytes])
+        if header.is_control and header.base_offset == 1:
+            del data[61:]
+            struct.pack_into(">i", data, 8, 49)
+            struct.pack_into(">i", data, 57, 0)
+            struct.pack_into(">I", data, 17, crc32c.crc32c(bytes(data[21:])))
+        found += data
+    return bytes(found)
+
+
+def test_a_marker_topic_with_an_emptied_control_batch_is_read(monkeypatch):
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", partitions=1)
+        cluster.create_topic("markers", partitions=1)
+        given = options(cluster, topic="t", txnAppId="app", markerTopic="markers")
+        session = Session(sink_options(given), "app")
+        for number in range(2):
+            session.write(number, "q", lambda _: [], plan=f"p{number}", count=lambda: 0)
+        session.transaction.fence()  # waits for the control batches
+        fetch = session.transport.fetch_records
+        hits = []
+
+        def cleaned(*args, **more):
+            *others, reply = args
+
+            def answer(found):
+                records = emptied(bytes(found.records))
+                hits.append(len(records) < len(found.records))
+                reply(replace(found, records=records))
+
+            fetch(*others, answer, **more)
+
+        monkeypatch.setattr(session.transport, "fetch_records", cleaned)
+        monkeypatch.setattr(TransactionRequests, "committed_offset", lambda *_: None)  # it has expired
+        assert session.markers.read() == Marker(2, "q", 0, "p1")
+        assert any(hits)
         session.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ from sinks import STEPS, crash, new_name, numbers, options, read, values
 
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.record.partition import partition_for_key
-from kafkasafe.spark import FencedError, MetricsListener, foreach_batch_sink, write_batch
+from kafkasafe.spark import FencedError, MetricsListener, foreach_batch_sink, stats, write_batch
 from kafkasafe.spark.appender import RestartError
 from kafkasafe.spark.java import map_in_arrow
 from kafkasafe.spark.listener import _behind, _Collector
 from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.plans import commits_are_validated
+from kafkasafe.spark.session import Outcome
 from kafkasafe.spark.sink import _exchange_settings, _Job, _with_settings
 from kafkasafe.spark.sink_transaction import SinkTransaction
 from kafkasafe.spark.txn import Marker
@@ -684,6 +686,46 @@ def test_a_query_that_had_started_before_its_listener_is_active():
 def active(collector):
     (found,) = (one for one in collector.collect() if one.name == "kafkasafe_spark_active_queries")
     return found.samples[0].value
+
+
+def test_queries_of_one_name_have_one_series():
+    """A query with a new checkpoint has a new id. Prometheus drops the second of two samples with the same labels."""
+    collector = _Collector()
+    name, ids = new_name("query"), [new_name("id"), new_name("id")]
+    for number, (query, rows, end) in enumerate(zip(ids, (20, 30), (4, 9), strict=True)):
+        collector.started(query, f"run-{number}", name)
+        collector.progress(
+            {
+                "id": query,
+                "batchId": 0,
+                "numInputRows": rows,
+                "durationMs": {"addBatch": 200},
+                "sources": [{"endOffset": {"t": {"0": end}}, "latestOffset": {"t": {"0": 10}}}],
+            }
+        )
+        stats.count(query, Outcome("written", rows, 1, 0.2), {"restarts": 1, "retries": 2, "bytes": 3})
+        if number == 0:
+            collector.ended(query, "run-0", failed=True)
+    samples = [sample for family in collector.collect() for sample in family.samples]
+    found = Counter((sample.name, *sorted(sample.labels.items())) for sample in samples)
+    assert set(found.values()) == {1}
+
+    def value(family, **labels):
+        return next(
+            sample.value
+            for sample in samples
+            if sample.name == f"kafkasafe_spark_{family}" and sample.labels == {"query": name, **labels}
+        )
+
+    for direction in ("in", "out"):
+        assert value("rows_total", direction=direction) == 50
+    assert value("batches_total", outcome="written") == 2
+    assert (value("restarts_total"), value("retries_total"), value("sent_bytes_total")) == (2, 4, 6)
+    assert value("batch_duration_seconds_count") == 2
+    assert value("batch_duration_seconds_bucket", le="0.1") == 0
+    assert value("batch_duration_seconds_sum") == pytest.approx(0.4)
+    assert value("query_failures_total") == 1
+    assert value("offsets_behind_latest") == 1  # not that of the query that has ended
 
 
 @pytest.mark.parametrize(

@@ -502,3 +502,27 @@ def test_spark_audits_as_one_process_does(spark: SparkSession, kafka_cluster: Ka
             one.ids.without_id,
         )
         assert (one.ids.repeated, other.partitions) == (100, one.partitions)
+
+
+@pytest.mark.parametrize(
+    ("ids", "missing"),
+    [
+        ([b"1", b"01", b"3"], 1),  # two texts, but one number
+        ([b"7", b"9\n"], None),
+        ([b"1" * 40, b"2"], None),  # Spark's numbers have at most 38 digits
+    ],
+)
+def test_spark_finds_missing_numbers(
+    spark: SparkSession, kafka_cluster: KafkaCluster, ids: list[bytes], missing: int | None
+) -> None:
+    from kafkasafe.audit import IdSource, audit
+
+    topic = new_topic(kafka_cluster)
+    for value in ids:
+        write(kafka_cluster, topic, [b"x"], headers=[("h", None), ("h", value)])
+    connection = {"bootstrap_servers": kafka_cluster.bootstrap_servers}
+    for count_with in (None, spark):
+        found = audit(topic, connection, ids=IdSource.parse("header:h"), spark=count_with).ids
+        assert found is not None
+        assert (found.distinct, found.without_id) == (len(ids), 0)
+    assert found.missing == missing
