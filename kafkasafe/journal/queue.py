@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 from kafkasafe.journal.batch import Batch, BatchState
 
@@ -134,7 +134,10 @@ class PackedRows:
                 self._front = _whole(self._blocks.popleft())
             else:
                 self._front, self._fresh = bytes(self._fresh), bytearray()
-        number, position, stamp, count, size, owner, sequence, at = _ROW.unpack_from(self._front, self._at)
+        return self._row(_ROW.unpack_from(self._front, self._at))
+
+    def _row(self, fields: tuple[Any, ...]) -> BacklogRow:
+        number, position, stamp, count, size, owner, sequence, at = fields
         identity = None if owner < 0 or self._void else (*self._ids[owner], sequence)
         return BacklogRow(
             number, position, stamp, count & ~_FORMER, size, identity, at, bool(count & _FORMER)
@@ -158,16 +161,26 @@ class PackedRows:
 
     def has(self, position: int) -> bool:
         """Whether the batch at this position is packed."""
+        return self.at(position) is not None
+
+    def at(self, position: int) -> BacklogRow | None:
+        """The row of the packed batch at this position; None if there is none."""
         index = bisect_right(self._sizes, position, key=itemgetter(0)) - 1
         if index < 0:
-            return False
+            return None
         if self._front:
             index -= 1
         if index < 0:
             rows: bytes | bytearray = self._front[self._at :]
         else:
             rows = _whole(self._blocks[index]) if index < len(self._blocks) else self._fresh
-        return any(row[1] == position for row in _ROW.iter_unpack(rows))
+        found = next((row for row in _ROW.iter_unpack(rows) if row[1] == position), None)
+        return None if found is None else self._row(found)
+
+    def rows(self) -> Iterator[BacklogRow]:
+        """All rows, in order. They stay packed."""
+        for rows in chain((self._front[self._at :],), map(_whole, self._blocks), (bytes(self._fresh),)):
+            yield from map(self._row, _ROW.iter_unpack(rows))
 
     def sizes(self) -> Iterator[tuple[int, int]]:
         """(position of the first batch, bytes of all batches) for each run of rows. The runs cover all rows."""

@@ -16,6 +16,7 @@ from kafkasafe.journal.flow import Flow
 from kafkasafe.journal.notices import Delivered, Denial
 from kafkasafe.journal.order import Address
 from kafkasafe.journal.outbox import Packed
+from kafkasafe.journal.queue import BacklogRow
 from kafkasafe.journal.state import JournalState
 
 
@@ -109,6 +110,25 @@ class Views:
                     queue.packed.records,
                     queue.packed.with_id,
                 )
+
+    def packed_at(self, position: int) -> BacklogRow | None:
+        """The packed batch at this position in the spool; None if no batch there is packed."""
+        for number, first_position in self._index.packed_from.items():
+            if first_position <= position:
+                row = self._all[number].queue.packed.at(position)
+                if row is not None:
+                    return row
+        return None
+
+    def packed_records(self, first_position: int, end_position: int) -> int:
+        """How many records are in the packed batches from `first_position` to `end_position`."""
+        return sum(
+            row.count
+            for number, packed_from in self._index.packed_from.items()
+            if packed_from < end_position
+            for row in self._all[number].queue.packed.rows()
+            if first_position <= row.position < end_position
+        )
 
     @property
     def resent(self) -> list[m.Resent]:
@@ -220,6 +240,10 @@ class Views:
     def chooses(self, destination: int) -> bool:
         """Whether batches of this destination wait for their partitions to be chosen."""
         return destination not in self._partitions
+
+    def rejects(self, destination: int) -> bool:
+        """Whether batches of this destination are being copied to `rejected/`."""
+        return self._all[destination].progress.flow is Flow.REJECTING
 
     @property
     def in_flight(self) -> int:

@@ -114,6 +114,8 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
                     found.files.append(Resendable(lane.name, kept, topic, partition))
     except OSError as error:
         raise SpoolError(f"{directory.path} cannot be read: {error}. Nothing was changed") from error
+    # A file's name begins with the time of the rejection.
+    found.files.sort(key=lambda each: each.kept.path.name)
     return found
 
 
@@ -182,8 +184,8 @@ def set_aside(
     Raises:
         LaneBusyError: A process owns the lane.
         UsageError: The lane has no unfinished batch at `position`.
-        SpoolError: The batch may be in the cluster's log, or the lane cannot be read or written. The batch stays in the
-            lane.
+        SpoolError: The batch may be in the cluster's log, or belongs to an atomic batch, or the lane cannot be read or
+            written. The batch stays in the lane.
     """
     with _own_lane(directory.take_lane(number), clock_ms) as (lock, spool, journal):
         lane = lock.path
@@ -194,6 +196,12 @@ def set_aside(
                 f"{lane.name} has no unfinished batch at position {position}; kafkasafe spool show lists them"
             )
         topic, partition, batch = place
+        if batch.unit is not None:
+            raise SpoolError(
+                f"The batch at position {position} of {lane.name} stays where it is: it belongs to an atomic batch,"
+                " which is delivered as a whole or not at all. kafkasafe spool abort --batch"
+                f" {batch.unit.unit_id.hex()} gives the atomic batch up"
+            )
         queue = [other for _, _, other in places if other.destination == batch.destination]
         identified = [other.position for other in queue if other.identity is not None]
         proven: Collection[int] = ()

@@ -93,13 +93,31 @@ def summed_up(kept: Sequence[KeptFile], journal: Journal) -> tuple[RejectedRecor
     return tuple(RejectedRecords(*what, *count) for what, count in counts.items())
 
 
+class JournalWaits:
+    """The unfinished batches of a lane. Packed batches are looked up one by one, because there may be very many."""
+
+    __slots__ = ("_unpacked", "_views")
+
+    def __init__(self, journal: Journal) -> None:
+        self._views = journal.views
+        self._unpacked = {
+            batch.position: (batch.count, batch.size_bytes, batch.max_timestamp)
+            for _, _, batch in journal.views.batches()
+            if batch.position >= 0
+        }
+
+    def get(self, position: int, /) -> tuple[int, int, int] | None:
+        """See `rejected_format.Waits`."""
+        found = self._unpacked.get(position)
+        if found is not None:
+            return found
+        row = self._views.packed_at(position)
+        return None if row is None else (row.count, row.size_bytes, row.max_timestamp)
+
+
 def waits_of(journal: Journal) -> pure.Waits:
-    """The unfinished batches of a lane."""
-    return {
-        batch.position: (batch.count, batch.size_bytes, batch.max_timestamp)
-        for _, _, batch in journal.views.batches()
-        if batch.position >= 0
-    }
+    """The unfinished batches of a lane, as of now. The caller uses the result before the journal changes."""
+    return JournalWaits(journal)
 
 
 def read_rejected(
@@ -232,10 +250,10 @@ class RejectedStore:
         """Reads the directory. Deletes drafts that a crash left, and files without an entry that counts.
 
         Returns:
-            A message for each file that cannot be read.
+            A message for each file that cannot be read or deleted.
 
         Raises:
-            OSError: The directory cannot be listed, or a draft cannot be deleted.
+            OSError: The directory cannot be listed.
         """
         folder = self.lane / _FOLDER
         try:
@@ -247,7 +265,10 @@ class RejectedStore:
         void: list[str] = []
         for name in names:
             if _DRAFT.fullmatch(name):
-                self.files.unlink(folder / name)
+                try:
+                    self.files.unlink(folder / name)
+                except OSError as error:
+                    troubles.append(f"{folder / name}: an incomplete file cannot be deleted: {error}")
             elif _NAME.fullmatch(name) and name not in gone:
                 try:
                     kept = _read(self.files, folder / name, self.lane_id, waits)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from kafkasafe import marks as m
 from kafkasafe.journal import Batch
@@ -15,8 +15,14 @@ OPERATOR = -2
 
 SET_ASIDE: Final = "set aside by an operator"
 
-Waits = Mapping[int, tuple[int, int, int]]
-"""Maps the position of each unfinished batch of a lane to (number of records, size in bytes, newest timestamp)."""
+
+class Waits(Protocol):
+    """The unfinished batches of a lane, for example a dict."""
+
+    def get(self, position: int, /) -> tuple[int, int, int] | None:
+        """(number of records, size in bytes, newest timestamp) of the unfinished batch at this position; None if there
+        is none.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,3 +249,30 @@ def test_a_batch_that_is_rejected_meanwhile_is_not_divided(room, monkeypatch):
     assert world.run(600, until=lambda: parcel.done)
     assert isinstance(parcel.error, RejectedError)
     assert not lane.divisions.pending
+
+
+def test_batches_that_are_on_their_way_to_rejected_are_not_divided(room, monkeypatch):
+    """There is room for the parts when the first of two portions is in rejected/: the producer ended with a KeyError."""
+    world = World()
+    world.centre.settings["auto.create.topics.enable"] = "false"
+    life = world.start(blocked_timeout_ms=90_000)
+    parcels = [life.send("orders", -1, [bytes(600_000)]) for _ in range(2)]
+    assert world.run(60, until=lambda: parcels[1].durable)
+    world.cluster.create_topic("orders", 1)
+    lane = life.context.own
+    assert world.run(60, until=lambda: bool(lane.divisions.pending))
+    world.cluster.delete_topic("orders")
+    set_aside = j.Journal.set_aside
+    portions = []
+
+    def makes_room(self, aside, kept, reason=""):
+        room[0] = True
+        lane.divisions.end_pause()
+        portions.append(kept)
+        return set_aside(self, aside, kept, reason)
+
+    monkeypatch.setattr(j.Journal, "set_aside", makes_room)
+    assert world.run(600, until=lambda: all(parcel.done for parcel in parcels))
+    assert portions == [1, 1]
+    assert all(isinstance(parcel.error, RejectedError) for parcel in parcels)
+    assert not lane.divisions.pending

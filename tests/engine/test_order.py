@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 
 import pytest
-from virtual import World
+from virtual import SPOOL, World
 
 from kafkasafe import events
 from kafkasafe import marks as m
 from kafkasafe.delivery.engine.messages import AdoptAsked, Preceded
 from kafkasafe.delivery.engine.order import LaneOrder
+from kafkasafe.errors import SpoolCorruptError
 from kafkasafe.journal import Journal
 from kafkasafe.journal.order import NEVER
 from kafkasafe.journal.precedence import Precedence
@@ -207,6 +208,34 @@ def test_a_lane_whose_owner_dies_as_soon_as_it_has_it_back_is_adopted_again():
     made.kill(worker)
     made.set_outage(False)
     assert made.run(60, lambda: len(made.log("orders", 0)) == 40)
+
+
+@pytest.mark.parametrize("way", ["handed back", "taken, because its lock was deleted"])
+def test_damage_in_a_lane_that_was_handed_back_stops_no_calls_any_more(way):
+    """`send` and `flush` went on raising the error about another producer's batch, until the process ended."""
+    made = world()
+    sibling = made.start(client_id="b")
+    worker = made.start(client_id="a")
+    made.set_outage(True)
+    worker.send("orders", 0, [b"damaged later"])
+    made.run(1)
+    made.kill(worker)
+    assert made.run(30, lambda: len(sibling.context.lanes) == 2)
+    for path, content in made.disk.files().items():
+        made.disk.put(path, content.replace(b"damaged later", b"damaged now!!"))
+    made.set_outage(False)
+    errors = sibling.engine.ledger.errors
+    assert made.run(30, lambda: errors.damaged)
+    with pytest.raises(SpoolCorruptError):
+        errors.raise_damage("orders")
+    if way != "handed back":
+        made.disk.remove(SPOOL / "lane-001" / "lock")
+    worker = made.start(client_id="a", hand_back=True, on_corrupt="quarantine")
+    assert worker.context.own.name == "lane-001"
+    made.run(5)
+    assert len(sibling.context.lanes) == 1
+    errors.raise_damage("orders")
+    assert not errors.damaged
 
 
 def test_a_lane_that_is_asked_for_by_number_comes_back_in_the_midst_of_its_delivery():

@@ -89,3 +89,24 @@ def test_a_lost_answer_is_no_long_outage(caplog, appended):
     world.run(HOUR_S)
     delivered(world, life, b"later", partition=1)
     assert outages(caplog) == []
+
+
+def test_records_of_an_earlier_run_time_out_no_sooner_than_new_ones():
+    """They counted as timed out 50 ms after the start, and `flush` and `close` did not wait for them."""
+    world = World()
+    world.centre.create_topic("orders", 1)
+    world.set_outage(True)
+    life = world.start()
+    parcel = life.send("orders", 0, [b"1", b"2"])
+    assert world.run(10, until=lambda: parcel.durable)
+    world.run(600)  # the machine has run for longer than the limit
+    world.kill(life)
+    life = world.start(delivery_timeout_ms=60_000)
+    world.run(50)
+    records = life.context.stats.records
+    assert (len(life.engine.ledger.parcels), records["orders", "timed_out"]) == (1, 0)
+    assert not life.engine.ledger.idle()
+    world.run(20)
+    assert (len(life.engine.ledger.parcels), records["orders", "timed_out"]) == (0, 2)
+    world.set_outage(False)
+    assert world.run(30, until=lambda: world.log("orders", 0) == [b"1", b"2"])

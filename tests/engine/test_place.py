@@ -398,6 +398,25 @@ def test_more_segments_than_are_held_open_are_lost_with_their_names_and_counted(
     assert life.context.own.journal.views.spooled_records == 40 - lost
 
 
+def test_packed_batches_whose_segments_are_lost_are_counted(monkeypatch):
+    """It said that nothing is lost, and no call raised an error."""
+    monkeypatch.setattr("kafkasafe.spool.segment_files._HELD", 3)
+    monkeypatch.setattr("kafkasafe.delivery.engine.packing._PARCELS", 0)
+    monkeypatch.setattr("kafkasafe.journal.packing.UNPACKED", 6)
+    world = Place()
+    life = world.begin(sizes=SMALL)
+    assert world.durable(life, 40)
+    life.engine.disk.cannot_send()
+    assert sum(each.batches for each in life.context.own.journal.views.packed()) == 34
+    world.disk.remove(SPOOL)
+    world.run(2.0)
+    ((_, restored, lost),) = world.displaced()
+    assert restored
+    world.kill(life)
+    life = world.start(sizes=SMALL, on_corrupt="quarantine")
+    assert life.context.own.journal.views.spooled_records == 40 - lost
+
+
 def test_a_lane_of_another_owner_that_died_is_no_place_for_ours():
     world = Place()
     old = world.begin(sizes=SMALL)

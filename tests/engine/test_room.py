@@ -201,3 +201,19 @@ def test_what_is_copied_forward_is_there_once_and_in_order(seeds, monkeypatch):
             error.add_note(f"seed {seed}\n" + "\n".join(storm.world.lines[-400:]))
             raise
     assert seen["moved"] > 20
+
+
+def test_segments_that_could_not_be_deleted_are_deleted_later():
+    """The spool was full, everything in it was delivered, and `send` waited for room for ever."""
+    world = World()
+    world.centre.create_topic("t", 1)
+    life = world.start()
+    world.set_outage(True)
+    fill(world, life, "t")
+    assert not life.engine.ledger.room.takes(110_000)
+    world.disk.fail("unlink", times=None)
+    world.set_outage(False)
+    assert world.run(60, until=lambda: not life.context.own.journal.views.unfinished)
+    world.run(60)
+    world.disk.heal()
+    assert world.run(60, until=lambda: life.engine.ledger.room.takes(110_000))

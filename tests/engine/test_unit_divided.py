@@ -7,7 +7,7 @@ import random
 import pytest
 from virtual import World
 
-from kafkasafe.errors import BatchDroppedError
+from kafkasafe.errors import BatchDroppedError, RejectedError, SpoolCorruptError
 from kafkasafe.spool.spool import Spool
 
 
@@ -226,3 +226,30 @@ def test_a_damaged_part_of_a_divided_batch_ends_its_unit():
 
 def _copies(world: World, value: bytes) -> int:
     return sum(file.content.count(value) for file in world.disk._tree.files.values())
+
+
+def test_the_intact_batches_of_a_damaged_unit_are_rejected_ones():
+    """Their futures said that they were damaged, and no dead-letter handler got them."""
+    letters = []
+    world, life = started(
+        on_corrupt="quarantine", on_rejected=lambda **letter: letters.append(letter["value"])
+    )
+    world.set_outage(True)
+    values = [random.Random(number).randbytes(100) for number in range(3)]
+    head, damaged, intact = life.unit(("orders", 0, values), ("audit", 0, [b"1"]))
+    assert world.run(30, lambda: head.durable)
+    life.engine.disk.cannot_send()  # what is on disk is not in memory as well
+    flip(world, values[1])
+    world.set_outage(False)
+    assert world.run(60, lambda: head.done and damaged.done and intact.done)
+    assert isinstance(head.error, BatchDroppedError)
+    assert isinstance(damaged.error, SpoolCorruptError)
+    assert isinstance(intact.error, RejectedError)
+    assert "part of an atomic batch that was rejected as a whole" in str(intact.error)
+    assert letters == [b"1"]
+    records = life.context.stats.records
+    assert (records["orders", "damaged"], records["audit", "rejected"], records["audit", "damaged"]) == (
+        3,
+        1,
+        0,
+    )

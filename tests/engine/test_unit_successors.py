@@ -11,7 +11,10 @@ from types import SimpleNamespace
 import pytest
 from virtual import World
 
+from kafkasafe.cluster.transactions import TransactionEnded
+from kafkasafe.delivery.engine.messages import UnitAnswered
 from kafkasafe.testing.fake.request_handler import handler
+from kafkasafe.units import Grant
 
 NAME = "app"
 VERSIONS = pytest.mark.parametrize("version", ["4.3.0", "2.8.2"])
@@ -127,3 +130,22 @@ def test_who_takes_a_name_over_keeps_it(version, lost, before, parts):
     while scenario(version, at, lost=lost, before=before, parts=parts):
         at += 1
     assert at > 2
+
+
+def test_an_answer_about_a_lane_that_was_handed_back_causes_no_request():
+    """The owner has taken the transactional id over by then: InitProducerId would end its open transaction."""
+    world = World()
+    life = world.start()
+    world.run(1)
+    lane = life.context.own
+    ids = lane.journal.units.ids
+    tid = ids["mine"]
+    tid.give(Grant(7, 0, 1))
+    ids.fence(tid)
+    (action,) = lane.journal.units.advance()
+    assert action.keep == Grant(7, 0, 1)
+    life.context.lanes.remove(lane)
+    asked = sum("-> InitProducerId" in line for line in world.lines)
+    life.engine.step(UnitAnswered(lane, action, "aborted", TransactionEnded(0, None)))
+    world.cluster.time.run_for(1)
+    assert sum("-> InitProducerId" in line for line in world.lines) == asked

@@ -47,6 +47,14 @@ def test_requests_that_were_dead_stay_dead() -> None:
     assert doubt.dead_at == 10.0
 
 
+def test_a_later_request_does_not_shorten_the_life_of_an_earlier_one() -> None:
+    """The earlier incarnation had a longer `request_timeout_ms`, and its QUIET mark says until when it waits."""
+    doubt = Doubt()
+    doubt.may_arrive_until(300.0)
+    doubt.may_arrive_until(31.0)
+    assert doubt.dead_at == 300.0
+
+
 # -- where the log is read
 
 

@@ -262,3 +262,28 @@ def test_what_a_process_owns_itself_it_does_not_look_into():
     assert disk.calls - before == {"list": 1}
     mine.release()
     assert not spools.owners.is_owned(mine.number)
+
+
+def test_a_second_producer_that_asks_for_an_adopted_lane_does_not_take_back_the_first_ones_request():
+    """The second one deleted the file with which the first one asked. So the first one did not get its lane: with
+    `spool_lane` it failed after 20 s.
+    """
+    disk = Disk()
+    owner = Owner(disk)
+    owner.commit([owner.group(random.Random(1))])
+    owner.close()
+    sibling = SpoolDirectory.open(ROOT, files=disk.process())
+    (adopted,) = sibling.dead_lanes()
+    others = []
+
+    def wait(_):
+        if not others:
+            second = SpoolDirectory.open(ROOT, files=disk.process())
+            others.append(second.take_lane(client="app", wait=lambda _: None).number)
+        if sibling.wanted(0):
+            adopted.release()
+
+    mine = SpoolDirectory.open(ROOT, files=disk.process()).take_lane(0, client="app", wait=wait)
+    assert (mine.number, others) == (0, [1])
+    assert not sibling.wanted(0)
+    mine.release()

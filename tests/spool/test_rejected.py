@@ -69,7 +69,8 @@ class Owner:
 def places(disk: Disk) -> tuple[list[bytes], list[bytes]]:
     """Values of the records that wait in the log, and of those that are rejected, after a recovery."""
     owner = Owner(disk.process())
-    waiting = [codec.decode(owner.spool.read(p)).values[0] for p in sorted(owner.waits)]
+    unfinished = sorted(batch.position for _, _, batch in owner.journal.views.batches())
+    waiting = [codec.decode(owner.spool.read(p)).values[0] for p in unfinished]
     kept = read_rejected(owner.files, LANE, lane_id=owner.spool.lane_id, waits=owner.waits)
     rejected = []
     for file in kept:

@@ -60,7 +60,7 @@ def life(disk: Disk) -> tuple[list[bytes], list[bytes]]:
         for mark in owner.journal.views.resent:
             retire(files, ROOT, mark)
             owner.journal.retired(mark)
-        for position in sorted(owner.waits):
+        for position in sorted(batch.position for _, _, batch in owner.journal.views.batches()):
             waiting += codec.decode(owner.spool.read(position)).values
     for owner in owners:
         lane = owner.spool._lane
@@ -96,6 +96,23 @@ def test_what_was_rejected_comes_back_in_order():
     assert resend(disk).records == 4
     assert life(disk) == ([b"w", b"x", b"a", b"b", b"c", b"z"], [])
     assert resend(disk).files == []
+
+
+def test_what_several_lanes_rejected_comes_back_in_the_order_of_the_rejection():
+    """What a lane with a lower number rejected later came first."""
+    disk = Disk()
+    directory = SpoolDirectory.open(ROOT, files=disk.process())
+    locks = [directory.take_lane(number) for number in range(2)]
+    owners = [Owner(directory.files, lock.path) for lock in locks]
+    for number, value in ((1, b"a"), (0, b"b"), (1, b"c")):
+        owner = owners[number]
+        owner.reject(*owner.accept(value))
+    for lock, owner in zip(locks, owners, strict=True):
+        owner.spool.close()
+        lock.release()
+    directory.bind_cluster("c1", drained=lambda: True)
+    assert resend(disk).records == 3
+    assert life(disk) == ([b"a", b"b", b"c"], [])
 
 
 def test_a_crash_at_any_moment_leaves_each_record_in_one_place():
@@ -321,7 +338,24 @@ def test_what_may_be_in_the_log_is_not_set_aside():
     lock.release()
 
 
-@pytest.mark.parametrize("when", ["written", "opened"])
+def test_a_batch_of_an_atomic_batch_is_not_set_aside():
+    """The other batches of the atomic batch waited for it for ever. If the brokers had all of them, they committed its
+    records, and a resend sent these records again.
+    """
+    disk = Disk()
+    directory = SpoolDirectory.open(ROOT, files=disk.process())
+    lock = directory.take_lane()
+    owner = Owner(directory.files, lock.path)
+    marks = [ORDERS, m.State(1, 0, -1, -1, bytes(16)), m.Unit(bytes(16), 0, 2, "", ())]
+    positions = owner.spool.write_group(marks, [(1, encoded(b"a")), (1, encoded(b"b"))], atomic=True)
+    owner.spool.sync()
+    directory.files.kill()
+    with pytest.raises(SpoolError, match=r"belongs to an atomic batch.*spool abort"):
+        aside(disk, positions[0], positions)
+    assert found_in(disk) == ([(b"a", -1), (b"b", -1)], [])
+
+
+@pytest.mark.parametrize("when", ["written", "opened", "opened, with a draft"])
 def test_a_copy_that_cannot_be_deleted_is_not_resent_once_its_batch_is_delivered(when):
     """It was not rejected in the end, but its file looked so as soon as the log had no such batch any more."""
     disk = Disk()
@@ -335,8 +369,10 @@ def test_a_copy_that_cannot_be_deleted_is_not_resent_once_its_batch_is_delivered
         with pytest.raises(OSError, match="Input"):
             owner.keep(position)
     else:
-        owner.keep(position)
+        path = owner.keep(position)
         owner.files.kill()
+        if when != "opened":  # the process died while it wrote the next portion
+            disk.put(path.with_name(f"{int(path.stem) + 1:020d}.new"), b"half")
         disk.fail("unlink", times=None)
         owner = Owner(disk.process(), ROOT / "lane-000")
     assert [path for path in disk.files() if path.parent.name == "rejected" and path.suffix == ".log"]

@@ -33,7 +33,8 @@ from kafkasafe.spool.examine import Finding
 _TIMEOUT: Final = "60s"
 SET_ASIDE_CODES: Final = (
     "Exit codes: 0 all is well; 2 the command line is wrong; 3 the command could not be carried out: a process"
-    " owns the lane, or the batch may be in the cluster's log and so stays where it is."
+    " owns the lane, or the batch stays where it is, because it may be in the cluster's log, or belongs to an atomic"
+    " batch."
 )
 
 

@@ -33,6 +33,8 @@ _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
 merely wait for the first metadata of their topic, which are about to arrive.
 """
 SPILL_EVERY_S: Final = 0.05
+_AGAIN_S: Final = 1.0
+"""Time between two attempts to delete segments, if the first one fails."""
 
 
 class DiskWriter:
@@ -347,7 +349,8 @@ class DiskWriter:
         position = lane.journal.views.release_position
         excess = lane.spool.used_bytes - self._config.spool_max_bytes // 2
         more = self._config.spool_segment_bytes // 8
-        if not lane.release.is_due(position, excess, more):
+        now = self._context.clock.monotonic()
+        if not lane.release.is_due(position, excess, more, now):
             return
         self.tell_newest(lane, position)
         lane.release.note(position, excess)
@@ -359,6 +362,7 @@ class DiskWriter:
                 # outage.
                 freed += self._give_way(lane, position, excess - freed)
         except SpoolError as error:
+            lane.release.fail(now + _AGAIN_S)
             self._log.limited(
                 logging.WARNING,
                 "segments_not_deleted",

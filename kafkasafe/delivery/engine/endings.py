@@ -44,6 +44,7 @@ class Endings:
         self._ledger = ledger
         self._disk = disk
         self._losses = losses
+        self._began = context.clock.monotonic()
         self.refused_topics: Mapping[str, RefusedDestination] = {}
         """Topics of which the cluster refuses all partitions: topic name → refusal. Any thread may read the mapping,
         because it is replaced, never changed.
@@ -66,7 +67,7 @@ class Endings:
             match resolution.fate:
                 case j.Fate.COMMITTED:
                     self._deliver(lane, batch, parcel)
-                case j.Fate.REJECTED if batch.fault.code == j.DAMAGED:
+                case j.Fate.REJECTED if lane.rejections.is_damaged(batch.handle):
                     self._context.stats.records[parcel.topic, "damaged"] += batch.count
                     parcel.fail(_damage_error(batch, lane.rejections.finish(batch.handle)))
                 case j.Fate.REJECTED:
@@ -123,7 +124,7 @@ class Endings:
 
     def expire(self) -> None:
         """Fail futures whose `delivery_timeout_ms` is over. The records of these futures stay in the spool, and are
-        delivered.
+        delivered. For records of an earlier run, the time begins with this run.
         """
         limit = self._config.delivery_timeout_s
         if limit is None:
@@ -135,7 +136,7 @@ class Endings:
         late = []
         with self._ledger.lock:
             for parcel in self._ledger.parcels.open.values():
-                if parcel.sealed_at > before:
+                if (parcel.sealed_at or self._began) > before:
                     break
                 if not parcel.expired and (parcel.durable or self._config.in_memory):
                     late.append(parcel)

@@ -212,7 +212,9 @@ class Engine:
             case InquiryDue(inquiry):
                 inquiry.go_on()
             case UnitAnswered(lane, action, step, answer):
-                self._transactor.answered(lane, action, step, answer)
+                # The owner of a lane that was handed back may have a transaction open by now.
+                if lane in self._context.lanes:
+                    self._transactor.answered(lane, action, step, answer)
             case UnitDue(lane, action):
                 lane.journal.units.again(action)
             case TakeOver(transactional_id):

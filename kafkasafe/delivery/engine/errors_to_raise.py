@@ -41,7 +41,8 @@ class ErrorsToRaise:
     Attributes:
         undecided: The batches that wait for a decision, by lane and handle, with their errors.
         losses: The losses that have not been raised yet.
-        damage: Errors of partitions that wait because a batch is damaged on disk (`on_corrupt="raise"`).
+        damage: Partitions that wait because a batch is damaged on disk (`on_corrupt="raise"`), each with the batch's
+            lane and the error.
     """
 
     def __init__(self, guard: Guard) -> None:
@@ -49,7 +50,7 @@ class ErrorsToRaise:
         self.undecided: dict[tuple[Lane, int], tuple[j.Batch, UndecidableError]] = {}
         self._shown: list[tuple[Lane, int]] = []
         """The undecided batches that the last raised error is about."""
-        self.damage: dict[tuple[str, int], SpoolCorruptError] = {}
+        self.damage: dict[tuple[str, int], tuple[Lane, SpoolCorruptError]] = {}
         self.losses: collections.deque[DataLossError | SpoolCorruptError] = collections.deque()
 
     # -- undecidable batches -------------------------------------------------------------------------------------------
@@ -70,6 +71,8 @@ class ErrorsToRaise:
         with self._guard.lock:
             for key in [key for key in self.undecided if key[0] is lane]:
                 del self.undecided[key]
+            for address in [address for address, (of_lane, _) in self.damage.items() if of_lane is lane]:
+                del self.damage[address]
 
     def take_shown(self) -> list[tuple[Lane, j.Batch]]:
         """Take the undecidable batches that the caller's decision is about. No error is raised for them any more."""
@@ -120,10 +123,10 @@ class ErrorsToRaise:
         """Whether any partition waits because of a batch that is damaged on disk."""
         return bool(self.damage)
 
-    def block(self, address: tuple[str, int], error: SpoolCorruptError) -> None:
-        """Record that a partition waits, because a batch is damaged on disk."""
+    def block(self, lane: Lane, address: tuple[str, int], error: SpoolCorruptError) -> None:
+        """Record that a partition waits, because a batch of this lane is damaged on disk."""
         with self._guard.lock:
-            self.damage[address] = error
+            self.damage[address] = lane, error
             self._guard.waiters.notify_all()
 
     def unblock(self, address: tuple[str, int]) -> None:
@@ -136,7 +139,7 @@ class ErrorsToRaise:
         """
         if not self.damage:
             return
-        for (name, partition), error in list(self.damage.items()):
+        for (name, partition), (_, error) in list(self.damage.items()):
             if topic in {None, name}:
                 raise SpoolCorruptError(
                     f"{place_of(name, partition)} waits: {error.args[0]}. Other partitions"

@@ -213,8 +213,9 @@ class Intake:
         stopped = lane.rejections.stopped(self._context.clock.monotonic())
         progress = False
         for index, divide in enumerate(todo):
-            if divide.batch.destination in stopped:
-                stuck.append(divide)  # no batch overtakes a damaged one
+            # No batch overtakes a damaged one. A batch that waits for its copy in `rejected/` must not become others.
+            if divide.batch.destination in stopped or lane.journal.views.rejects(divide.batch.destination):
+                stuck.append(divide)
                 continue
             try:
                 missing = self._divide(lane, divide)

@@ -188,24 +188,31 @@ class Divisions:
 class ReleaseCheck:
     """The last check for segments that can be deleted, and when the next one is due."""
 
-    __slots__ = ("_excess", "_position")
+    __slots__ = ("_again_at", "_excess", "_position")
 
     def __init__(self) -> None:
+        self._again_at = float("inf")
+        """When to try again after a failed deletion, monotonic seconds."""
         self._position = -1
         self._excess = 0
         """Bytes by which the lane exceeded half of `spool_max_bytes` after the last deletion; negative if the lane was
         smaller.
         """
 
-    def is_due(self, position: int, excess: int, more: int) -> bool:
-        """Whether a check is due, because `position` has changed since the last check, or because the excess grew by
-        more than `more` bytes.
+    def is_due(self, position: int, excess: int, more: int, now: float) -> bool:
+        """Whether a check is due, because `position` has changed since the last check, because the excess grew by more
+        than `more` bytes, or because a deletion failed a while ago.
         """
-        return position != self._position or excess > max(self._excess + more, 0)
+        return position != self._position or excess > max(self._excess + more, 0) or now >= self._again_at
 
     def note(self, position: int, excess: int) -> None:
         """Record that a check was made with this release position and this excess."""
         self._position, self._excess = position, excess
+        self._again_at = float("inf")
+
+    def fail(self, again_at: float) -> None:
+        """Record that a segment could not be deleted. Another check is due at `again_at`, monotonic seconds."""
+        self._again_at = again_at
 
     def freed(self, size: int) -> None:
         """Record that segments of this size were deleted."""
@@ -217,11 +224,13 @@ class Rejections:
     next batch is damaged on disk.
     """
 
-    __slots__ = ("_paths", "_stopped")
+    __slots__ = ("_damaged", "_paths", "_stopped")
 
     def __init__(self) -> None:
         self._paths: dict[int, Path | None] = {}
         """Maps the handle of a rejected batch to the file with its records."""
+        self._damaged: set[int] = set()
+        """Handles of rejected batches that were damaged on disk. Their files are in `quarantine/`."""
         self._stopped: dict[int, float] = {}
         """Maps a destination whose next batch is damaged on disk to the time when the engine tries again to read that
         batch, monotonic seconds.
@@ -234,12 +243,22 @@ class Rejections:
         """Record which file keeps the records of these batches; None: no file does (`spool="never"`)."""
         self._paths.update(dict.fromkeys(handles, path))
 
+    def keep_damaged(self, handle: int, path: Path) -> None:
+        """Record which file in `quarantine/` keeps the bytes of a damaged batch."""
+        self._paths[handle] = path
+        self._damaged.add(handle)
+
+    def is_damaged(self, handle: int) -> bool:
+        """Whether a rejected batch was damaged on disk. The other batches of its atomic batch may be intact."""
+        return handle in self._damaged
+
     def path(self, handle: int) -> Path | None:
         """The file with the records of a rejected batch."""
         return self._paths[handle]
 
     def finish(self, handle: int) -> Path | None:
         """Forget a rejected batch, because it is finished. Returns the file with its records."""
+        self._damaged.discard(handle)
         return self._paths.pop(handle)
 
     def stop(self, destination: int, until: float) -> None:

@@ -282,6 +282,7 @@ class LaneKeeper:
 
     def _release(self, lane: Lane) -> None:
         self._context.lanes.remove(lane)
+        self._ledger.errors.hand_over(lane)
         self._endings.publish_refused()
         self.close_lane(lane)
         self._ledger.lanes.forget(lane.lock.path)
@@ -438,7 +439,6 @@ class LaneKeeper:
 
     def _hand_over(self, lane: Lane) -> None:
         left = lane.journal.views.unfinished
-        self._ledger.errors.hand_over(lane)
         self._release(lane)
         # `dead_lanes` does not return an unchanged lane again, but the restarted owner may die before it writes
         # anything.

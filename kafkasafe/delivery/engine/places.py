@@ -262,6 +262,7 @@ class PlaceKeeper:
             and not ((parcel := lane.parcels.get(batch.handle)) and parcel.data)
         ]
         records = sum(batch.count for batch in gone) + rejected
+        records += sum(lane.journal.views.packed_records(first, end) for first, end in lost)
         now_at = "" if lane.lock.path == before else f", as {lane.lock.path}"
         left = f"{counted(records, 'record')} could not be read any more" if records else "nothing is lost"
         self._log.error(

@@ -122,7 +122,7 @@ class Rejects:
         address = lane.journal.views.address(batch.destination)
         if self._config.on_corrupt == "quarantine":
             try:
-                lane.rejections.keep((batch.handle,), lane.spool.quarantine(batch.position))
+                lane.rejections.keep_damaged(batch.handle, lane.spool.quarantine(batch.position))
             except SpoolError as failure:
                 error = SpoolCorruptError(f"{error}; {failure}", damage=error.damage)
             else:
@@ -144,5 +144,5 @@ class Rejects:
             records=batch.count,
             position=batch.position,
         )
-        self._ledger.errors.block(address, error)
+        self._ledger.errors.block(lane, address, error)
         return False

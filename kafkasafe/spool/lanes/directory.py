@@ -236,8 +236,10 @@ class SpoolDirectory:
         """
         path = self.lane_path(number) / "wanted"
         handle = open_lockable(self._files, path, create=True)
+        asks = False
         try:
-            if wait is None or not self._files.lock(handle):
+            asks = wait is not None and self._files.lock(handle)
+            if wait is None or not asks:
                 return None
             for _ in range(int(patience_s / _BACK_PAUSE_S)):
                 lock = self._try(number, client)
@@ -246,8 +248,9 @@ class SpoolDirectory:
                 wait(_BACK_PAUSE_S)
             return None
         finally:
-            with contextlib.suppress(OSError):
-                self._files.unlink(path)
+            if asks:  # otherwise the file is another process's request
+                with contextlib.suppress(OSError):
+                    self._files.unlink(path)
             close_lockable(self._files, handle)
 
     def wanted(self, number: int) -> bool:
