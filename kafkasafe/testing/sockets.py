@@ -1,6 +1,9 @@
 """The common part of the proxies and the fake's wire: one thread accepts connections and executes commands.
 
 The thread runs only after `start`. No other thread uses the sockets.
+
+Non-obvious: a forked child gets copies of all sockets. With such a copy, a listener that the parent closes would still
+accept connections, and clients would not see the end of a connection. So each child closes its copies at once.
 """
 
 from __future__ import annotations
@@ -8,11 +11,13 @@ from __future__ import annotations
 import abc
 import collections
 import contextlib
+import os
 import selectors
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from kafkasafe.kafkapython.frames import SIZE_BYTES
 
@@ -84,6 +89,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
         """Each listener with its number, by which subclasses identify it."""
         self._selector = selectors.DefaultSelector()
         self._masks: dict[socket.socket, int] = {}
+        self._owned: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -94,6 +100,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._closed = False
+        _loops.add(self)
 
     def __enter__(self) -> Self:
         self.start()
@@ -121,6 +128,13 @@ class SocketLoop(abc.ABC, Generic[_C]):
         # The thread must not close these sockets: it may notice `_closed` and end before `_wake` writes to them.
         self._woken.close()
         self._waker.close()
+
+    def forked(self) -> None:
+        """In a forked child: close the child's copies of all sockets. The parent goes on using them."""
+        self._closed = True
+        for sock in (*self._owned, self._woken, self._waker):
+            sock.close()
+        self._selector.close()
 
     @property
     def connections(self) -> int:
@@ -151,7 +165,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
 
     def _listen(self, port: int, number: int) -> int:
         """Listens on a port; 0: any free one. Returns the port."""
-        listener = bound(self._host, port)
+        listener = self._own(bound(self._host, port))
         try:
             listener.listen(128)
             listener.setblocking(False)
@@ -237,14 +251,21 @@ class SocketLoop(abc.ABC, Generic[_C]):
             client, _ = listener.accept()
         except OSError:
             return  # the client has already disconnected
+        self._own(client)
         self._welcome(client, self._listeners[listener])
 
     def _begin(self, connection: _C, *sockets: socket.socket) -> None:
         """Adds a connection that has these sockets."""
         for sock in sockets:
+            self._own(sock)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connections[connection] = None
+
+    def _own(self, sock: socket.socket) -> socket.socket:
+        """Notes a socket that a forked child has to close."""
+        self._owned.add(sock)
+        return sock
 
     def _cut(self) -> int:
         cut = len(self._connections)
@@ -263,6 +284,17 @@ class SocketLoop(abc.ABC, Generic[_C]):
             self._selector.unregister(sock)
         elif old != mask:
             self._selector.modify(sock, mask, connection)
+
+
+_loops: weakref.WeakSet[SocketLoop[Any]] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for loop in list(_loops):
+        loop.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def bound(host: str, port: int, *, shared: bool = True) -> socket.socket:
