@@ -36,8 +36,9 @@ from kafkasafe.delivery.batch_offsets import Offer, offering
 from kafkasafe.delivery.metric_samples import AT_CLOSE
 from kafkasafe.errors import UsageError, WaitTimeoutError
 from kafkasafe.health.states import ConsumerHealth
-from kafkasafe.kafkapython.client import OURS, LoopClosedError
+from kafkasafe.kafkapython.client import OURS
 from kafkasafe.kafkapython.consumer import ExtendedConsumer
+from kafkasafe.kafkapython.loop import LoopClosedError
 from kafkasafe.limits.patience import closing_timeout, seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.options import ConsumerOptions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import socket
@@ -198,6 +199,22 @@ def open_directory(directory: Path) -> SpoolDirectory:
     except NotADirectoryError:
         what = "it is a file"
     raise typer.BadParameter(f"{directory} is not a spool directory: {what}", param_hint="DIR")
+
+
+def refuse_as_root(directory: Path) -> None:
+    """Check that root does not change the spool directory of another user, whose producers cannot open root's files.
+
+    Raises:
+        SpoolError: This process is root, and the directory belongs to another user.
+    """
+    user = (resolved(directory) / FORMAT_NAME).stat().st_uid
+    if user and not os.geteuid():
+        error = SpoolError(
+            f"{directory} belongs to user {user}: that user's producers could not open the files that root makes there."
+            " Nothing was changed"
+        )
+        error.add_note(f"Run the command as that user: sudo -u '#{user}' kafkasafe …")
+        raise error
 
 
 def _waiting_in(lanes: SpoolDirectory) -> str:

@@ -14,6 +14,7 @@ from kafka import KafkaConsumer
 from kafka.net.selector import NetworkSelector
 
 from kafkasafe.errors import ForkedProcessError
+from kafkasafe.kafkapython.loop import LoopClosedError
 from kafkasafe.kafkapython.manager import Manager
 from kafkasafe.kafkapython.metadata import Metadata
 from kafkasafe.logs import as_own_thread, limit_foreign
@@ -68,10 +69,6 @@ class _ReachingManager(Manager):
         brokers = [broker.node_id for broker in self.cluster.bootstrap_brokers()]
         able = [node_id for node_id in brokers if parent.connection_delay(node_id) <= 0]
         return random.choice(able) if able else None
-
-
-class LoopClosedError(RuntimeError):
-    """The consumer is closed, so its event loop takes no more work."""
 
 
 class _InterruptibleNet(NetworkSelector):

@@ -27,9 +27,9 @@ from kafka.future import Future
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe.kafkapython.adapter import unreturned
-from kafkasafe.kafkapython.client import LoopClosedError
 from kafkasafe.kafkapython.fetching_ahead import FetchingAhead, Sessions
 from kafkasafe.kafkapython.given_records import HeldRecords, TakenRecords
+from kafkasafe.kafkapython.loop import LoopClosedError
 from kafkasafe.kafkapython.owner import Owner
 from kafkasafe.kafkapython.records import Kind, Records
 from kafkasafe.limits.fetch_ahead import ResponseEnd

@@ -22,6 +22,10 @@ _NEVER_AT: Final = 1e9  # monotonic seconds; a time limit of `_NEVER_MS` (connec
 _LONGEST_SELECT_S: Final = 3600.0
 
 
+class LoopClosedError(RuntimeError):
+    """The consumer is closed, so its event loop takes no more work. kafka-python raises a RuntimeError."""
+
+
 class Loop(NetworkSelector):
     """kafka-python's event loop. It also reports its end, and closes itself on its own thread.
 

@@ -838,3 +838,31 @@ def test_a_drain_does_not_pass_over_damage_because_something_was_in_quarantine_b
     # What was given up is told no more.
     assert run(capsys, "spool", "drain", spool, "-b", servers, "--on-corrupt", "quarantine")[0] == 0
     assert run(capsys, "spool", "drain", spool, "-b", servers)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("drain", "-b", "127.0.0.1:1", "--timeout", "1s"),
+        ("resend",),
+        ("commit", "-b", "127.0.0.1:1", "--timeout", "1s"),
+        ("abort", "-b", "127.0.0.1:1", "--timeout", "1s"),
+        ("discard", "--apply"),
+        ("repair", "--apply"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_root_does_not_change_the_spool_of_another_user(lane, capsys, monkeypatch, command):
+    """Files that root makes there could not be opened by the producers."""
+    spool = lane.path.parent
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    if os.getuid() == 0:
+        os.chown(spool / "FORMAT", 12345, -1)
+    user = (spool / "FORMAT").stat().st_uid
+    before = {path: path.is_file() and path.read_bytes() for path in spool.rglob("*")}
+    code, out, err = run(capsys, "spool", command[0], spool, *command[1:])
+    assert (code, out) == (3, "")
+    assert f"belongs to user {user}" in err
+    assert f"sudo -u '#{user}'" in err
+    assert {path: path.is_file() and path.read_bytes() for path in spool.rglob("*")} == before
+    assert run(capsys, "spool", "repair", spool)[0] != 3  # without --apply it only reads

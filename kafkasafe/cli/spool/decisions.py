@@ -22,6 +22,7 @@ from kafkasafe.cli.common import (
     counted,
     duration_s,
     open_directory,
+    refuse_as_root,
     resolved,
 )
 from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
@@ -131,6 +132,7 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted]
         batches with the given ids were found in spite of the damage.
     """
     lanes = open_directory(directory)
+    refuse_as_root(directory)
     found: list[_Wanted] = []
     foreign: list[str] = []
     damaged: list[str] = []

@@ -16,6 +16,7 @@ from kafkasafe.cli.common import (
     counted,
     lanes_of,
     open_directory,
+    refuse_as_root,
 )
 from kafkasafe.cli.report import EXIT_BROKEN, show
 from kafkasafe.cli.spool.contents import LaneName
@@ -47,6 +48,8 @@ def spool_discard(
     the same time.
     """
     lanes = open_directory(directory)
+    if apply:
+        refuse_as_root(directory)
     numbers = [number for _, number in lanes_of(directory, lane)]
     with lanes.resending() if apply else contextlib.nullcontext():
         found = find_discardable(lanes, numbers, topic or ())

@@ -17,6 +17,7 @@ from kafkasafe.cli.common import (
     connection,
     duration_s,
     open_directory,
+    refuse_as_root,
 )
 from kafkasafe.cli.report import show
 from kafkasafe.cli.spool.delivery import deliver
@@ -63,6 +64,7 @@ def spool_drain(
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
     lanes = open_directory(directory)
+    refuse_as_root(directory)
     done = deliver(lanes, options, began, limit_s, on_undecidable, on_corrupt)
     done = dataclasses.replace(done, ignore_rejected=ignore_rejected)
     show(done.fields, done.lines(), done.exit_code, as_json=as_json)

@@ -15,6 +15,8 @@ from kafkasafe.cli.common import (
     Json,
     inspected,
     lanes_of,
+    open_directory,
+    refuse_as_root,
 )
 from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
 from kafkasafe.cli.spool.contents import LaneName
@@ -45,6 +47,9 @@ def spool_repair(
     changed.
     """
     plans: list[tuple[str, Plan, Path | None]] = []
+    if apply:
+        open_directory(directory)
+        refuse_as_root(directory)
     for lanes, number in lanes_of(directory, lane):
         path = lanes.lane_path(number)
         if not apply:

@@ -21,6 +21,7 @@ from kafkasafe.cli.common import (
     duration_s,
     open_directory,
     progress,
+    refuse_as_root,
     resolved,
 )
 from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
@@ -63,6 +64,7 @@ def spool_resend(
     if dry_run:
         found = find_rejected(lanes, topics)
     else:
+        refuse_as_root(directory)
         with progress("moving back", "files") as report:
             found = bring_back(lanes, topics, progress=report)
         if options is not None:

@@ -20,6 +20,7 @@ from kafkasafe.cli.common import (
     connection,
     counted,
     lanes_of,
+    refuse_as_root,
     resolved,
 )
 from kafkasafe.cli.doctor import ask
@@ -62,6 +63,7 @@ def spool_set_aside(
     options = None if servers is None and config is None else connection(servers, config)
     directory = resolved(directory)
     ((lanes, number),) = lanes_of(directory, lane)
+    refuse_as_root(directory)
 
     def absent(topic: str, partition: int, positions: Sequence[int]) -> set[int]:
         if options is None:
