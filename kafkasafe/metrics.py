@@ -189,9 +189,13 @@ def serve(
     if registry is REGISTRY and _multiprocess():
         shown = CollectorRegistry()
         multiprocess.MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
-    server, thread = prometheus_client.start_http_server(port, addr=address, registry=shown)
-    install(*sources, registry=registry, partitions=partitions)
-    return Server(server, thread)
+    server = Server(*prometheus_client.start_http_server(port, addr=address, registry=shown))
+    try:
+        install(*sources, registry=registry, partitions=partitions)
+    except BaseException:
+        server.close()
+        raise
+    return server
 
 
 def _multiprocess() -> bool:
