@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import importlib
 import importlib.metadata
@@ -135,6 +136,19 @@ def version(
 _USAGE_ERRORS: Final[Any] = typer.BadParameter.__mro__[2]
 
 
+_ESCAPES: Final = "kafkasafe-json-escapes"
+
+
+def _as_escapes(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that a stream cannot show with escapes that are valid in JSON, too."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error(_ESCAPES, _as_escapes)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `kafkasafe` command. It never returns: it raises `SystemExit`."""
     # The commands themselves report outages, so silence kafka-python's log.
@@ -143,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         # Print escapes for bytes of a file name that are not text, and for characters that the terminal cannot show.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=_ESCAPES)
     given = [str(each) for each in (sys.argv[1:] if arguments is None else arguments)]
     code = _run(given)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from kafkasafe import SafeProducer
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
 
@@ -77,3 +79,19 @@ try: cli.main(['version'])
 except SystemExit: {look}" <&- 2>&-"""
     code, out, _ = shell(line)
     assert (code, out.splitlines()[-1]) == (0, "['/dev/null', '/dev/null']")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin1"])
+def test_json_is_json_on_a_stream_that_cannot_show_all_characters(shell, tmp_path, encoding):
+    value = "né 😀"
+    with SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path / "spool") as producer:
+        producer.send("t", value.encode()).durable(60)
+        producer.close(0)
+    code, out, _ = shell(
+        f"PYTHONIOENCODING={encoding} kafkasafe spool export spool -o - | iconv -f {encoding}"
+    )
+    assert (code, json.loads(out)["value"]) == (0, value)
+    code, out, _ = shell(
+        f"PYTHONIOENCODING={encoding} kafkasafe spool ls né😀 --json 2>/dev/null | iconv -f {encoding}"
+    )
+    assert "né😀 is not a spool directory" in json.loads(out)["error"]
