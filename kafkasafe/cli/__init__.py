@@ -11,8 +11,10 @@ import itertools
 import json
 import logging
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -159,7 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ESCAPES)
     given = [str(each) for each in (sys.argv[1:] if arguments is None else arguments)]
-    code = _run(given)
+    with _ended_by_signals():
+        code = _run(given)
     try:
         _flush(sys.stdout)
     except BrokenPipeError:
@@ -177,6 +180,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """In this context, SIGTERM and SIGHUP end a command as Ctrl-C does: it removes partial files, and stops what it has
+    started. A second signal ends the process at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    # What the caller ignores, as nohup does, stays ignored.
+    ours = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    try:
+        for each in ours:
+            signal.signal(each, end)
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _occupy_standard_streams() -> None:
