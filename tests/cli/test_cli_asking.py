@@ -168,6 +168,18 @@ def test_a_partition_without_a_leader_is_told_in_words_of_the_audit(capsys):
     assert not [word for word in NOT_ITS_OWN if word in err], err
 
 
+def test_the_time_out_bounds_a_round_of_offsets_without_a_leader(capsys):
+    with FakeCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", assignments={0: [2]})
+        cluster.stop(2)
+        servers = ",".join(cluster.bootstrap_servers)
+        began = time.monotonic()
+        code, out, _ = run(capsys, "offsets", "orders", "-b", servers, "--timeout", "4s", "--json")
+        took_s = time.monotonic() - began
+    assert (code, json.loads(out)[0]["end_offset"]) == (3, None)
+    assert took_s < 6
+
+
 def commands(at=None, path=()):
     """(path, command) of every command."""
     at = typer.main.get_command(cli.app) if at is None else at
