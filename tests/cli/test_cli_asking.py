@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -178,6 +179,14 @@ def test_the_time_out_bounds_a_round_of_offsets_without_a_leader(capsys):
         took_s = time.monotonic() - began
     assert (code, json.loads(out)[0]["end_offset"]) == (3, None)
     assert took_s < 6
+
+
+def test_an_audit_that_cannot_draw_says_so_before_it_counts(fake_kafka, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("kafkasafe.cli.audit.audit", None)
+    servers = ",".join(fake_kafka.bootstrap_servers)
+    code, _, err = run(capsys, "audit", "orders", "-b", servers, "--plot", "a.svg")
+    assert (code, "--plot: needs matplotlib: pip install 'kafkasafe[plot]'" in err) == (2, True)
 
 
 def commands(at=None, path=()):
