@@ -17,7 +17,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from kafkasafe.kafkapython.frames import SIZE_BYTES
 
@@ -76,6 +76,42 @@ class Outbox:
         return data
 
 
+class _OwnedSockets:
+    """The sockets of a loop, and the selector that watches them.
+
+    Attributes:
+        forked: Whether this process is a forked child, and so does not have the sockets.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, *sockets: socket.socket) -> None:
+        self.forked = False
+        self._selector = selector
+        self._sockets = weakref.WeakSet(sockets)
+        _all_owned.add(self)
+
+    def add(self, sock: socket.socket) -> None:
+        """Adds a socket. It leaves by itself when nothing refers to it any more."""
+        self._sockets.add(sock)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: closes the child's copies. The parent goes on using its sockets."""
+        self.forked = True
+        for sock in self._sockets:
+            sock.close()
+        self._selector.close()
+
+
+_all_owned: Final[weakref.WeakSet[_OwnedSockets]] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for owned in list(_all_owned):
+        owned.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class SocketLoop(abc.ABC, Generic[_C]):
     """A thread that serves listeners and connections. Other threads pass closures to it (`_do`). Thread-safe.
 
@@ -89,8 +125,8 @@ class SocketLoop(abc.ABC, Generic[_C]):
         """Each listener with its number, by which subclasses identify it."""
         self._selector = selectors.DefaultSelector()
         self._masks: dict[socket.socket, int] = {}
-        self._owned: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._woken, self._waker = socket.socketpair()
+        self._owned = _OwnedSockets(self._selector, self._woken, self._waker)
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -100,7 +136,6 @@ class SocketLoop(abc.ABC, Generic[_C]):
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._closed = False
-        _loops.add(self)
 
     def __enter__(self) -> Self:
         self.start()
@@ -116,8 +151,8 @@ class SocketLoop(abc.ABC, Generic[_C]):
             self._thread.start()
 
     def close(self) -> None:
-        """Ends all connections and stops listening. Idempotent."""
-        if self._closed:
+        """Ends all connections and stops listening. Idempotent. Does nothing in a forked child."""
+        if self._closed or self._owned.forked:
             return
         self._closed = True
         if self._thread is None:
@@ -128,13 +163,6 @@ class SocketLoop(abc.ABC, Generic[_C]):
         # The thread must not close these sockets: it may notice `_closed` and end before `_wake` writes to them.
         self._woken.close()
         self._waker.close()
-
-    def forked(self) -> None:
-        """In a forked child: close the child's copies of all sockets. The parent goes on using them."""
-        self._closed = True
-        for sock in (*self._owned, self._woken, self._waker):
-            sock.close()
-        self._selector.close()
 
     @property
     def connections(self) -> int:
@@ -190,7 +218,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
 
     def _do(self, command: Callable[[], _T]) -> _T:
         """Runs a command on the loop's thread, and waits for it."""
-        if self._closed:
+        if self._closed or self._owned.forked:
             raise RuntimeError(f"The {type(self).__name__} is closed")
         if self._failure is not None:
             raise RuntimeError(f"The {type(self).__name__}'s thread ended by an error") from self._failure
@@ -284,17 +312,6 @@ class SocketLoop(abc.ABC, Generic[_C]):
             self._selector.unregister(sock)
         elif old != mask:
             self._selector.modify(sock, mask, connection)
-
-
-_loops: weakref.WeakSet[SocketLoop[Any]] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for loop in list(_loops):
-        loop.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 def bound(host: str, port: int, *, shared: bool = True) -> socket.socket:
