@@ -25,6 +25,7 @@ import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -39,6 +40,9 @@ _FRAMES: Final = 3
 """Stack frames between the logging module and the caller of `EventLog`."""
 
 
+_limiters: Final[weakref.WeakSet[_Limiter]] = weakref.WeakSet()
+
+
 class _Limiter:
     """Decides whether a record may be logged now."""
 
@@ -49,6 +53,11 @@ class _Limiter:
         self._last: dict[tuple[str, str], float] = {}
         self._windows: dict[str, tuple[float, int]] = {}
         self._suppressed: dict[str, int] = {}
+        _limiters.add(self)
+
+    def forked(self) -> None:
+        """In a forked child: a thread that does not exist in the child may have held the lock."""
+        self._lock = threading.RLock()
 
     def admit(self, kind: str, about: str) -> int | None:
         """Return how many records of the kind were suppressed since the last logged one; None: suppress this one."""
@@ -316,6 +325,8 @@ _writer = _Writer()
 def _forked() -> None:
     global _writer  # the parent's writer thread logs the parent's records
     _writer = _Writer()
+    for limiter in list(_limiters):
+        limiter.forked()
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -189,9 +189,13 @@ def serve(
     if registry is REGISTRY and _multiprocess():
         shown = CollectorRegistry()
         multiprocess.MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
-    server, thread = prometheus_client.start_http_server(port, addr=address, registry=shown)
-    install(*sources, registry=registry, partitions=partitions)
-    return Server(server, thread)
+    server = Server(*prometheus_client.start_http_server(port, addr=address, registry=shown))
+    try:
+        install(*sources, registry=registry, partitions=partitions)
+    except BaseException:
+        server.close()
+        raise
+    return server
 
 
 def _multiprocess() -> bool:
@@ -252,6 +256,15 @@ class Collector(PrometheusCollector):
         """Return the present values of all metrics, and the sources that still exist."""
         with self._lock:
             return self._read()
+
+    def read_within(self, limit_s: float) -> dict[Definition, _Values] | None:
+        """Return the present values of all metrics; None if a scrape does not end within `limit_s` (-1: wait)."""
+        if not self._lock.acquire(timeout=limit_s):
+            return None
+        try:
+            return self._read()[0]
+        finally:
+            self._lock.release()
 
     def closed(self, source: object) -> None:
         """Keep the last counts of a source that closes: the program may drop the source before the next scrape."""
@@ -388,19 +401,27 @@ class _Mirror:
         while not self._ended.wait(_MIRROR_EVERY_S):
             self.copy()
 
-    def copy(self) -> None:
-        """Copy the present samples."""
-        read, _ = self._collector.read()
-        with self._lock:
-            stale = {key for key, cell in self._cells.items() if cell.definition.kind == "gauge"}
-            for definition, found in read.items():
-                for (client, labels), value in found.items():
-                    self._write(definition, (client, *labels), value)
-                    stale.discard((f"kafkasafe_{definition.name}", (client, *labels)))
-            # A closed source or a revoked partition has no gauges any more. But its cells stay in the file, so
-            # overwrite these cells.
-            for key in stale:
-                self._cells[key].leave()
+    def copy(self, limit_s: float = -1) -> None:
+        """Copy the present samples. Give up if a running copy or scrape does not end within `limit_s`; -1: wait."""
+        if not self._lock.acquire(timeout=limit_s):
+            return
+        try:
+            read = self._collector.read_within(limit_s)
+            if read is not None:
+                self._write_all(read)
+        finally:
+            self._lock.release()
+
+    def _write_all(self, read: Mapping[Definition, _Values]) -> None:
+        stale = {key for key, cell in self._cells.items() if cell.definition.kind == "gauge"}
+        for definition, found in read.items():
+            for (client, labels), value in found.items():
+                self._write(definition, (client, *labels), value)
+                stale.discard((f"kafkasafe_{definition.name}", (client, *labels)))
+        # A closed source or a revoked partition has no gauges any more. But its cells stay in the file, so overwrite
+        # these cells.
+        for key in stale:
+            self._cells[key].leave()
 
     def _write(self, definition: Definition, labels: tuple[str, ...], value: float | Histogram) -> None:
         name = f"kafkasafe_{definition.name}"
@@ -472,7 +493,8 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch
 def _closed(source: object) -> None:
     for collector in list(_installed.values()):
         collector.closed(source)
-    flush()
+    for mirror in list(_mirrors.values()):
+        mirror.copy(_SCRAPE_S)
 
 
 AT_CLOSE.append(_closed)

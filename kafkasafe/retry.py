@@ -7,9 +7,11 @@ import functools
 import inspect
 import logging
 import math
+import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, ParamSpec, TypeVar, cast
@@ -266,6 +268,11 @@ class _RateLimit:
         self._clock = clock
         self._lock = threading.Lock()
         self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last attempt failed.
+        _locked.add(self)
+
+    def forked(self) -> None:
+        """In a forked child: a thread that does not exist in the child may have held the lock."""
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Return the number of partitions that fail."""
@@ -308,6 +315,11 @@ class _Counts:
     def __init__(self) -> None:
         self._stats = RetryStats()
         self._lock = threading.Lock()
+        _locked.add(self)
+
+    def forked(self) -> None:
+        """See `_RateLimit.forked`."""
+        self._lock = threading.Lock()
 
     def count(self, api: str, error: str, pause_s: float | None, gave_up: _GaveUp | None) -> None:
         """Counts a failed attempt."""
@@ -322,6 +334,17 @@ class _Counts:
         """Yields the present values."""
         with self._lock:
             yield from list(self._stats.retry_samples())
+
+
+_locked: Final[weakref.WeakSet[_RateLimit | _Counts]] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for each in list(_locked):
+        each.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import time
 
+import commands
 import numpy as np
 import psutil
 import pytest
 from programs import python
 
-from kafkasafe.demo.audit import audit, read_topic
+from kafkasafe.demo.audit import Run, audit, read_topic
 from kafkasafe.demo.ledger import CLIENTS, DURABLE_CLIENTS, Ledger
-from kafkasafe.demo.run import FAULTS
+from kafkasafe.demo.run import FAULTS, Demo
 
 
 @pytest.fixture
@@ -143,6 +144,17 @@ client.close()
     found = read_topic(fake_kafka.bootstrap_servers, "orders")
     run = audit("outbox", "producer", ledger, found, 0, 10)
     assert (run.sent, run.acked, run.lost, run.duplicated, run.out_of_order) == (10, 10, 0, 10, 0)
+
+
+def test_a_result_that_cannot_be_written_is_shown(capsys, monkeypatch):
+    class Done(Demo):
+        def run(self):
+            return [Run("kafkasafe", "leader", 123456, *[0] * 10, 1.0)]
+
+    monkeypatch.setattr("kafkasafe.demo.run.Demo", Done)
+    code, out, err = commands.run(capsys, "demo", "--json", "/dev/full")
+    assert (code, "No space left on device" in err) == (3, True)
+    assert "123,456" in out
 
 
 @pytest.mark.kafka

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import logging
 import os
+import select
+import signal
 import threading
 from pathlib import Path
 
@@ -287,6 +289,49 @@ def test_a_forked_child_logs_what_is_its_own(records):
     assert os.read(reading, 1) == b"y"
     os.close(reading)
     os.waitpid(child, 0)
+
+
+def ends_in_a_child(work):
+    """Whether `work` ends in a forked child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        work()
+        os.write(writing, b"y")
+        os._exit(0)
+    os.close(writing)
+    ready, _, _ = select.select([reading], [], [], 10)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    answer = os.read(reading, 1) if ready else b""
+    os.close(reading)
+    return answer == b"y"
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_can_log_although_a_thread_of_its_parent_was_about_to():
+    """The thread holds a lock at the fork, and does not exist in the child."""
+    holding, go_on = threading.Event(), threading.Event()
+
+    class Subject(str):
+        __slots__ = ()
+
+        def __hash__(self):
+            holding.set()
+            go_on.wait(60)
+            return super().__hash__()
+
+    log = EventLog("producer")
+    thread = threading.Thread(
+        target=lambda: log.limited(logging.ERROR, "something", Subject("held"), "message")
+    )
+    thread.start()
+    holding.wait(60)
+    try:
+        assert ends_in_a_child(lambda: log.limited(logging.ERROR, "something", "about", "message"))
+    finally:
+        go_on.set()
+        thread.join()
 
 
 RESERVED = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime"}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import itertools
+import os
+import signal
 import threading
 
 import pytest
@@ -20,6 +23,7 @@ from kafka.errors import (
     TopicAuthorizationFailedError,
 )
 from prometheus_client import CollectorRegistry
+from waiting import until
 
 from kafkasafe import (
     ConfigError,
@@ -572,3 +576,44 @@ def test_programs_that_use_tenacity_ask_the_same_table(sync):
         tenacity.retry(retry=either, stop=tenacity.stop_after_attempt(2))(lambda: 1 / 0)()
     with pytest.raises(ConfigError):
         retry_if_kafka_retriable("ListOffset")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_can_use_a_policy_that_a_thread_of_its_parent_was_using():
+    """The thread holds the lock of the rate limit at the fork, and does not exist in the child."""
+    holding, go_on = threading.Event(), threading.Event()
+
+    def clock():
+        if threading.current_thread() is thread and failed:
+            holding.set()
+            go_on.wait(60)
+        return 0.0
+
+    failed = []
+
+    def fails(*_):
+        failed.append(True)
+        raise TopicAuthorizationFailedError
+
+    policy = RetryPolicy(_times=Times(clock=clock))
+
+    def use():
+        with contextlib.suppress(TopicAuthorizationFailedError):
+            policy.on(HOT)(fails)()
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    holding.wait(60)
+    try:
+        child = os.fork()
+        if child == 0:
+            use()
+            list(policy.metric_samples())
+            os._exit(7)
+        with contextlib.suppress(AssertionError):
+            until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT), 10)
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    finally:
+        go_on.set()
+        thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import importlib
 import importlib.metadata
@@ -10,8 +11,10 @@ import itertools
 import json
 import logging
 import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -135,6 +138,19 @@ def version(
 _USAGE_ERRORS: Final[Any] = typer.BadParameter.__mro__[2]
 
 
+_ESCAPES: Final = "kafkasafe-json-escapes"
+
+
+def _as_escapes(error: UnicodeError) -> tuple[str, int]:
+    """Replace characters that a stream cannot show with escapes that are valid in JSON, too."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error(_ESCAPES, _as_escapes)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `kafkasafe` command. It never returns: it raises `SystemExit`."""
     # The commands themselves report outages, so silence kafka-python's log.
@@ -143,9 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         # Print escapes for bytes of a file name that are not text, and for characters that the terminal cannot show.
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=_ESCAPES)
     given = [str(each) for each in (sys.argv[1:] if arguments is None else arguments)]
-    code = _run(given)
+    with _ended_by_signals():
+        code = _run(given)
     try:
         _flush(sys.stdout)
     except BrokenPipeError:
@@ -163,6 +180,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """In this context, SIGTERM and SIGHUP end a command as Ctrl-C does: it removes partial files, and stops what it has
+    started. A second signal ends the process at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(128 + number)
+
+    # What the caller ignores, as nohup does, stays ignored.
+    ours = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    try:
+        for each in ours:
+            signal.signal(each, end)
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _occupy_standard_streams() -> None:

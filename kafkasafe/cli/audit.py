@@ -154,6 +154,12 @@ def _check_plot(plot: Path, topics: Sequence[str]) -> None:
         raise typer.BadParameter(f"{plot} is a directory", param_hint="--plot")
     if plot.suffix.lower() not in PLOTS:
         raise typer.BadParameter(f"{plot} must end in {', '.join(PLOTS)}", param_hint="--plot")
+    try:
+        import matplotlib as mpl  # noqa: F401
+    except ImportError:
+        raise typer.BadParameter(
+            "needs matplotlib: pip install 'kafkasafe[plot]'", param_hint="--plot"
+        ) from None
 
 
 def _own_words(error: KafkaError) -> str:

@@ -77,10 +77,13 @@ def demo(
     screen = _DemoScreen(console)
     with Demo(settings, screen.say) as shown, screen.live(shown):
         runs = shown.run()
-    if json_file is not None:
-        rows = [dataclasses.asdict(run) for run in runs]
-        json_file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    _print_runs(console, runs)
+    try:
+        _print_runs(console, runs)
+    finally:
+        # If one of the two outputs fails, the other has the result.
+        if json_file is not None:
+            rows = [dataclasses.asdict(run) for run in runs]
+            json_file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if not all(run.kept_its_promise for run in runs if run.client == "kafkasafe"):
         raise typer.Exit(EXIT_BROKEN)
 

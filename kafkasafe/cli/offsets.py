@@ -154,9 +154,12 @@ class _View:
         self._notes.clear()
         deadline = time.monotonic() + timeout_s
         places, problems = _resolve(consumer, wanted, deadline)
-        left_ms = max(1.0, deadline - time.monotonic()) * 1000
-        ends = consumer.end_offsets(places, timeout_ms=left_ms, partial=True) if places else {}
-        starts = consumer.beginning_offsets(places, timeout_ms=left_ms, partial=True) if places else {}
+
+        def left_ms() -> float:
+            return max(1.0, deadline - time.monotonic()) * 1000
+
+        ends = consumer.end_offsets(places, timeout_ms=left_ms(), partial=True) if places else {}
+        starts = consumer.beginning_offsets(places, timeout_ms=left_ms(), partial=True) if places else {}
         now = time.monotonic()
         rows = []
         for place in places:

@@ -62,6 +62,8 @@ def find_discardable(
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in directory.lanes()}
         resent = [mark for log in logs.values() for mark in resent_in(log)]
         for number in numbers:
+            if number not in logs:
+                continue  # another process has pruned the lane
             lane = directory.lane_path(number)
             journal = journal_of(logs[number])
             rejected = read_rejected(

@@ -249,7 +249,7 @@ class KafkaCluster:
     ) -> None:
         if os.getpid() != self._owner:
             return
-        if error is not None:
+        if error is not None and self._finalizer.alive:  # otherwise the logs are gone
             error.add_note(f"logs of the Kafka nodes: {self.keep_logs()}")
         self.close()
 

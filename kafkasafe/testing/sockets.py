@@ -1,6 +1,9 @@
 """The common part of the proxies and the fake's wire: one thread accepts connections and executes commands.
 
 The thread runs only after `start`. No other thread uses the sockets.
+
+Non-obvious: a forked child gets copies of all sockets. With such a copy, a listener that the parent closes would still
+accept connections, and clients would not see the end of a connection. So each child closes its copies at once.
 """
 
 from __future__ import annotations
@@ -8,9 +11,11 @@ from __future__ import annotations
 import abc
 import collections
 import contextlib
+import os
 import selectors
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, Self, TypeVar
 
@@ -71,6 +76,42 @@ class Outbox:
         return data
 
 
+class _OwnedSockets:
+    """The sockets of a loop, and the selector that watches them.
+
+    Attributes:
+        forked: Whether this process is a forked child, and so does not have the sockets.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, *sockets: socket.socket) -> None:
+        self.forked = False
+        self._selector = selector
+        self._sockets = weakref.WeakSet(sockets)
+        _all_owned.add(self)
+
+    def add(self, sock: socket.socket) -> None:
+        """Adds a socket. It leaves by itself when nothing refers to it any more."""
+        self._sockets.add(sock)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: closes the child's copies. The parent goes on using its sockets."""
+        self.forked = True
+        for sock in self._sockets:
+            sock.close()
+        self._selector.close()
+
+
+_all_owned: Final[weakref.WeakSet[_OwnedSockets]] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for owned in list(_all_owned):
+        owned.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class SocketLoop(abc.ABC, Generic[_C]):
     """A thread that serves listeners and connections. Other threads pass closures to it (`_do`). Thread-safe.
 
@@ -85,6 +126,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
         self._selector = selectors.DefaultSelector()
         self._masks: dict[socket.socket, int] = {}
         self._woken, self._waker = socket.socketpair()
+        self._owned = _OwnedSockets(self._selector, self._woken, self._waker)
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
@@ -109,8 +151,8 @@ class SocketLoop(abc.ABC, Generic[_C]):
             self._thread.start()
 
     def close(self) -> None:
-        """Ends all connections and stops listening. Idempotent."""
-        if self._closed:
+        """Ends all connections and stops listening. Idempotent. Does nothing in a forked child."""
+        if self._closed or self._owned.forked:
             return
         self._closed = True
         if self._thread is None:
@@ -151,7 +193,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
 
     def _listen(self, port: int, number: int) -> int:
         """Listens on a port; 0: any free one. Returns the port."""
-        listener = bound(self._host, port)
+        listener = self._own(bound(self._host, port))
         try:
             listener.listen(128)
             listener.setblocking(False)
@@ -176,7 +218,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
 
     def _do(self, command: Callable[[], _T]) -> _T:
         """Runs a command on the loop's thread, and waits for it."""
-        if self._closed:
+        if self._closed or self._owned.forked:
             raise RuntimeError(f"The {type(self).__name__} is closed")
         if self._failure is not None:
             raise RuntimeError(f"The {type(self).__name__}'s thread ended by an error") from self._failure
@@ -237,14 +279,21 @@ class SocketLoop(abc.ABC, Generic[_C]):
             client, _ = listener.accept()
         except OSError:
             return  # the client has already disconnected
+        self._own(client)
         self._welcome(client, self._listeners[listener])
 
     def _begin(self, connection: _C, *sockets: socket.socket) -> None:
         """Adds a connection that has these sockets."""
         for sock in sockets:
+            self._own(sock)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connections[connection] = None
+
+    def _own(self, sock: socket.socket) -> socket.socket:
+        """Notes a socket that a forked child has to close."""
+        self._owned.add(sock)
+        return sock
 
     def _cut(self) -> int:
         cut = len(self._connections)

@@ -85,7 +85,7 @@ class TcpProxy(Relay[_Connection]):
             if port:
                 bound(host, port, shared=False).close()  # fails if another proxy uses it
             self.port: int = self._listen(port, 0)
-            self._keeper = bound(host, self.port)
+            self._keeper = self._own(bound(host, self.port))
         except OSError:
             self.close()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -166,6 +167,26 @@ def test_a_partition_without_a_leader_is_told_in_words_of_the_audit(capsys):
     assert err.startswith("kafkasafe: No usable answer about ")
     assert err.rstrip().endswith("or raise --timeout.")
     assert not [word for word in NOT_ITS_OWN if word in err], err
+
+
+def test_the_time_out_bounds_a_round_of_offsets_without_a_leader(capsys):
+    with FakeCluster(brokers=2) as cluster:
+        cluster.create_topic("orders", assignments={0: [2]})
+        cluster.stop(2)
+        servers = ",".join(cluster.bootstrap_servers)
+        began = time.monotonic()
+        code, out, _ = run(capsys, "offsets", "orders", "-b", servers, "--timeout", "4s", "--json")
+        took_s = time.monotonic() - began
+    assert (code, json.loads(out)[0]["end_offset"]) == (3, None)
+    assert took_s < 6
+
+
+def test_an_audit_that_cannot_draw_says_so_before_it_counts(fake_kafka, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("kafkasafe.cli.audit.audit", None)
+    servers = ",".join(fake_kafka.bootstrap_servers)
+    code, _, err = run(capsys, "audit", "orders", "-b", servers, "--plot", "a.svg")
+    assert (code, "--plot: needs matplotlib: pip install 'kafkasafe[plot]'" in err) == (2, True)
 
 
 def commands(at=None, path=()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from kafkasafe import SafeProducer
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
 
@@ -77,3 +79,52 @@ try: cli.main(['version'])
 except SystemExit: {look}" <&- 2>&-"""
     code, out, _ = shell(line)
     assert (code, out.splitlines()[-1]) == (0, "['/dev/null', '/dev/null']")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin1"])
+def test_json_is_json_on_a_stream_that_cannot_show_all_characters(shell, tmp_path, encoding):
+    value = "né 😀"
+    with SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path / "spool") as producer:
+        producer.send("t", value.encode()).durable(60)
+        producer.close(0)
+    code, out, _ = shell(
+        f"PYTHONIOENCODING={encoding} kafkasafe spool export spool -o - | iconv -f {encoding}"
+    )
+    assert (code, json.loads(out)["value"]) == (0, value)
+    code, out, _ = shell(
+        f"PYTHONIOENCODING={encoding} kafkasafe spool ls né😀 --json 2>/dev/null | iconv -f {encoding}"
+    )
+    assert "né😀 is not a spool directory" in json.loads(out)["error"]
+
+
+def _ended_by(signal_name, into):
+    """A program that exports a spool, and gets a signal when it has written the first record."""
+    return f"""'{sys.executable}' -c "
+import os, signal
+from kafkasafe import cli
+from kafkasafe.cli.spool import export
+one_line = export.one_line
+def interrupted(row):
+    os.kill(os.getpid(), signal.{signal_name})
+    return one_line(row)
+export.one_line = interrupted
+cli.main(['spool', 'export', 'spool', '-o', '{into}'])
+" """
+
+
+@pytest.mark.parametrize(("signal_name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
+def test_a_command_that_is_ended_by_a_signal_leaves_no_partial_file(shell, tmp_path, signal_name, code):
+    with SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path / "spool") as producer:
+        producer.send("t", b"value").durable(60)
+        producer.close(0)
+    found, _, err = shell(_ended_by(signal_name, "out.jsonl"))
+    assert (found, (tmp_path / "out.jsonl").exists(), "Traceback" in err) == (code, False, False)
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored(shell, tmp_path):
+    """As with nohup."""
+    with SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=tmp_path / "spool") as producer:
+        producer.send("t", b"value").durable(60)
+        producer.close(0)
+    code, _, _ = shell("trap '' HUP; " + _ended_by("SIGHUP", "out.jsonl"))
+    assert (code, (tmp_path / "out.jsonl").exists()) == (0, True)

@@ -9,6 +9,7 @@ import uuid
 import backends
 import pytest
 from backends import CURRENT, OLD
+from kafka import TopicPartition
 from rawclient import make_batch
 
 from kafkasafe.cluster.api import LATEST, Failure, ProduceRequest
@@ -421,3 +422,24 @@ def test_a_coordinator_that_was_killed_is_found_again(backend):
     assert first.error_code == 0
     assert backend.end(identity) == first
     backend.until(lambda: backend.committed(topic) == 2)
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_records_of_an_open_transaction_are_deleted(backend, commit):
+    """A reader of committed transactions finds the log's end where the log begins, and not before."""
+    topic, identity = backend.topic(), backend.init()
+    for seq in range(3):
+        backend.write(identity, topic, seq)
+    if backend.fake:
+        assert backend.cluster.delete_records(topic, 0, 2) == 2
+    else:
+        with backend.cluster.admin() as admin:
+            admin.delete_records({TopicPartition(topic, 0): 2})
+    backend.until(lambda: backend.ask(backend.client.list_offset, topic, 0, -2).offset == 2)
+    assert backend.committed(topic) == 2
+    read = backend.ask(backend.client.fetch_records, topic, 0, 2, 1 << 20, isolation_level=1)
+    assert read.error_code == 0
+    backend.end(identity, commit=commit)
+    backend.until(lambda: backend.committed(topic) == 4)
+    read = backend.ask(backend.client.fetch_records, topic, 0, 2, 1 << 20, isolation_level=1)
+    assert [first for _, first in read.aborted] == ([] if commit else [0])

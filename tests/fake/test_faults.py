@@ -282,3 +282,11 @@ def test_the_clusters_time_goes_on_when_the_machines_clock_is_set(cluster, monke
     set_back = time.time_ns() - 3600 * 10**9
     monkeypatch.setattr(time, "time_ns", lambda: set_back)
     assert cluster.now_ms() >= before
+
+
+def test_values_are_those_that_readers_can_see(cluster, send):
+    """Records before the start of the log are in its first batch, but no reader gets them."""
+    assert send(count=3).error_code == 0
+    assert send().error_code == 0
+    assert cluster.delete_records("t", 0, 2) == 2
+    assert cluster.values("t") == [b"v", b"v"]

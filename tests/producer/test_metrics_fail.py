@@ -108,3 +108,10 @@ def test_a_mirror_that_failed_is_tried_again(monkeypatch, tmp_path):
         assert len(started) == 2
     finally:
         metrics.uninstall()
+
+
+def test_an_endpoint_without_a_source_listens_nowhere():
+    threads = set(threading.enumerate())
+    with pytest.raises(TypeError, match="only SafeProducer"):
+        metrics.serve(object(), registry=CollectorRegistry())
+    assert set(threading.enumerate()) <= threads

@@ -136,3 +136,12 @@ def test_what_its_log_has_unfinished_is_not_discarded():
     assert discarding.find_discardable(directory, [0]) == []
     given_up(disk)
     assert path in disk.files()
+
+
+def test_a_lane_that_is_gone_has_nothing_to_discard():
+    """Another command has pruned it since the lanes were listed."""
+    disk = prepared()
+    directory = SpoolDirectory.look(ROOT, files=disk.process())
+    numbers = [*directory.lanes(), 77]
+    found = discarding.find_discardable(directory, numbers)
+    assert found == discarding.find_discardable(directory, directory.lanes())

@@ -485,6 +485,15 @@ def test_logs_are_kept_after_open_and_close(keep):
 
 
 @pytest.mark.kafka
+def test_an_error_after_the_end_of_a_cluster_names_no_logs_that_are_gone():
+    error = KeyError()
+    cluster = KafkaCluster(1).open()
+    cluster.close()
+    cluster.__exit__(KeyError, error, None)
+    assert not hasattr(error, "__notes__")
+
+
+@pytest.mark.kafka
 @pytest.mark.crash
 def test_no_java_outlives_a_parent_killed_by_sigkill(tmp_path):
     """Nor one whose cluster was opened by a thread that has ended: that must not end the brokers either."""

@@ -194,11 +194,17 @@ class Control(Network):
             return handler.centre.delete_records(found.leader, found.topic, found.number, before)
 
     def records(self, topic: str | TopicPartition, partition: int = 0) -> list[Columns]:
-        """The records of a partition that readers can see, decoded, batch by batch."""
+        """The records of a partition that readers can see, decoded, batch by batch. The first batch is whole, although
+        the log may begin in the middle of it.
+        """
+        return self._shown(topic, partition)[1]
+
+    def _shown(self, topic: str | TopicPartition, partition: int) -> tuple[int, list[Columns]]:
+        """The start of a partition's log, and `records`."""
         found = self._partition(topic, partition)
         with self._acting():
             log = self._led(found).log
-            return [
+            return log.start_offset, [
                 decode(batch.data)
                 for batch in log.batches
                 if log.start_offset < batch.end_offset <= log.high_watermark
@@ -211,13 +217,14 @@ class Control(Network):
         """
         with self._acting() as handler:
             numbers = [partition] if partition is not None else sorted(handler.centre.topic(topic).partitions)
-        return [
-            value
-            for number in numbers
-            for columns in self.records(topic, number)
-            if not columns.header.is_control
-            for value in columns.values
-        ]
+        found: list[bytes | None] = []
+        for number in numbers:
+            start, batches = self._shown(topic, number)
+            for columns in batches:
+                if not columns.header.is_control:
+                    # The log may begin in the middle of its first batch.
+                    found += columns.values[max(0, start - columns.header.base_offset) :]
+        return found
 
     # --- leaders ----------------------------------------------------------------------------------------------------
 

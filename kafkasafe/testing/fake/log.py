@@ -62,13 +62,15 @@ class ReplicaLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Start of the first transaction whose end is not decided and replicated; otherwise the high watermark."""
+        """Start of the first transaction whose end is not decided and replicated, but not before the start of the log;
+        otherwise the high watermark.
+        """
         undecided = [
             first
             for first, marker in self._unstable.items()
             if marker is None or marker >= self.high_watermark
         ]
-        return min([self.high_watermark, *undecided])
+        return max(self.start_offset, min([self.high_watermark, *undecided]))
 
     def has(self, offset: int) -> bool:
         """Whether a reader can start at this offset, which may be the end of the log."""

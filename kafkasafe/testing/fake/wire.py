@@ -83,7 +83,7 @@ class Wire(SocketLoop[_Connection]):
         self._lock = lock
         self._now_ms = now_ms
         self.weather = {node: Weather() for node in nodes}
-        self._holders = [bound(_HOST, 0) for _ in nodes]
+        self._holders = [self._own(bound(_HOST, 0)) for _ in nodes]
         for node, holder in zip(nodes, self._holders, strict=True):
             handler.listen(node, *holder.getsockname())
         self._agree()
