@@ -589,6 +589,24 @@ def test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences
     assert again.identity == BatchId(7, 0, 5, 1)
 
 
+def test_the_first_batch_to_a_topic_that_was_deleted_goes_alone() -> None:
+    """Its new leader has no state of our producer id, so it accepts any sequence: a second batch could overtake the
+    first.
+    """
+    shell = Shell()
+    batches = shell.flowing(5, 5)
+    shell.acked(batches[1], 5)
+    assert shell.journal.forget("t")
+    shell.turn()
+    again = shell.seal(1, 1)
+    shell.turn()
+    shell.journal.baseline(1, 0, bytes(16))
+    shell.turn()
+    assert [batch.state for batch in again] == [j.BatchState.SENT, j.BatchState.PREPARED]
+    shell.acked(again[0], 0)
+    assert again[1].state is j.BatchState.SENT
+
+
 def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
     shell, batches = flowing(5, 5)
     (other,) = shell.seal(1, partition=1)
