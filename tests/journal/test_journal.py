@@ -607,6 +607,19 @@ def test_the_first_batch_to_a_topic_that_was_deleted_goes_alone() -> None:
     assert again[1].state is j.BatchState.SENT
 
 
+def test_the_first_batch_after_a_loss_goes_alone() -> None:
+    """An unclean election cut the log before all our batches, so the new leader has no state of our producer id."""
+    shell = Shell(heal=False)
+    batches = shell.flowing(5, 5)
+    shell.acked(batches[1], 2)
+    assert shell.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 0) == []
+    again = shell.seal(1, 1)
+    shell.turn()
+    assert [batch.state for batch in again] == [j.BatchState.SENT, j.BatchState.PREPARED]
+    shell.acked(again[0], 0)
+    assert again[1].state is j.BatchState.SENT
+
+
 def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
     shell, batches = flowing(5, 5)
     (other,) = shell.seal(1, partition=1)
