@@ -345,12 +345,13 @@ class SpoolDirectory:
                     continue
                 lock = self._try(number)
                 if lock is not None:
+                    taken.append(lock)
                     del free[number]
                     self._offered[number] = self.content(number)
-                    taken.append(lock)
         except OSError as error:
             for lock in taken:
                 lock.release(drained=False)
+                self.offer_again(lock.number)
             raise SpoolError(
                 f"{self.path} cannot be searched for lanes of earlier processes: {error}"
             ) from error
