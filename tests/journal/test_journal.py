@@ -2403,6 +2403,22 @@ def test_the_newest_batch_is_told_though_the_one_before_stands_behind_it() -> No
     assert shell.journal.tell_newest(shell.position) == [], "once"
 
 
+@pytest.mark.parametrize("told", ["by a new segment", "separately"])
+def test_what_the_disk_did_not_take_is_told_again(told: str) -> None:
+    """The marks were made for a group that could not be written, and the spool deleted their batch afterwards."""
+    shell, (_, last) = flowing(1, 1)
+    shell.acked(last, 1)
+    if told == "separately":
+        assert shell.journal.tell_newest(shell.position)
+    else:
+        shell.journal.snapshot()
+    assert shell.journal.tell_newest(shell.position) == []
+    for fails in (lambda: shell.journal.write_failed([]), shell.journal.not_moved):
+        fails()
+        assert m.Committed(1, 3, ((last.position, 1),)) in shell.journal.tell_newest(shell.position)
+        assert shell.journal.tell_newest(shell.position) == []
+
+
 def offsets_alone(*, cause: Cause = Cause.LOG_END) -> Shell:
     """Of five batches the first three have left the spool; the log of their leader ends before the second."""
     shell = read_back(
