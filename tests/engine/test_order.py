@@ -538,3 +538,24 @@ def test_a_producer_that_ends_before_it_has_opened_a_lane_says_nothing_about_the
     assert worker.context.own.name == "lane-000"
     assert made.run(30, lambda: drained(made))
     assert numbers(made.log("orders", 0)) == list(range(4))
+
+
+def test_a_lane_that_sends_does_not_hide_damage_in_another_lane():
+    """Both have batches of the partition. Each batch that the producer sent itself withdrew the error."""
+    made = world()
+    sibling = made.start(client_id="b")
+    worker = made.start(client_id="a")
+    made.set_outage(True)
+    worker.send("orders", 0, [b"damaged later"])
+    made.run(1)
+    made.kill(worker)
+    assert made.run(30, lambda: len(sibling.context.lanes) == 2)
+    for path, content in made.disk.files().items():
+        made.disk.put(path, content.replace(b"damaged later", b"damaged now!!"))
+    made.set_outage(False)
+    errors = sibling.engine.ledger.errors
+    assert made.run(30, lambda: errors.damaged)
+    for number in range(20):
+        parcel = sibling.send("orders", 0, [b"%d" % number])
+        assert made.run(30, lambda parcel=parcel: parcel.done)
+        assert errors.damaged
