@@ -10,7 +10,7 @@ from virtual import SPOOL, World, tracing
 
 from kafkasafe import events
 from kafkasafe import marks as m
-from kafkasafe.delivery.engine.messages import AdoptAsked, LaneRead, Preceded
+from kafkasafe.delivery.engine.messages import AdoptAsked, LaneRead, Preceded, ProducerIdDue
 from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.errors import SpoolCorruptError
 from kafkasafe.journal import Journal
@@ -538,6 +538,21 @@ def test_a_producer_that_ends_before_it_has_opened_a_lane_says_nothing_about_the
     assert worker.context.own.name == "lane-000"
     assert made.run(30, lambda: drained(made))
     assert numbers(made.log("orders", 0)) == list(range(4))
+
+
+def test_no_producer_id_is_asked_for_a_lane_that_was_handed_back(monkeypatch):
+    """As long as the cluster refused one, it was asked for again after each pause, until the process ended."""
+    made = world()
+    life = made.start(client_id="a")
+    made.run(1)
+    lane = life.context.own
+    asked = []
+    monkeypatch.setattr(life.client, "init_producer_id", asked.append)
+    life.engine.step(ProducerIdDue(lane))
+    assert len(asked) == 1
+    life.context.lanes.remove(lane)
+    life.engine.step(ProducerIdDue(lane))
+    assert len(asked) == 1
 
 
 def test_a_lane_that_sends_does_not_hide_damage_in_another_lane():

@@ -231,7 +231,8 @@ class Engine:
             case ProducerIdAnswered(lane, granted):
                 self._sender.granted(lane, granted)
             case ProducerIdDue(lane):
-                self._sender.want_producer_id(lane)
+                if lane in self._context.lanes:
+                    self._sender.want_producer_id(lane)
             case WriteDue(lane):
                 self.disk.retry_write(lane)
             case EpochCheckDue(lane, check):
