@@ -215,8 +215,8 @@ class Engine:
                 # The owner of a lane that was handed back may have a transaction open by now.
                 if lane in self._context.lanes:
                     self._transactor.answered(lane, action, step, answer)
-            case UnitDue(lane, action):
-                lane.journal.units.again(action)
+            case UnitDue():
+                self._transactor.retry(message)
             case TakeOver(transactional_id):
                 self._context.own.journal.units.take_over(transactional_id)
             case RetryDue():
@@ -228,6 +228,7 @@ class Engine:
                 self._absences.look()
                 self.endings.look_again()
                 self._sender.let_out()
+                self._transactor.look_again()
             case ProducerIdAnswered(lane, granted):
                 self._sender.granted(lane, granted)
             case ProducerIdDue(lane):
