@@ -178,3 +178,12 @@ def test_a_forbidden_topic_that_the_metadata_name_again_is_waited_for_as_before(
     orders.life.context.refresh_topics(["orders"])
     orders.world.run(4)
     assert len(orders.pauses) == before
+
+
+def test_the_log_says_which_step_of_an_atomic_batch_is_tried_again(caplog):
+    """A pause before the next try was logged as one before its records are saved in `rejected/`."""
+    orders = Orders(begun=True)
+    orders.hide()
+    orders.life.unit(("orders", 0, [b"second"]))
+    assert orders.world.run(10, lambda: "of an atomic batch: attempt" in caplog.text)
+    assert "saving the records" not in caplog.text

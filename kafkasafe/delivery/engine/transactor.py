@@ -490,8 +490,10 @@ class Transactor:
             pause_s = min(pause_s, _SOON_S * again.attempt)
         self._context.stats.pauses.add()
         self._context.stats.backoff_s["transaction"] += pause_s
-        saves = isinstance(again.action, u.UnitPause)  # in `rejected/`
-        what = "saving the records" if saves else type(again.action).__name__
+        what = type(again.action).__name__
+        if isinstance(again.action, u.UnitPause):
+            refused = again.action.unit.phase is u.Phase.REFUSED
+            what = "saving the records" if refused else "the transaction"  # in `rejected/`
         self._log.limited(
             logging.WARNING if again.attempt > 3 else logging.INFO,
             "atomic_batch_retried",
