@@ -191,7 +191,7 @@ class AckedLog:
             self.known_from = max(self.known_from, batch.place + batch.count)
 
     def tell(self, position: int) -> None:
-        """Record that separate marks hold the id of the batch at this position."""
+        """Record that separate marks hold the id of the batch at this position; -1: such marks may be missing."""
         self.told_position = position
 
     # -- what a survey finds -------------------------------------------------------------------------------------------

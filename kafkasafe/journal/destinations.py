@@ -89,6 +89,7 @@ class Partition(Destination):
         """
         self.log.forget()
         self.doubt.forget_cut()
+        self.window.forget()
         self.loss.forget()
 
 

@@ -208,6 +208,7 @@ class Journal:
     def write_failed(self, batches: Iterable[Batch]) -> None:
         """These batches of `Ready.persist` could not be written, and wait for another try."""
         self._durability.write_failed(batches)
+        self._snapshots.doubt()
 
     def released(self, before_position: int) -> None:
         """The spool deleted its oldest segments."""
@@ -228,6 +229,10 @@ class Journal:
     def moved(self, batches: Sequence[Batch], positions: Sequence[int], end_position: int) -> None:
         """A group of copies is durable."""
         self._forward.moved(batches, positions, end_position)
+
+    def not_moved(self) -> None:
+        """A group of copies could not be written."""
+        self._snapshots.doubt()
 
     def packable(self, destination: int) -> Iterator[Batch]:
         """A partition has a long backlog: which of its batches may be packed?"""

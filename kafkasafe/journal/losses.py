@@ -339,6 +339,8 @@ class Losses:
         recreated: bool,
     ) -> None:
         """Report a loss, and queue the lost batches again if they are in the spool and may be sent again."""
+        # The leader may have lost its state of our producer id, too.
+        partition.window.close()
         spooled = tuple(batch.position for batch in lost if self._index.has(batch))
         again, given_up = (spooled, ()) if heal else ((), spooled)
         revived = sum(batch.count for batch in lost if batch.position in again)

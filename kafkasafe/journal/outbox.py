@@ -273,8 +273,12 @@ class Divide:
     def is_due(self) -> bool:
         """Whether the batch still has to be divided. After the journal asked for the division, it may have sent the
         batch again, or rejected it as a whole. While the batch is being written, the division is not due; the journal
-        asks again once the batch is durable.
+        asks again once the batch is durable. While a transaction sends a batch of a unit, the batch must not become
+        others; if it is refused again, the journal asks again.
         """
+        unit = self.batch.unit
+        if unit is not None and unit.transaction is not None:
+            return False
         return not self.batch.writing and self.batch.state in {
             BatchState.REFUSED if self.refused else BatchState.SEALED,
             BatchState.JOINED,

@@ -56,7 +56,9 @@ class Rejecter:
             }.values():
                 if unit.durable and unit.phase is u.Phase.WAITING:
                     self._units.give_up(unit, code, reason)
-            self.reject_all(partition, code, reason)
+            if partition.progress.flow is not Flow.REJECTING:
+                # Metadata may arrive between two portions. A second rejection would copy the next portion twice.
+                self.reject_all(partition, code, reason)
 
     def next_aside(self, destination: int) -> None:
         """Request copies of the next portion of rejected batches, after `set_aside`."""

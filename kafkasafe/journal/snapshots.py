@@ -45,6 +45,13 @@ class Snapshots:
                 marks += [*_newest_marks(partition), *self.states(partition)]
         return marks
 
+    def doubt(self) -> None:
+        """Record that a group could not be written. It may have had marks of the newest acknowledged batches, so
+        `newest` returns them once more.
+        """
+        for partition in self._destinations.partitions.values():
+            partition.log.tell(-1)
+
     def states(self, partition: Destination) -> list[m.State]:
         """The STATE mark to repeat for the partition. The list is empty if recovery would mistake the mark for a reset,
         as in this case:

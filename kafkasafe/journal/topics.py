@@ -90,7 +90,6 @@ class Topics:
         for partition in self._all.values():
             if isinstance(partition, Partition):
                 partition.ids.forget()
-                partition.window.forget()
             self._begin_anew(partition)
 
     def forget(self, topic: str) -> bool:

@@ -102,7 +102,7 @@ class SendWindow:
         self.answered = False
 
     def forget(self) -> None:
-        """Close the window, because the lane writes to another cluster, which has no state of our producer id."""
+        """Close the window, because the lane writes to another log, whose leader has no state of our producer id."""
         self.confirmed, self.until = (-1, -1), 0.0
 
     def note_answer(self) -> None:

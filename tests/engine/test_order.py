@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+from unittest import mock
 
 import pytest
-from virtual import SPOOL, World
+from virtual import SPOOL, World, tracing
 
 from kafkasafe import events
 from kafkasafe import marks as m
-from kafkasafe.delivery.engine.messages import AdoptAsked, Preceded
+from kafkasafe.delivery.engine.messages import AdoptAsked, LaneRead, Preceded, ProducerIdDue
 from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.errors import SpoolCorruptError
 from kafkasafe.journal import Journal
 from kafkasafe.journal.order import NEVER
 from kafkasafe.journal.precedence import Precedence
+from kafkasafe.spool.spool import Spool
 
 
 def world(partitions: int = 1) -> World:
@@ -510,3 +512,65 @@ def test_a_lane_that_is_a_copy_of_another_one_is_not_delivered(power, caplog):
     assert numbers(made.log("orders", 0)) == list(range(5))
     assert "lane-007 has no owner and cannot be adopted: it is a copy of" in caplog.text
     assert any(path.parent.name == "lane-007" and path.suffix == ".log" for path in made.disk.files())
+
+
+def test_a_producer_that_ends_before_it_has_opened_a_lane_says_nothing_about_the_owners_requests():
+    """1. An owner is killed. Brokers may append its requests until the request timeout is over.
+    2. A sibling reads the lane back, and is closed before it uses the lane.
+    3. The sibling wrote to the lane that all requests were over. So the next owner searched for the batches at once.
+    """
+    made = world()
+    worker = made.start(client_id="a")
+    send(worker, 0, 2)
+    assert made.run(30, lambda: drained(made))
+    made.cluster.swallow = 1
+    send(worker, 2, 4)
+    assert made.run(5, lambda: not made.cluster.swallow)
+    made.kill(worker)
+    sibling = made.start(client_id="b")
+    assert made.run(30, lambda: any(isinstance(each, LaneRead) for each in sibling.inbox))
+    made.lines.clear()
+    with mock.patch.object(Spool, "write_group", tracing(made)["write_group"]):
+        end(made, sibling)
+    assert [lane.name for lane in sibling.context.lanes] == ["lane-001"]
+    assert "QUIET" not in "".join(made.lines)
+    worker = made.start(client_id="a")
+    assert worker.context.own.name == "lane-000"
+    assert made.run(30, lambda: drained(made))
+    assert numbers(made.log("orders", 0)) == list(range(4))
+
+
+def test_no_producer_id_is_asked_for_a_lane_that_was_handed_back(monkeypatch):
+    """As long as the cluster refused one, it was asked for again after each pause, until the process ended."""
+    made = world()
+    life = made.start(client_id="a")
+    made.run(1)
+    lane = life.context.own
+    asked = []
+    monkeypatch.setattr(life.client, "init_producer_id", asked.append)
+    life.engine.step(ProducerIdDue(lane))
+    assert len(asked) == 1
+    life.context.lanes.remove(lane)
+    life.engine.step(ProducerIdDue(lane))
+    assert len(asked) == 1
+
+
+def test_a_lane_that_sends_does_not_hide_damage_in_another_lane():
+    """Both have batches of the partition. Each batch that the producer sent itself withdrew the error."""
+    made = world()
+    sibling = made.start(client_id="b")
+    worker = made.start(client_id="a")
+    made.set_outage(True)
+    worker.send("orders", 0, [b"damaged later"])
+    made.run(1)
+    made.kill(worker)
+    assert made.run(30, lambda: len(sibling.context.lanes) == 2)
+    for path, content in made.disk.files().items():
+        made.disk.put(path, content.replace(b"damaged later", b"damaged now!!"))
+    made.set_outage(False)
+    errors = sibling.engine.ledger.errors
+    assert made.run(30, lambda: errors.damaged)
+    for number in range(20):
+        parcel = sibling.send("orders", 0, [b"%d" % number])
+        assert made.run(30, lambda parcel=parcel: parcel.done)
+        assert errors.damaged

@@ -537,3 +537,17 @@ def test_what_is_closed_is_where_the_next_start_finds_it():
     life.engine.shut()
     assert life.files.open_handles == 0
     world.deliver(sizes=SMALL)
+
+
+def test_a_deleted_lane_whose_new_directory_cannot_be_listed_at_first_keeps_its_number():
+    """The new directory stayed locked by nobody's lock, and the lane moved on to the next number."""
+    for call in range(8):
+        world = Place()
+        life = world.begin(sizes=SMALL)
+        assert world.durable(life, 3)
+        world.disk.remove(LANE)
+        world.disk.fail("list", call=call, error=errno.EIO)
+        world.run(8.0)
+        world.disk.heal()
+        assert world.displaced()[-1][:2] == ("deleted", True)
+        assert life.context.own.name == "lane-000", call

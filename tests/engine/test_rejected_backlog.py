@@ -49,3 +49,27 @@ def test_what_is_packed_when_the_log_is_read_again_does_not_count_as_rejected(mo
     assert world.run(120, life.engine.ledger.idle)
     assert world.log("orders", 0) == values
     assert find_rejected(SpoolDirectory.look(SPOOL, files=world.disk.process())).files == []
+
+
+def test_metadata_that_arrive_between_two_portions_do_not_begin_the_rejection_again(monkeypatch):
+    """1. A topic does not exist, so its batches are rejected, 256 at a time. A portion takes a slow disk a while.
+    2. Meanwhile metadata arrive, which say once more that the topic does not exist.
+    3. The rejection began again, beside the first one. One of them ended while a portion of the other one was being
+       copied. The copied batches stayed in the queue, so a resend would have sent records that were delivered, too.
+    """
+    world = World()
+    world.centre.settings["auto.create.topics.enable"] = "false"
+    life = world.start(blocked_timeout_ms=10_000)
+    parcels = [life.send("orders", -1, [b"%04d" % number]) for number in range(1000)]
+    keep = RejectedStore.keep
+
+    def keeps_slowly(self, *args, **options):
+        life.context.refresh_topics(["orders"])
+        world.time.run_for(0.05)
+        return keep(self, *args, **options)
+
+    monkeypatch.setattr(RejectedStore, "keep", keeps_slowly)
+    assert world.run(60, lambda: life.context.own.rejected.records)
+    assert world.run(5, life.engine.ledger.idle)
+    assert all(parcel.error is not None for parcel in parcels)
+    assert life.context.own.rejected.records == len(parcels)

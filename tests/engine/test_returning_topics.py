@@ -107,6 +107,28 @@ def test_a_topic_that_is_there_for_a_few_seconds_takes_what_waits(begun):
     assert orders.world.log("orders", 0) == [*([b"first"] if begun else []), b"second"]
 
 
+@pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
+def test_a_topic_that_is_there_for_a_few_seconds_takes_an_atomic_batch_that_waits(begun):
+    """As for other batches: the atomic batch was not tried before its pause was over."""
+    orders = Orders(begun=begun)
+    topic = orders.hide()
+    stats = orders.life.context.stats
+    head = orders.life.unit(("orders", 0, [b"second"]))[0]
+    paused_s = [0.0]
+
+    def in_a_long_pause() -> bool:
+        paused_s.append(stats.backoff_s["transaction"])
+        return paused_s[-1] - paused_s[-2] > 4.5
+
+    assert orders.world.run(BLOCKED_S, in_a_long_pause)
+    orders.world.run(0.1)
+    orders.show(topic)
+    orders.world.run(4)
+    assert head.done
+    assert head.error is None
+    assert orders.world.committed("orders", 0) == [*([b"first"] if begun else []), b"second"]
+
+
 def test_the_pauses_of_all_lanes_end():
     """One lane was adopted, and both have records for the topic."""
     orders = Orders(begun=True)
@@ -156,3 +178,12 @@ def test_a_forbidden_topic_that_the_metadata_name_again_is_waited_for_as_before(
     orders.life.context.refresh_topics(["orders"])
     orders.world.run(4)
     assert len(orders.pauses) == before
+
+
+def test_the_log_says_which_step_of_an_atomic_batch_is_tried_again(caplog):
+    """A pause before the next try was logged as one before its records are saved in `rejected/`."""
+    orders = Orders(begun=True)
+    orders.hide()
+    orders.life.unit(("orders", 0, [b"second"]))
+    assert orders.world.run(10, lambda: "of an atomic batch: attempt" in caplog.text)
+    assert "saving the records" not in caplog.text

@@ -253,3 +253,23 @@ def test_the_intact_batches_of_a_damaged_unit_are_rejected_ones():
         1,
         0,
     )
+
+
+def test_a_batch_whose_division_waited_for_room_is_not_divided_while_it_is_being_sent_again(monkeypatch):
+    """1. A batch is too large, and the disk has no room for its parts. After a pause, the unit is tried again.
+    2. There is room as soon as a request with the batch is in flight.
+    3. The answer to the request was about a batch that the unit did not have any more, and the producer ended.
+    """
+    world, life = started()
+    units = life.context.own.journal.units
+    monkeypatch.setattr(Spool, "has_room", lambda self, size: bool(units.ids.under_way))
+    head = life.unit(("orders", 0, VALUES), ("audit", 0, [b"1"]))[0]
+    lane = life.context.own
+    assert world.run(60, lambda: bool(lane.divisions.pending))
+    assert world.run(60, lambda: bool(units.ids.under_way))
+    monkeypatch.setattr(Spool, "has_room", lambda self, size: True)
+    lane.divisions.end_pause()
+    done(world, life)
+    assert head.error is None
+    assert world.committed("orders", 0) == VALUES
+    assert world.committed("audit", 0) == [b"1"]

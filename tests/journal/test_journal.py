@@ -589,6 +589,37 @@ def test_a_forgotten_destination_keeps_its_number_and_goes_on_with_its_sequences
     assert again.identity == BatchId(7, 0, 5, 1)
 
 
+def test_the_first_batch_to_a_topic_that_was_deleted_goes_alone() -> None:
+    """Its new leader has no state of our producer id, so it accepts any sequence: a second batch could overtake the
+    first.
+    """
+    shell = Shell()
+    batches = shell.flowing(5, 5)
+    shell.acked(batches[1], 5)
+    assert shell.journal.forget("t")
+    shell.turn()
+    again = shell.seal(1, 1)
+    shell.turn()
+    shell.journal.baseline(1, 0, bytes(16))
+    shell.turn()
+    assert [batch.state for batch in again] == [j.BatchState.SENT, j.BatchState.PREPARED]
+    shell.acked(again[0], 0)
+    assert again[1].state is j.BatchState.SENT
+
+
+def test_the_first_batch_after_a_loss_goes_alone() -> None:
+    """An unclean election cut the log before all our batches, so the new leader has no state of our producer id."""
+    shell = Shell(heal=False)
+    batches = shell.flowing(5, 5)
+    shell.acked(batches[1], 2)
+    assert shell.surveyed(1, Loss((0, 1), 0, 9, 10, {}, oldest_known=True), 0) == []
+    again = shell.seal(1, 1)
+    shell.turn()
+    assert [batch.state for batch in again] == [j.BatchState.SENT, j.BatchState.PREPARED]
+    shell.acked(again[0], 0)
+    assert again[1].state is j.BatchState.SENT
+
+
 def test_what_is_doubted_is_kept_until_the_log_was_read() -> None:
     shell, batches = flowing(5, 5)
     (other,) = shell.seal(1, partition=1)
@@ -2370,6 +2401,22 @@ def test_the_newest_batch_is_told_though_the_one_before_stands_behind_it() -> No
     assert last.position < copied.position
     assert m.Committed(1, 3, ((last.position, 2),)) in shell.journal.tell_newest(shell.position)
     assert shell.journal.tell_newest(shell.position) == [], "once"
+
+
+@pytest.mark.parametrize("told", ["by a new segment", "separately"])
+def test_what_the_disk_did_not_take_is_told_again(told: str) -> None:
+    """The marks were made for a group that could not be written, and the spool deleted their batch afterwards."""
+    shell, (_, last) = flowing(1, 1)
+    shell.acked(last, 1)
+    if told == "separately":
+        assert shell.journal.tell_newest(shell.position)
+    else:
+        shell.journal.snapshot()
+    assert shell.journal.tell_newest(shell.position) == []
+    for fails in (lambda: shell.journal.write_failed([]), shell.journal.not_moved):
+        fails()
+        assert m.Committed(1, 3, ((last.position, 1),)) in shell.journal.tell_newest(shell.position)
+        assert shell.journal.tell_newest(shell.position) == []
 
 
 def offsets_alone(*, cause: Cause = Cause.LOG_END) -> Shell:

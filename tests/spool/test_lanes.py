@@ -30,7 +30,7 @@ def directory(path) -> SpoolDirectory:
 def fill(lock) -> None:
     spool, _ = Spool.open(
         lock.path,
-        files=OsFiles(),
+        files=lock.files,
         segment_bytes=4096,
         sync="group",
         snapshot=lambda: [m.Destination(1, "topic", 1)],
@@ -287,3 +287,31 @@ def test_a_second_producer_that_asks_for_an_adopted_lane_does_not_take_back_the_
     assert (mine.number, others) == (0, [1])
     assert not sibling.wanted(0)
     mine.release()
+
+
+def test_lanes_that_could_not_be_adopted_have_no_owner_and_are_adopted_later():
+    """The directory could be listed until a lane was locked, and then not: nobody drained the lane any more."""
+    call = failures = 0
+    while True:
+        disk = Disk()
+        spools = SpoolDirectory.open(ROOT, files=disk.process())
+        for lock in [spools.take_lane(), spools.take_lane()]:
+            fill(lock)
+            lock.release()
+        fault = disk.fail("list", call=call)
+        try:
+            found = spools.dead_lanes()
+        except SpoolError:
+            failures += 1
+            disk.heal()
+            assert not any(map(spools.owners.is_owned, (0, 1))), call
+            found = spools.dead_lanes()
+        disk.heal()
+        found += spools.dead_lanes()
+        assert sorted(lock.number for lock in found) == [0, 1], call
+        for lock in found:
+            lock.release()
+        if not fault.hits:
+            break
+        call += 1
+    assert failures > 4

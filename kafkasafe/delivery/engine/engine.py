@@ -215,8 +215,8 @@ class Engine:
                 # The owner of a lane that was handed back may have a transaction open by now.
                 if lane in self._context.lanes:
                     self._transactor.answered(lane, action, step, answer)
-            case UnitDue(lane, action):
-                lane.journal.units.again(action)
+            case UnitDue():
+                self._transactor.retry(message)
             case TakeOver(transactional_id):
                 self._context.own.journal.units.take_over(transactional_id)
             case RetryDue():
@@ -228,10 +228,12 @@ class Engine:
                 self._absences.look()
                 self.endings.look_again()
                 self._sender.let_out()
+                self._transactor.look_again()
             case ProducerIdAnswered(lane, granted):
                 self._sender.granted(lane, granted)
             case ProducerIdDue(lane):
-                self._sender.want_producer_id(lane)
+                if lane in self._context.lanes:
+                    self._sender.want_producer_id(lane)
             case WriteDue(lane):
                 self.disk.retry_write(lane)
             case EpochCheckDue(lane, check):

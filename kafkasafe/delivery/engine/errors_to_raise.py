@@ -129,9 +129,11 @@ class ErrorsToRaise:
             self.damage[address] = lane, error
             self._guard.waiters.notify_all()
 
-    def unblock(self, address: tuple[str, int]) -> None:
-        """Record that the partition's damaged batch can be read again."""
-        self.damage.pop(address, None)
+    def unblock(self, lane: Lane, address: tuple[str, int]) -> None:
+        """Record that a batch of the partition can be read. Damage in another lane stays."""
+        found = self.damage.get(address)
+        if found is not None and found[0] is lane:
+            self.damage.pop(address, None)
 
     def raise_damage(self, topic: str | None = None) -> None:
         """Raise an error if a partition of `topic` (None: of any topic) waits because of a batch that is damaged on

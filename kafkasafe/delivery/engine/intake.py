@@ -227,7 +227,7 @@ class Intake:
                     break
                 progress = True
                 if self._ledger.errors.damaged:
-                    self._ledger.errors.unblock(lane.journal.views.address(divide.batch.destination))
+                    self._ledger.errors.unblock(lane, lane.journal.views.address(divide.batch.destination))
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, divide.batch, error):
                     lane.journal.damaged(divide.batch, str(error))

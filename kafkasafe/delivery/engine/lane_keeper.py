@@ -351,7 +351,7 @@ class LaneKeeper:
                 self._context.post(LaneRead(lock.path))
                 return
         if isinstance(result, _Read):
-            self.close_lane(result.lane)
+            _give_back(result.lane)
 
     def reads(self, directory: Path | None = None) -> bool:
         """Whether a lane (of this directory, if one is given) is being read. Any thread may call this method."""
@@ -393,8 +393,7 @@ class LaneKeeper:
         original = self._lane_ids.get(lane.spool.lane_id, lane.lock.path)
         if lane.lock.path == original:
             return read
-        lane.spool.abandon()
-        lane.lock.release(drained=False)
+        _give_back(lane)
         return SpoolCorruptError(
             f"it is a copy of {original}: both have the same lane id, so the records of the copy would be delivered a"
             " second time. Nothing was changed. Move the copy out of the spool directory"
@@ -454,13 +453,13 @@ class LaneKeeper:
         self._context.emit(events.LaneReturned(lane.name, left))
 
     def end(self) -> None:
-        """Close lanes that were read back but not opened. A read still under way closes its lane when it ends."""
+        """Give back lanes that were read but not opened. A read still under way gives its lane back when it ends."""
         with self._lock:
             self._over = True
             results, self._results = self._results, {}
         for result in results.values():
             if isinstance(result, _Read):
-                self.close_lane(result.lane)
+                _give_back(result.lane)
 
     def _lane_name(self, path: Path) -> str:
         """The lane's name. For a lane of another spool directory, the directory's name precedes it."""
@@ -506,6 +505,16 @@ class LaneKeeper:
                 # Somebody may rename the lane now, and this producer may adopt it again.
                 self._lane_ids.pop(lane.spool.lane_id, None)
             lane.lock.release(drained=not left)
+
+
+def _give_back(lane: Lane) -> None:
+    """Release a lane that was read but not opened, and change nothing in it.
+
+    Its journal does not know yet which requests of the owner may still arrive, or which segments a check for losses
+    needs. So the lane must not be closed like an opened one.
+    """
+    lane.spool.abandon()
+    lane.lock.release(drained=False)
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:

@@ -129,6 +129,7 @@ class RoomKeeper:
             positions = lane.spool.write_group(lane.journal.move_marks(done), copies, atomic=True)
             lane.spool.sync(always=True)
         except SpoolError as error:
+            lane.journal.not_moved()
             self._log.limited(
                 logging.WARNING,
                 "not_copied_forward",

@@ -201,7 +201,7 @@ class Sender:
                 for other, later in self._send_queue.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(error, sent=False))
                 continue
-            self._ledger.errors.unblock((topic, partition))
+            self._ledger.errors.unblock(lane, (topic, partition))
             parcel.lend()
             self._clocks.sent((topic, partition), batch.max_timestamp)
             fence = self._fences.get((topic, partition), 0)

@@ -14,7 +14,14 @@ from kafkasafe import journal as j
 from kafkasafe import units as u
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster import transactions as x
-from kafkasafe.codes.verdicts import DESTINATION_CODES, FENCED_CODES, Scope, classify_code, classify_produce
+from kafkasafe.codes.verdicts import (
+    DESTINATION_CODES,
+    FENCED_CODES,
+    MISSING_CODES,
+    Scope,
+    classify_code,
+    classify_produce,
+)
 from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
@@ -66,6 +73,10 @@ class Transactor:
         self._rejects = rejects
         self._endings = endings
         self._names = RefusedNames(context)
+        self._waiting: list[UnitDue] = []
+        """The pauses that end as soon as the metadata name all topics of the unit."""
+        self._ended: list[UnitDue] = []
+        """The pauses that ended early, until their timers fire."""
 
     def carry_out(self, lane: Lane, actions: Sequence[u.Action]) -> None:
         """Send the requests of these actions. Their answers arrive as `UnitAnswered`."""
@@ -479,8 +490,10 @@ class Transactor:
             pause_s = min(pause_s, _SOON_S * again.attempt)
         self._context.stats.pauses.add()
         self._context.stats.backoff_s["transaction"] += pause_s
-        saves = isinstance(again.action, u.UnitPause)  # in `rejected/`
-        what = "saving the records" if saves else type(again.action).__name__
+        what = type(again.action).__name__
+        if isinstance(again.action, u.UnitPause):
+            refused = again.action.unit.phase is u.Phase.REFUSED
+            what = "saving the records" if refused else "the transaction"  # in `rejected/`
         self._log.limited(
             logging.WARNING if again.attempt > 3 else logging.INFO,
             "atomic_batch_retried",
@@ -500,4 +513,36 @@ class Transactor:
             self._context.emit(
                 events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
             )
-        self._context.timer(pause_s, UnitDue(lane, again.action))
+        due = UnitDue(lane, again.action)
+        if isinstance(again.action, u.UnitPause) and again.code in MISSING_CODES and not self._is_there(due):
+            self._waiting.append(due)
+        self._context.timer(pause_s, due)
+
+    def _is_there(self, due: UnitDue) -> bool:
+        """Whether the metadata name all partitions of a unit that pauses."""
+        unit = due.action.unit if isinstance(due.action, u.UnitPause) else None
+        addresses = map(due.lane.journal.views.address, () if unit is None else unit.destinations)
+        leaders = [self._context.leader(*address) for address in addresses]
+        return all(leader is not None and leader.leader >= 0 for leader in leaders)
+
+    def look_again(self) -> None:
+        """Use new metadata: end the pauses of units that were refused because a topic was missing, if it is there now.
+
+        As for other batches, metadata end only the pauses of units whose topics they did not name when the pause began
+        (see `Sender`). So attempts stay rare while a broker names a topic that was deleted.
+        """
+        for due in [due for due in self._waiting if self._is_there(due)]:
+            self._end(due)
+            self._ended.append(due)
+
+    def retry(self, due: UnitDue) -> None:
+        """End a pause whose timer fires, unless it ended early."""
+        for index, ended in enumerate(self._ended):
+            if ended is due:
+                del self._ended[index]
+                return
+        self._end(due)
+
+    def _end(self, due: UnitDue) -> None:
+        self._waiting = [each for each in self._waiting if each is not due]
+        due.lane.journal.units.again(due.action)

@@ -345,12 +345,13 @@ class SpoolDirectory:
                     continue
                 lock = self._try(number)
                 if lock is not None:
+                    taken.append(lock)
                     del free[number]
                     self._offered[number] = self.content(number)
-                    taken.append(lock)
         except OSError as error:
             for lock in taken:
                 lock.release(drained=False)
+                self.offer_again(lock.number)
             raise SpoolError(
                 f"{self.path} cannot be searched for lanes of earlier processes: {error}"
             ) from error
@@ -446,10 +447,13 @@ class SpoolDirectory:
                 taken = self._take(self.lane_path(number))
                 if taken is None:
                     continue
-                if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
-                    lock.replace(number, *taken)
-                    return
-                give_up(self._files, *taken)  # the lane has the content of an owner that has died
+                with contextlib.ExitStack() as unused:
+                    unused.callback(give_up, self._files, *taken)
+                    # A lane with other files has the content of an owner that has died.
+                    if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
+                        unused.pop_all()
+                        lock.replace(number, *taken)
+                        return
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def owner(self, number: int) -> tuple[int, str]:
