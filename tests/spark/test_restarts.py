@@ -77,3 +77,13 @@ def test_a_query_whose_log_holds_all_goes_on(query: Any) -> None:
     driver = query.start()
     assert driver.batch() + driver.batch() == list(range(11, 16))
     assert driver.batch() == query.start().batch() == []
+
+
+def test_records_that_a_leader_replaced_are_a_loss_also_if_retention_removed_some_of_the_new_ones(
+    query: Any,
+) -> None:
+    """The log began at the first record that differs, which looked like retention of all that was read."""
+    query.cluster.lose_log("t")
+    write(query.cluster, "t", [b"%d" % number for number in range(100, 115)])
+    query.cluster.delete_records("t", 0, 3)
+    goes_on(query, list(range(103, 115)), ("diverged", 3))
