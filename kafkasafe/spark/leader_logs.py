@@ -313,16 +313,7 @@ class LeaderLogs:
         while (epoch := walk.query()) is not None:
             answer = yield from self._lookups.epoch_end(*partition, epoch, current)
             walk.answer(answer.leader_epoch, answer.end_offset)
-        outcome = walk.outcome
-        if (
-            isinstance(outcome, Diverged)
-            and outcome.divergent_offset == first
-            and first > 0
-            and outcome.common_epoch is None
-        ):
-            # Retention removed all records already read. That is not a divergence; the caller checks for retention.
-            return None
-        return outcome
+        return walk.outcome
 
     def _learn(self, partition: Partition, found: LogState, history: Lineage | None) -> Procedure[None]:
         """Asks the leader for its epochs, newest first, down to the known ones. Each new epoch takes one request."""

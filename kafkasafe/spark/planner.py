@@ -159,11 +159,7 @@ class Planner:
         ids = {**start.topic_ids, **self._topics.ids(partitions)}
         began = time.monotonic()
         found = self._ask_at_once(partitions, start)
-        for partition in start.marks.keys() - set(partitions):
-            # The topic of a partition that `assign` no longer names may still exist.
-            if not self._topics.is_wanted(partition):
-                position = start.marks[partition].offset
-                found[partition] = LogState(position, position, why="missing", exists=False)
+        found |= self._unwanted(start, partitions)
         procedures = {
             partition: self._logs.advance(
                 partition, start.marks.get(partition), start.topic_ids.get(partition[0])
@@ -253,6 +249,8 @@ class Planner:
         """
         if start.initial:
             start = self._begun(start, end)
+        elif _is_opening(start, end):
+            start = self._compared(start, end)
         wanted = [found for found in ranges_between(start, end) if found[1] < found[2]]
         if not wanted:
             return []
@@ -316,6 +314,52 @@ class Planner:
             )
         return Positions(begins, start.topic_ids, initial=True)
 
+    def _compared(self, start: Positions, end: Positions) -> Positions:
+        """Compares the logs with what an earlier run has read, if `opening` planned the batch, which did not know
+        `start`.
+
+        Returns:
+            `start`, where a partition whose records were lost begins at the first record that differs.
+
+        Raises:
+            DataLossError: Records that were read are lost, and `failOnDataLoss` is true.
+        """
+        partitions = self._topics.partitions(fresh=False)
+        found = self._unwanted(start, partitions)
+        found |= self._brokers.gather(
+            {
+                partition: self._logs.advance(partition, mark, start.topic_ids.get(partition[0]))
+                for partition, mark in start.marks.items()
+                if partition not in found
+            }
+        )
+        marks = dict(start.marks)
+        lost = {}
+        for partition, state in found.items():
+            planned = end.marks.get(partition)
+            if planned is None:
+                lost[partition] = state
+            elif state.exists and state.why is not None:
+                was_read = state.begin < marks[partition].offset
+                if state.why == "recreated" or was_read:
+                    lost[partition] = state
+                    begin = min(state.begin, planned.offset) if state.why == "recreated" else state.begin
+                    marks[partition] = Mark(begin)
+                # Otherwise retention removed records unread. `recheck` finds which of them are in the batch.
+        self._losses.tell({at: mark.offset for at, mark in start.marks.items()}, lost, is_first=False)
+        return Positions(marks, start.topic_ids)
+
+    def _unwanted(self, start: Positions, partitions: Sequence[Partition]) -> dict[Partition, LogState]:
+        """Returns the state of the partitions in `start` that the options no longer name. The topic of a partition that
+        `assign` no longer names may still exist.
+        """
+        found = {}
+        for partition in start.marks.keys() - set(partitions):
+            if not self._topics.is_wanted(partition):
+                position = start.marks[partition].offset
+                found[partition] = LogState(position, position, why="missing", exists=False)
+        return found
+
     def _tasks(
         self, ranges: list[tuple[Partition, int, int]], epochs: Mapping[Partition, Lineage]
     ) -> list[Range]:
@@ -364,3 +408,18 @@ class Planner:
             left = {partition: answer for partition, answer in answers.items() if partition not in found}
             self._brokers.lookups.give(bound, left)
         return found
+
+
+def _is_opening(start: Positions, end: Positions) -> bool:
+    """Returns whether `Planner.opening` planned the end of a batch that is not the query's first."""
+    if start.marks and not end.marks:
+        return True
+    ids = end.topic_ids
+    return any(
+        mark.first is not None
+        and (
+            mark != start.marks.get(partition)
+            or start.topic_ids.get(partition[0]) not in {None, ids.get(partition[0])}
+        )
+        for partition, mark in end.marks.items()
+    )
