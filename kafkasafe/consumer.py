@@ -344,7 +344,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
         Raises:
             OSError: The file could not be written. It keeps its former contents.
+            ForkedProcessError: The consumer was opened before a fork, and belongs to the parent process.
         """
+        self._check_process()
         self._reading.parts.keep({})
         self._memory.save()
 
