@@ -483,6 +483,21 @@ def test_where_nothing_was_read_a_new_topic_is_read_from_its_start(strategy):
     assert reader.part.history.topic_id == NEW
 
 
+def test_in_a_new_topic_nothing_counts_that_was_read_of_the_former_one_before_a_seek_to_its_start(reader):
+    """Otherwise a later seek forward would find that the new topic does not have these records."""
+    valid(reader)
+    reader.seek(TP, 0)
+    reader.client.leader = NEW, 1, 0
+    reader.poll()
+    reader.answer("walk", new_topic())
+    assert reader.fetched(records=batch(0, 4, 0))
+    reader.client.place(TP, 4)
+    assert (reader.part.history.topic_id, reader.part.history.lineage) == (NEW, Lineage([(0, 0)], 4))
+    reader.seek(TP, 8)
+    reader.poll()
+    assert reader.part.history.read(8).lineage == Lineage([(0, 0)], 4)
+
+
 @pytest.mark.parametrize("offset", [0, 10])
 def test_older_metadata_do_not_replace_a_topic_in_which_another_member_has_committed(offset):
     reader = Reader()

@@ -421,6 +421,32 @@ def test_a_log_that_was_cut_is_told_again_after_a_restart(cluster):
         assert told(third).rolled_back == (5, 8)
 
 
+@pytest.mark.parametrize("go_back", ["seek", "seek_to_beginning"])
+def test_what_was_read_of_the_former_topic_does_not_count_in_the_new_one_after_a_seek_to_its_start(
+    cluster, go_back
+):
+    """The former topic has changed its leader. Its later epochs would contradict the log of the new topic."""
+    topic = new_topic(cluster, 1)
+    tp = TopicPartition(topic, 0)
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD[:5])
+        for _ in range(3):
+            cluster.move_leader(topic)
+        consuming.produce(cluster, topic, OLD[5:])
+        consumer = consumers.assigned(topic, auto_offset_reset="earliest", metadata_max_age_ms=1000)
+        collect(consumer, len(OLD))
+        if go_back == "seek":
+            consumer.seek(tp, 0)
+        else:
+            consumer.seek_to_beginning(tp)
+        recreate_under(consumer, cluster, topic)
+        assert [record.value for record in collect(consumer, len(NEW))] == NEW
+        cluster.move_leader(topic)
+        consuming.produce(cluster, topic, [b"more"])
+        assert [record.value for record in collect(consumer, 1)] == [b"more"]
+        assert consumers.of(LogDiverged) == []
+
+
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 @pytest.mark.parametrize("count", [15, 5], ids=["longer", "shorter"])
 def test_where_nothing_was_read_the_new_topic_is_read_from_its_start(cluster, reset, count):
