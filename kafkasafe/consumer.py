@@ -344,7 +344,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
         Raises:
             OSError: The file could not be written. It keeps its former contents.
+            ForkedProcessError: The consumer was opened before a fork, and belongs to the parent process.
         """
+        self._check_process()
         self._reading.parts.keep({})
         self._memory.save()
 
@@ -576,7 +578,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             if state is None:
                 raise kafka_errors.IllegalStateError("Partition is no longer assigned")
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or (state.has_valid_position and not state.awaiting_validation):
+            # A closed consumer compares nothing any more.
+            is_known = state.has_valid_position and not state.awaiting_validation
+            if left_s <= 0 or is_known or self._is_closed():
                 return None if state.position is None else int(state.position.offset)
             reading.runner.wait(min(left_s, 0.1))
 

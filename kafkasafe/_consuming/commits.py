@@ -94,4 +94,4 @@ class Commits:
         part, leadership = self._parts.get(tp), self._port.leadership(tp)
         if part is None or part.history.topic_id is None or leadership is None:
             return False
-        return leadership[0] not in {None, part.history.topic_id, *part.history.former_ids}
+        return leadership[0] not in {None, part.history.topic_id, *part.history.former.ids}

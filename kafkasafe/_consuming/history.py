@@ -19,6 +19,7 @@ from kafkasafe.history.epochs import (
     decode_topic_id,
 )
 from kafkasafe.history.memory import Remembered
+from kafkasafe.history.remembered_offsets import FORMER_TOPIC_S
 
 # Base offset, length, leader epoch, magic, CRC, attributes, last offset's delta.
 _HEADER: Final = struct.Struct(">qiibIhi")
@@ -73,6 +74,49 @@ def headers(records: Any) -> Iterator[_Header]:
         at = end
 
 
+class FormerTopics:
+    """The ids of deleted topics of one name. Metadata that name such a topic are older than others.
+
+    But ids do not say which of two topics is the newer one:
+
+    1. Topic B is deleted and created again as C. Another member of the group reads C, and commits an offset.
+    2. All metadata of this consumer still name B. So the consumer takes B for the successor of C.
+    3. From then on all metadata name C. If C still counted as deleted, the partition would never be read again.
+
+    So a topic is no longer a former one if all metadata have named it for `FORMER_TOPIC_S`.
+
+    Attributes:
+        ids: The ids.
+    """
+
+    __slots__ = ("_named", "_since", "ids")
+
+    def __init__(self, ids: frozenset[bytes] = frozenset()) -> None:
+        self.ids = ids
+        self._named: bytes | None = None
+        """The former topic that all metadata have named since `_since` (monotonic seconds)."""
+        self._since = 0.0
+
+    def copy(self) -> FormerTopics:
+        return FormerTopics(self.ids)
+
+    def succeeded(self, former: bytes, by: bytes) -> None:
+        """Record that the topic with the id `by` has taken the place of another one."""
+        self.ids = (self.ids | {former}) - {by}
+
+    def name(self, topic_id: bytes | None, now: float) -> bool:
+        """Record which topic the metadata name; None: not known, or several. Return whether it is a former one."""
+        if topic_id not in self.ids:
+            self._named = None
+            return False
+        if topic_id != self._named:
+            self._named, self._since = topic_id, now
+        if now - self._since < FORMER_TOPIC_S:
+            return True
+        self.ids -= {topic_id}
+        return False
+
+
 class HistoryCopy(NamedTuple):
     """A copy of a history, for a procedure that runs while the history may change.
 
@@ -80,13 +124,13 @@ class HistoryCopy(NamedTuple):
         lineage: Leader epochs with their first offsets.
         marks: The latest batches that were read.
         topic_id: Id of the topic that was read.
-        former_ids: Ids of deleted topics of that name.
+        former: Deleted topics of that name.
     """
 
     lineage: Lineage
     marks: tuple[BatchMark, ...]
     topic_id: bytes | None
-    former_ids: frozenset[bytes]
+    former: FormerTopics
 
 
 class History:
@@ -100,17 +144,17 @@ class History:
         marks: The latest batches that were read, for logs that cannot be compared by leader epochs alone.
         topic_id: Id of the topic that was read. If another topic gets the name, this id stays until the application has
             decided.
-        former_ids: Ids of deleted topics of that name. kafka-python's metadata may still have these ids.
+        former: Deleted topics of that name. kafka-python's metadata may still name them.
     """
 
-    __slots__ = ("_lock", "_skipped", "former_ids", "lineage", "marks", "topic_id")
+    __slots__ = ("_lock", "_skipped", "former", "lineage", "marks", "topic_id")
 
     def __init__(self, known: Remembered | None = None) -> None:
         self._lock = threading.Lock()
         self.lineage = Lineage() if known is None else known.lineage.copy()
         self.marks = BatchMemory()
         self.topic_id: bytes | None = None if known is None else known.topic_id
-        self.former_ids: set[bytes] = set()
+        self.former = FormerTopics()
         self._skipped: list[tuple[int, int]] = [] if known is None else list(known.skipped)
         """Ranges of offsets that a seek has skipped. Which leader epochs their records have is not known."""
         for mark in () if known is None else known.marks:
@@ -130,7 +174,7 @@ class History:
 
     def read(self, position: int) -> HistoryCopy:
         lineage, topic_id = self.copied(position)
-        return HistoryCopy(lineage, self.marks.marks, topic_id, frozenset(self.former_ids))
+        return HistoryCopy(lineage, self.marks.marks, topic_id, self.former.copy())
 
     def _read_before(self, offset: int) -> int:
         """Return this offset, or, if a seek has skipped the records before it, the offset at which they begin.
@@ -180,7 +224,7 @@ class History:
         if topic_id is None:
             return
         if self.topic_id is not None and self.topic_id != topic_id:
-            self.former_ids.add(self.topic_id)
+            self.former.succeeded(self.topic_id, by=topic_id)
         with self._lock:
             self.topic_id = topic_id
 

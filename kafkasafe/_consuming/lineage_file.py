@@ -11,6 +11,7 @@ from kafkasafe.errors import LineageFileError
 from kafkasafe.history.memory import Remembered, decode, encode
 from kafkasafe.history.sealed import SealError
 from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
+from kafkasafe.spool.lanes.lock import close_lockable, open_lockable
 
 # Shortest time before the next write of the file, in seconds: `_SAVE_S` after a successful write, `_SAVE_AGAIN_S` after
 # a failed one.
@@ -40,7 +41,8 @@ class LineageMemory:
         if path is None:
             return
         lock = path.with_name(path.name + ".lock")
-        self._lock = self._files.open(lock, write=True, create=True)
+        # A forked child does not inherit the lock, so the file is not in use until the child ends.
+        self._lock = open_lockable(self._files, lock, create=True)
         try:
             self._claim(path, lock)
             content = read_whole(self._files, path)
@@ -112,7 +114,7 @@ class LineageMemory:
             self._save_due = time.monotonic() + _SAVE_S
 
     def close(self) -> None:
-        """Releases the file without saving. Idempotent."""
+        """Releases the file without saving. Idempotent. Not for a forked child, which does not have the lock."""
         lock, self._lock = self._lock, None
         if lock is not None:
-            self._files.close(lock)
+            close_lockable(self._files, lock)

@@ -144,6 +144,8 @@ class LogChecks:
 
         One of the two may also be the topic that was read: if another member of the group read it, and committed the
         position, this consumer's metadata may be from the time of its predecessor.
+
+        The walk also waits while both name a former topic. `FormerTopics` says how long.
         """
         topic_id = read.topic_id
         tries = 0
@@ -153,13 +155,16 @@ class LogChecks:
             info = yield from self._fresh(tp.topic)
             leader = info.partitions.get(tp.partition)
             # The broker that answered us may also have older metadata than the broker that answered kafka-python.
-            ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None}
-            if ids & read.former_ids or len(ids - {None}) > 1:
+            ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None} - {
+                None
+            }
+            named = next(iter(ids)) if len(ids) == 1 else None
+            if read.former.name(named, time.monotonic()) or len(ids) > 1:
                 self._port.request_metadata()
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
-            other = next(iter(ids - {None, topic_id}), None)
+            other = None if named == topic_id else named
             try:
                 if topic_id is not None and other is not None:
                     end = yield from self._log_end(tp)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 
@@ -119,7 +121,7 @@ class Positions:
                     # partition. Also request metadata: kafka-python does so only when it fetches a partition without a
                     # leader.
                     self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
-            elif leadership[0] in part.history.former_ids:
+            elif part.history.former.name(leadership[0], time.monotonic()):
                 # These metadata are older than those that this consumer has seen.
                 self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif part.is_due(leadership):

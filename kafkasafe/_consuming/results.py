@@ -213,6 +213,8 @@ class Results:
             self._port.request_metadata()
         if not part.history.reaches_below(part.position):
             is_another = part.history.is_of_another(walked.topic_id)
+            if is_another:
+                part.history.cut(part.position)  # what was read from there on is not in this topic
             part.history.adopt(walked.topic_id)
             self._moves.on(tp, part, PositionEvent.AGREED, offset=part.position)
             if is_another and part.position > 0:

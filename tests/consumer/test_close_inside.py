@@ -125,3 +125,17 @@ def test_close_in_an_event_hook(fake_kafka, topic, call):
     assert time.monotonic() - begun < 15
     with pytest.raises(IllegalStateError, match="closed"):
         consumer.poll(0)
+
+
+@pytest.mark.parametrize("kind", [KafkaConsumer, SafeConsumer])
+def test_a_position_that_was_sought_after_close_is_returned_at_once(fake_kafka, topic, kind):
+    """SafeConsumer compares it with the log before it reads on. It waited for that, for `request_timeout_ms`."""
+    tp = TopicPartition(topic, 0)
+    consumer = opened(kind, fake_kafka, topic)
+    while not consumer.poll(1000):
+        pass
+    consumer.close()
+    consumer.seek(tp, 2)
+    began = time.monotonic()
+    assert consumer.position(tp) == 2
+    assert time.monotonic() - began < 10

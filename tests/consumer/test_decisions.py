@@ -483,6 +483,21 @@ def test_where_nothing_was_read_a_new_topic_is_read_from_its_start(strategy):
     assert reader.part.history.topic_id == NEW
 
 
+def test_in_a_new_topic_nothing_counts_that_was_read_of_the_former_one_before_a_seek_to_its_start(reader):
+    """Otherwise a later seek forward would find that the new topic does not have these records."""
+    valid(reader)
+    reader.seek(TP, 0)
+    reader.client.leader = NEW, 1, 0
+    reader.poll()
+    reader.answer("walk", new_topic())
+    assert reader.fetched(records=batch(0, 4, 0))
+    reader.client.place(TP, 4)
+    assert (reader.part.history.topic_id, reader.part.history.lineage) == (NEW, Lineage([(0, 0)], 4))
+    reader.seek(TP, 8)
+    reader.poll()
+    assert reader.part.history.read(8).lineage == Lineage([(0, 0)], 4)
+
+
 @pytest.mark.parametrize("offset", [0, 10])
 def test_older_metadata_do_not_replace_a_topic_in_which_another_member_has_committed(offset):
     reader = Reader()
@@ -508,6 +523,30 @@ def test_older_metadata_do_not_bring_the_former_topic_back():
     reader.poll()
     assert not reader.part.state.is_fetchable()
     assert reader.part.history.topic_id == NEW
+
+
+def test_a_topic_that_counts_as_a_former_one_is_read_if_all_metadata_name_it_for_long(monkeypatch):
+    """Another member has committed in the newest topic, while all metadata of this consumer named an older one. So the
+    consumer has taken the older one for the successor.
+    """
+    reader = Reader()
+    reader.committed(10, Lineage(), NEW)
+    reader.answer("walk", LogCompared(Unknown("nothing"), 2, 0, topic_id=OLD, leadership=(OLD, 1, 2)))
+    reader.poll()
+    reader.answer("reset", ResetTo(EARLIEST, 0, 0))
+    assert reader.part.history.topic_id == OLD
+    reader.client.leader = NEW, 1, 2
+    reader.poll()
+    reader.poll()
+    assert not reader.part.state.is_fetchable()
+    assert reader.asks() == []
+    monkeypatch.setattr("kafkasafe._consuming.history.FORMER_TOPIC_S", 0.0)
+    reader.poll()
+    reader.answer("walk", new_topic(epoch=2))
+    reader.poll()
+    assert reader.part.state.is_fetchable()
+    assert reader.part.history.topic_id == NEW
+    assert reader.part.history.former.ids == {OLD}
 
 
 def test_what_cannot_be_compared_is_reported(reader):
@@ -697,7 +736,7 @@ def test_the_topic_that_was_read_stays_until_the_decision(reader):
     assert reader.part.history.topic_id == OLD
     reader.seek(TP, 6)
     assert reader.part.history.topic_id == NEW
-    assert reader.part.history.former_ids == {OLD}
+    assert reader.part.history.former.ids == {OLD}
 
 
 def test_where_nothing_was_read_and_no_reset_is_allowed_a_new_topic_is_raised():

@@ -19,6 +19,7 @@ CALLS = {
     "beginning_offsets": (),
     "offsets_for_times": (),
     "partitions_for_topic": (),
+    "save_lineage": (),
     "__next__": (),
     "close": (),
 }

@@ -245,14 +245,8 @@ def unanswered():
         yield Pause(3600)
 
 
-@pytest.mark.parametrize("read_topic", [b"A", b"C"])
-def test_a_walk_waits_until_both_metadata_name_the_same_topic(read_topic):
-    """Topic A was deleted and created again as B, then as C; kafka-python's metadata are from the time of B.
-
-    If C was read, another member of the group has read it, and committed the position.
-    """
-    leads = {"id": b"B"}
-    requested = []
+def walk_with(read, leads, requested):
+    """kafka-python's metadata name the topic in `leads`, and the fresh ones name topic C."""
     port = SimpleNamespace(
         leadership=lambda tp: (leads["id"], 1, 5), request_metadata=lambda: requested.append(leads["id"])
     )
@@ -263,9 +257,35 @@ def test_a_walk_waits_until_both_metadata_name_the_same_topic(read_topic):
         network=lambda: network, lookups=lookups, port=port, reports=SimpleNamespace(stats=None), tracker=None,
         hold_timeout_s=1.0, isolation=0,
     )  # fmt: skip
+    return checks.walk(TopicPartition("t", 0), read.read(10), 10)
+
+
+def test_a_walk_ends_if_all_metadata_name_a_former_topic_for_long(monkeypatch):
+    """It has become a former one by mistake, while all metadata were old."""
+    leads = {"id": b"B"}
+    read = History(None)
+    for topic in (b"C", b"B"):
+        read.adopt(topic)
+    walk = walk_with(read, leads, [])
+    for leads["id"] in (b"B", b"C", b"B", b"C", b"C"):
+        assert isinstance(next(walk), Ask)  # the fresh metadata
+        assert isinstance(walk.send(None), Pause)
+    monkeypatch.setattr("kafkasafe._consuming.history.FORMER_TOPIC_S", 0.0)
+    assert isinstance(next(walk), Ask)
+    assert isinstance(walk.send(None), Ask)  # the end of the log: the walk goes on
+
+
+@pytest.mark.parametrize("read_topic", [b"A", b"C"])
+def test_a_walk_waits_until_both_metadata_name_the_same_topic(read_topic):
+    """Topic A was deleted and created again as B, then as C; kafka-python's metadata are from the time of B.
+
+    If C was read, another member of the group has read it, and committed the position.
+    """
+    leads = {"id": b"B"}
+    requested = []
     read = History(None)
     read.adopt(read_topic)
-    walk = checks.walk(TopicPartition("t", 0), read.read(10), 10)
+    walk = walk_with(read, leads, requested)
     for _ in range(3):
         assert isinstance(next(walk), Ask)  # the fresh metadata
         assert isinstance(walk.send(None), Pause)
@@ -419,6 +439,32 @@ def test_a_log_that_was_cut_is_told_again_after_a_restart(cluster):
         second.close(autocommit=False)
         third = consumers(topic, **options(topic))
         assert told(third).rolled_back == (5, 8)
+
+
+@pytest.mark.parametrize("go_back", ["seek", "seek_to_beginning"])
+def test_what_was_read_of_the_former_topic_does_not_count_in_the_new_one_after_a_seek_to_its_start(
+    cluster, go_back
+):
+    """The former topic has changed its leader. Its later epochs would contradict the log of the new topic."""
+    topic = new_topic(cluster, 1)
+    tp = TopicPartition(topic, 0)
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD[:5])
+        for _ in range(3):
+            cluster.move_leader(topic)
+        consuming.produce(cluster, topic, OLD[5:])
+        consumer = consumers.assigned(topic, auto_offset_reset="earliest", metadata_max_age_ms=1000)
+        collect(consumer, len(OLD))
+        if go_back == "seek":
+            consumer.seek(tp, 0)
+        else:
+            consumer.seek_to_beginning(tp)
+        recreate_under(consumer, cluster, topic)
+        assert [record.value for record in collect(consumer, len(NEW))] == NEW
+        cluster.move_leader(topic)
+        consuming.produce(cluster, topic, [b"more"])
+        assert [record.value for record in collect(consumer, 1)] == [b"more"]
+        assert consumers.of(LogDiverged) == []
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])

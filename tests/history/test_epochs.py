@@ -356,6 +356,26 @@ def test_reading_again_agrees_or_is_another_log(epoch, offset, agrees, entries):
 
 
 @pytest.mark.parametrize(
+    ("epoch", "offset", "after", "agrees", "entries"),
+    [
+        (2, 6, 10, True, "2:5,4:10"),
+        (2, 6, 11, False, "2:5,4:10"),  # epoch 4 was read at 10
+        (2, 6, 15, False, "2:5,4:10"),
+        (2, 3, 11, False, "2:5,4:10"),
+        (1, 3, 6, False, "2:5,4:10"),
+        (4, 8, 11, True, "4:8"),
+    ],
+)
+def test_a_batch_across_an_epoch_that_was_read_is_from_another_log(epoch, offset, after, agrees, entries):
+    ours = log("2:5,4:10", 12)
+    assert ours.observe(epoch, offset, after) is agrees
+    if agrees:
+        assert ours.entries[-1] == log(entries, 12).entries[-1]
+    else:
+        assert ours == log(entries, 12)
+
+
+@pytest.mark.parametrize(
     ("epoch", "agrees", "entries"),
     [
         (5, False, "-1:5,4:10"),

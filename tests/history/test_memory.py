@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -236,3 +237,28 @@ def test_one_consumer_at_a_time(tmp_path):
     nowhere.keep("t", 0, KNOWN)
     assert nowhere.get("t", 0) is KNOWN
     assert not nowhere.save()
+
+
+def test_a_forked_child_does_not_keep_the_file_in_use(tmp_path):
+    """A worker process may live longer than the consumer that was open when the worker was forked."""
+    path = tmp_path / "lineage.json"
+    one = LineageMemory(path)
+    ready, is_ready = os.pipe()
+    waits, over = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(over)
+        os.write(is_ready, b".")
+        os.read(waits, 1)
+        os._exit(0)
+    os.close(waits)
+    try:
+        assert os.read(ready, 1)
+        with pytest.raises(LineageFileError, match="in use by another consumer"):
+            LineageMemory(path)
+        one.close()
+        LineageMemory(path).close()
+    finally:
+        for pipe in (ready, is_ready, over):
+            os.close(pipe)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -174,6 +174,9 @@ class Lineage:
         at = bisect_right(self._starts, offset) - 1
         known = self._epochs[at] if at >= 0 else None
         following = self._epochs[at + 1] if at + 1 < len(self._epochs) else None
+        begun = self._epochs[at + 1 : bisect_left(self._starts, after)]
+        if epoch != UNDEFINED and not {*begun} <= {epoch, UNDEFINED}:
+            return False  # within the batch, records with another epoch were read
         if known == epoch:
             if following is None:
                 self._end = max(self._end, after)
