@@ -31,6 +31,9 @@ class UnitOffsets:
         self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
         """Maps a consumer group to this batch's `BatchFate` for the group, and to the batch's claims: the offsets to
         which the batch moves the group."""
+        self._replaced: list[OffsetClaim] = []
+        """The batch's earlier claims, for offsets that later calls replaced. The batch may have the records before
+        these offsets, so it is void if one of these claims is."""
 
     def __bool__(self) -> bool:
         return bool(self._offsets)
@@ -50,7 +53,8 @@ class UnitOffsets:
     @property
     def is_void(self) -> bool:
         """Whether a consumer went back to an earlier offset, or lost its partitions, since it gave its offsets."""
-        return any(claim.void for _, claims in self._claims.values() for claim in claims)
+        current = (claims for _, claims in self._claims.values())
+        return any(claim.void for claims in (self._replaced, *current) for claim in claims)
 
     def miss(self) -> None:
         """Tell the consumers of all groups that this batch was too late and does not move their offsets (see
@@ -66,7 +70,9 @@ class UnitOffsets:
         former = self._claims.pop(group, None)
         self._offsets.pop(group, None)
         if former is not None:
-            former[0].forget()
+            fate, claims = former
+            fate.forget()
+            self._replaced += claims
         for line in [line for line in self._readings if line[0] == group]:
             del self._readings[line]
         return BatchFate(self._decision, self)
