@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from kafka import TopicPartition
@@ -27,6 +28,8 @@ class UnitOffsets:
         self._parts = parts
         self._decision = decision
         self._offsets: dict[str, m.GroupOffsets] = {}
+        self._given: dict[str, m.GroupOffsets] = {}
+        """The offsets in `_offsets` that come from `give`."""
         self._readings: dict[u.GroupPartition, u.Reading] = {}
         self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
         """Maps a consumer group to this batch's `BatchFate` for the group, and to the batch's claims: the offsets to
@@ -69,6 +72,7 @@ class UnitOffsets:
         """
         former = self._claims.pop(group, None)
         self._offsets.pop(group, None)
+        self._given.pop(group, None)
         if former is not None:
             fate, claims = former
             fate.forget()
@@ -78,14 +82,17 @@ class UnitOffsets:
         return BatchFate(self._decision, self)
 
     def give(self, given: m.GroupOffsets, *, informed: bool) -> None:
-        """Add offsets that the program gives, or that a KafkaConsumer has.
+        """Add offsets that the program gives, or that a KafkaConsumer has, to those of earlier calls of this method.
 
         Raises:
             BatchDroppedError: See `GivenOffsets.offer`.
         """
+        earlier = self._given.get(given.group)
+        if earlier is not None:
+            given = _joined(earlier, given)
         fate = self.claim(given.group)
         readings, claims = self._parts.given_offsets.offer(fate, given, informed=informed)
-        self._offsets[given.group] = given
+        self._offsets[given.group] = self._given[given.group] = given
         self._readings.update(readings)
         self._claims[given.group] = fate, claims
 
@@ -164,6 +171,17 @@ def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
         None if group.group_instance_id is None else text_of("group_instance_id", group.group_instance_id),
         positions,
     )
+
+
+def _joined(earlier: m.GroupOffsets, later: m.GroupOffsets) -> m.GroupOffsets:
+    """Return the offsets of two calls for one group. Of two offsets for a partition, the later one counts.
+
+    The membership is that of the earlier offsets. If the group has a new generation since, it refuses all of them:
+    another member may own a partition of the earlier offsets, and may read the same records again.
+    """
+    found = {(each.topic, each.partition): each for each in (*earlier.positions, *later.positions)}
+    member = earlier if earlier.generation_id >= 0 else later
+    return replace(member, positions=tuple(position for _, position in sorted(found.items())))
 
 
 def is_out(offsets: Any, given: m.GroupOffsets) -> bool:
