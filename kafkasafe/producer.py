@@ -443,6 +443,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def abort_transaction(self) -> None:
         """Abort the transaction. None of its records was sent; their futures have a TransactionAbortedError.
 
+        If the call is interrupted, call it again.
+
         Raises:
             IllegalStateError: The producer has no `transactional_id`.
             KafkaError: No transaction is open, or the producer is fenced.

@@ -14,6 +14,7 @@ import uuid
 import harness
 import kafka.errors as kafka_errors
 import pytest
+from ctrl_c import PRODUCER, CtrlC
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
 from waiting import until
@@ -24,6 +25,7 @@ from kafkasafe.logging_handler import KafkaHandler
 from kafkasafe.testing import FakeCluster, KafkaCluster
 
 CURRENT, OLD = "4.3.0", "2.8.2"
+ABORTING = PRODUCER | {"kafkasafe.transactional", "kafkasafe.atomic"}
 
 
 @pytest.fixture(
@@ -278,6 +280,32 @@ def test_what_has_no_transactions_takes_no_transactional_id():
         aio.SafeProducer(bootstrap_servers="localhost:1", transactional_id="app")
     with pytest.raises(ConfigError, match="not sent in transactions"):
         KafkaHandler("logs", bootstrap_servers="localhost:1", transactional_id="app")
+
+
+def test_an_abort_that_ctrl_c_interrupts_anywhere_is_finished_by_another_call(fake, opened):
+    topic = topic_of(fake)
+    producer = opened(SafeProducer, fake)
+    producer.init_transactions()
+    for step in range(0, 1000, 3):
+        producer.begin_transaction()
+        future = producer.send(topic, b"never")
+        errors = []
+        future.add_errback(errors.append)
+        with contextlib.suppress(KeyboardInterrupt), CtrlC(step, ABORTING) as ctrl_c:
+            producer.abort_transaction()
+        if not ctrl_c.pressed:
+            break
+        with contextlib.suppress(kafka_errors.KafkaError):  # the interrupted call had finished
+            producer.abort_transaction()
+        assert isinstance(future.exception, kafka_errors.TransactionAbortedError), ctrl_c.place
+        producer.flush()
+        assert [type(each) for each in errors] == [kafka_errors.TransactionAbortedError], ctrl_c.place
+    else:
+        pytest.fail("the call did not end")
+    producer.begin_transaction()
+    producer.send(topic, b"1")
+    producer.commit_transaction()
+    assert read(fake, topic) == {0: [b"1"]}
 
 
 # -- Two with one id ---------------------------------------------------------------------------------------------------
