@@ -338,7 +338,8 @@ class AtomicBatch(metaclass=Tidy):
         Args:
             offsets: A consumer that was opened with `enable_auto_commit=False`: a SafeConsumer, or a KafkaConsumer with
                 `isolation_level="read_committed"`. The batch commits the consumer's positions on its assigned
-                partitions. Or a dict {TopicPartition: OffsetAndMetadata}, together with `group`.
+                partitions. Or a dict {TopicPartition: OffsetAndMetadata}, together with `group`; the offsets of several
+                calls for one group are all committed.
             group: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:

@@ -407,6 +407,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     ) -> None:
         """Commit a consumer's offsets in the transaction. `commit_transaction` raises errors of the group.
 
+        The offsets of several calls for one group are all committed. If the group's generation changes between two
+        calls, the group refuses them: `commit_transaction` raises CommitFailedError.
+
         Args:
             offsets: `{TopicPartition: OffsetAndMetadata}`; the offset is that of the next record to read.
             group_metadata: The consumer's `group_metadata()`, or the name of a group that has no members.
@@ -439,6 +442,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     def abort_transaction(self) -> None:
         """Abort the transaction. None of its records was sent; their futures have a TransactionAbortedError.
+
+        If the call is interrupted, call it again.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.

@@ -25,6 +25,7 @@ from kafkasafe._producing.accepted_record import AcceptedRecord
 from kafkasafe._producing.record_future import OpenProducer, RecordFuture
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
 from kafkasafe.codes.verdicts import FENCED_CODES, NOT_A_MEMBER_CODES
+from kafkasafe.delivery.callbacks import take
 from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog
 from kafkasafe.spool.refusals import because
@@ -58,7 +59,10 @@ _FROM: Final[Mapping[State, frozenset[State]]] = {
     # COMMITTING may follow itself: if a commit_transaction() was interrupted, a repeated call continues the same
     # commit.
     State.COMMITTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.COMMITTING_TRANSACTION}),
-    State.ABORTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.ABORTABLE_ERROR}),
+    # The same holds for ABORTING.
+    State.ABORTING_TRANSACTION: frozenset(
+        {State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.ABORTING_TRANSACTION}
+    ),
 }
 
 
@@ -197,17 +201,22 @@ class _Transaction(AtomicBatch):
         return not self._open_batches and not self.offsets
 
     def drop(self) -> None:
-        """Discard the transaction, and call the errbacks of its records."""
-        open_batches = list(self._open_batches)  # the next call clears the list
-        super().drop()
+        """Discard the transaction, and call the errbacks of its records. If the call was interrupted, another call
+        finishes it.
+        """
+        self.decision.drop()
         self.aborted = True
-        callbacks = self._parts.delivery.callbacks
-        for open_batch in open_batches:
-            functions = open_batch.errbacks[1::2]
-            if functions:
-                errors = [kafka_errors.TransactionAbortedError() for _ in functions]
-                callbacks.put(functools.partial(callbacks.call, functions, errors))
+        for open_batch in self._open_batches:
+            if open_batch.errbacks:
+                self._parts.delivery.callbacks.put(functools.partial(self._call_errbacks, open_batch))
             open_batch.forget()
+        super().drop()  # clears the list
+
+    def _call_errbacks(self, open_batch: OpenBatch) -> None:
+        """Call the errbacks that no earlier call has taken, on the callback thread."""
+        functions = take(open_batch.errbacks)[1::2]
+        errors = [kafka_errors.TransactionAbortedError() for _ in functions]
+        self._parts.delivery.callbacks.call(functions, errors)
 
 
 class Transactions:
@@ -424,15 +433,15 @@ class Transactions:
 
     def abort(self) -> None:
         """See `SafeProducer.abort_transaction`."""
-        if self._state is not State.ABORTABLE_ERROR:
+        if self._state not in {State.ABORTABLE_ERROR, State.ABORTING_TRANSACTION}:
             self._raise_error()
         if self._state is State.IN_TRANSACTION and self._open is not None and not self._open.is_open:
             # commit_transaction() was interrupted (Ctrl-C) after the batch was accepted.
             self._state = State.COMMITTING_TRANSACTION
         self._move(State.ABORTING_TRANSACTION)
-        batch, self._open, self._error = self._open, None, None
-        if batch is not None:
-            batch.drop()
+        if self._open is not None:
+            self._open.drop()
+        self._open = self._error = None
         self._state = State.READY
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from kafka import TopicPartition
@@ -27,10 +28,15 @@ class UnitOffsets:
         self._parts = parts
         self._decision = decision
         self._offsets: dict[str, m.GroupOffsets] = {}
+        self._given: dict[str, m.GroupOffsets] = {}
+        """The offsets in `_offsets` that come from `give`."""
         self._readings: dict[u.GroupPartition, u.Reading] = {}
         self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
         """Maps a consumer group to this batch's `BatchFate` for the group, and to the batch's claims: the offsets to
         which the batch moves the group."""
+        self._replaced: list[OffsetClaim] = []
+        """The batch's earlier claims, for offsets that later calls replaced. The batch may have the records before
+        these offsets, so it is void if one of these claims is."""
 
     def __bool__(self) -> bool:
         return bool(self._offsets)
@@ -50,7 +56,8 @@ class UnitOffsets:
     @property
     def is_void(self) -> bool:
         """Whether a consumer went back to an earlier offset, or lost its partitions, since it gave its offsets."""
-        return any(claim.void for _, claims in self._claims.values() for claim in claims)
+        current = (claims for _, claims in self._claims.values())
+        return any(claim.void for claims in (self._replaced, *current) for claim in claims)
 
     def miss(self) -> None:
         """Tell the consumers of all groups that this batch was too late and does not move their offsets (see
@@ -65,21 +72,27 @@ class UnitOffsets:
         """
         former = self._claims.pop(group, None)
         self._offsets.pop(group, None)
+        self._given.pop(group, None)
         if former is not None:
-            former[0].forget()
+            fate, claims = former
+            fate.forget()
+            self._replaced += claims
         for line in [line for line in self._readings if line[0] == group]:
             del self._readings[line]
         return BatchFate(self._decision, self)
 
     def give(self, given: m.GroupOffsets, *, informed: bool) -> None:
-        """Add offsets that the program gives, or that a KafkaConsumer has.
+        """Add offsets that the program gives, or that a KafkaConsumer has, to those of earlier calls of this method.
 
         Raises:
             BatchDroppedError: See `GivenOffsets.offer`.
         """
+        earlier = self._given.get(given.group)
+        if earlier is not None:
+            given = _joined(earlier, given)
         fate = self.claim(given.group)
         readings, claims = self._parts.given_offsets.offer(fate, given, informed=informed)
-        self._offsets[given.group] = given
+        self._offsets[given.group] = self._given[given.group] = given
         self._readings.update(readings)
         self._claims[given.group] = fate, claims
 
@@ -158,6 +171,17 @@ def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
         None if group.group_instance_id is None else text_of("group_instance_id", group.group_instance_id),
         positions,
     )
+
+
+def _joined(earlier: m.GroupOffsets, later: m.GroupOffsets) -> m.GroupOffsets:
+    """Return the offsets of two calls for one group. Of two offsets for a partition, the later one counts.
+
+    The membership is that of the earlier offsets. If the group has a new generation since, it refuses all of them:
+    another member may own a partition of the earlier offsets, and may read the same records again.
+    """
+    found = {(each.topic, each.partition): each for each in (*earlier.positions, *later.positions)}
+    member = earlier if earlier.generation_id >= 0 else later
+    return replace(member, positions=tuple(position for _, position in sorted(found.items())))
 
 
 def is_out(offsets: Any, given: m.GroupOffsets) -> bool:

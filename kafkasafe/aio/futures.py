@@ -202,7 +202,13 @@ class RecordFuture(metaclass=Tidy):
     def add_done_callback(
         self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Call `call(future)` on the loop when the record is done. If it is already done, the call follows soon."""
+        """Call `call(future)` on the loop when the record is done. If it is already done, the call follows soon.
+
+        Raises:
+            UsageError: The record belongs to an atomic batch that is still open or was dropped.
+        """
+        if self.open_batch.guard is not None:
+            self.open_batch.guard("add the callback after the block")
         self.owner.opened.callbacks.add(self, (id(self.open_batch), self.index), call, context)
 
     def remove_done_callback(self, call: Callable[[RecordFuture], object]) -> int:
@@ -238,6 +244,10 @@ class DoneCallbacks:
     async def _wait(self, key: Key, future: RecordFuture) -> None:
         try:
             await asyncio.gather(future, return_exceptions=True)
+            if (
+                not future.done()
+            ):  # a WrongClusterError: the record is delivered when its own cluster answers again
+                await waits_of(future.owner.opened.parts).wait(future.done)
         finally:
             calls, _ = self._waiting.pop(key)
         for call, context in calls:

@@ -7,7 +7,7 @@ import contextlib
 
 import kafka.errors
 import pytest
-from helpers import cancelled_at
+from helpers import cancelled_at, until
 from kafka import TopicPartition
 
 from kafkasafe.aio import SafeConsumer, SafeProducer
@@ -58,6 +58,25 @@ async def test_all_or_nothing_and_the_consumers_offsets_with_it(options, fake_ka
         with pytest.raises(UsageError):
             batch.outcome  # noqa: B018
     assert [value for value in fake_kafka.values("audit") if value] == [b"of 0", b"of 1", b"of 2"]
+
+
+async def test_a_callback_of_a_record_is_refused_until_its_batch_is_committed(options):
+    """It was called at once, although the record was not done."""
+    async with SafeProducer(**options) as producer:
+        called = []
+        async with producer.batch() as batch:
+            future = batch.send("orders", b"1")
+            with pytest.raises(UsageError, match=r"still open.*add the callback after the block"):
+                future.add_done_callback(called.append)
+        future.add_done_callback(called.append)
+        await batch.outcome
+        await until(lambda: called == [future])
+        assert future.done()
+        dropped = producer.batch()
+        future = dropped.send("orders", b"2")
+        dropped.drop()
+        with pytest.raises(UsageError, match="was dropped"):
+            future.add_done_callback(called.append)
 
 
 async def test_it_waits_through_an_outage(options, fake_kafka):

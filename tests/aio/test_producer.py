@@ -19,7 +19,7 @@ from kafkasafe._producing.open_batch import NOT_ENCODED
 from kafkasafe.aio import RecordFuture, SafeProducer
 from kafkasafe.aio.gate import _QUOTA
 from kafkasafe.aio.threads import _Place, call_in_thread
-from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolFullError, UsageError
+from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolFullError, UsageError, WrongClusterError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
 
@@ -444,6 +444,25 @@ async def test_who_waits_may_be_cancelled_and_the_record_comes(options, fake_kaf
         await until(lambda: called == [future])
         assert not producer.client._pump.ledger.waiters, "somebody still waits"
     assert fake_kafka.values("orders") == [b"0", b"1"]
+
+
+async def test_a_callback_waits_until_the_records_own_cluster_answers_again(options, fake_kafka):
+    async with SafeProducer(**options) as producer:
+        await producer.send_and_wait("orders", b"0")
+        outage(fake_kafka)
+        future = await producer.send("orders", b"1")
+        called = []
+        future.add_done_callback(called.append)
+        ledger = producer.client._pump.ledger
+        ledger.refuse_cluster(WrongClusterError("Another cluster answers"))
+        with pytest.raises(WrongClusterError):
+            await future
+        await asyncio.sleep(0.05)
+        assert called == [], "the record is not done"
+        ledger.accept_cluster()
+        fake_kafka.start_all()
+        await until(lambda: called == [future])
+        assert future.result().offset == 1
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])

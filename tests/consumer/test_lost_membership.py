@@ -138,6 +138,25 @@ def test_what_was_collected_of_a_partition_that_was_given_away_is_not_sent(serve
     assert sorted(output(servers)) == list(range(RECORDS))
 
 
+def test_a_batch_whose_offsets_are_sent_once_more_after_a_partition_was_lost_is_not_sent(servers, producer):
+    with SafeConsumer("in", **options(servers)) as consumer:
+        batch = producer.batch()
+        collected = []
+        until(lambda: collected.extend(polled(consumer)) or {each.partition for each in collected} == {0, 1})
+        for record in collected:
+            batch.send("out", record.value)
+        batch.send_offsets(consumer)
+        consumer.pause(*PLACES)
+        with Other(SafeConsumer("in", **options(servers))):
+            until(lambda: polled(consumer) == [] and len(consumer.assignment()) == 1)
+            batch.send_offsets(consumer)
+            with pytest.raises(BatchDroppedError, match="lost its partitions"):
+                batch.commit()
+        consumer.resume(*consumer.assignment())
+        read_all(servers, producer, consumer)
+    assert sorted(output(servers)) == list(range(RECORDS))
+
+
 def test_a_partition_of_which_nothing_is_collected_goes_without_a_word(servers, producer):
     """Of one nothing was read yet, of the other all that was read is in a batch."""
     with SafeConsumer("in", **options(servers)) as consumer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import uuid
 import harness
 import kafka.errors as kafka_errors
 import pytest
+from ctrl_c import PRODUCER, CtrlC
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import ConsumerGroupMetadata, OffsetAndMetadata
 from waiting import until
@@ -23,6 +25,7 @@ from kafkasafe.logging_handler import KafkaHandler
 from kafkasafe.testing import FakeCluster, KafkaCluster
 
 CURRENT, OLD = "4.3.0", "2.8.2"
+ABORTING = PRODUCER | {"kafkasafe.transactional", "kafkasafe.atomic"}
 
 
 @pytest.fixture(
@@ -131,6 +134,21 @@ def test_offsets_are_committed_with_the_transaction_or_not_at_all(cluster, opene
         producer.send_offsets_to_transaction({first: OffsetAndMetadata(8, "", -1)}, group)
         producer.commit_transaction()
     assert (position(cluster, group, first), position(cluster, group, second)) == (8, None)
+
+
+@pytest.mark.parametrize("kind", [SafeProducer, KafkaProducer])
+def test_offsets_of_several_calls_are_all_committed(cluster, opened, kind):
+    topic, group = topic_of(cluster, 3), f"g-{uuid.uuid4().hex[:8]}"
+    places = [TopicPartition(topic, number) for number in range(3)]
+    with opened(kind, cluster) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, partition=0, value=b"1")
+        for offsets in ({0: 4, 1: 5}, {1: 6}, {2: 7}):
+            given = {places[number]: OffsetAndMetadata(offset, "", -1) for number, offset in offsets.items()}
+            producer.send_offsets_to_transaction(given, group)
+        producer.commit_transaction()
+    assert [position(cluster, group, at) for at in places] == [4, 6, 7]
 
 
 def test_a_group_of_the_same_name_as_the_transactional_id_keeps_its_offsets(cluster, opened):
@@ -264,6 +282,32 @@ def test_what_has_no_transactions_takes_no_transactional_id():
         KafkaHandler("logs", bootstrap_servers="localhost:1", transactional_id="app")
 
 
+def test_an_abort_that_ctrl_c_interrupts_anywhere_is_finished_by_another_call(fake, opened):
+    topic = topic_of(fake)
+    producer = opened(SafeProducer, fake)
+    producer.init_transactions()
+    for step in range(0, 1000, 3):
+        producer.begin_transaction()
+        future = producer.send(topic, b"never")
+        errors = []
+        future.add_errback(errors.append)
+        with contextlib.suppress(KeyboardInterrupt), CtrlC(step, ABORTING) as ctrl_c:
+            producer.abort_transaction()
+        if not ctrl_c.pressed:
+            break
+        with contextlib.suppress(kafka_errors.KafkaError):  # the interrupted call had finished
+            producer.abort_transaction()
+        assert isinstance(future.exception, kafka_errors.TransactionAbortedError), ctrl_c.place
+        producer.flush()
+        assert [type(each) for each in errors] == [kafka_errors.TransactionAbortedError], ctrl_c.place
+    else:
+        pytest.fail("the call did not end")
+    producer.begin_transaction()
+    producer.send(topic, b"1")
+    producer.commit_transaction()
+    assert read(fake, topic) == {0: [b"1"]}
+
+
 # -- Two with one id ---------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +334,33 @@ def test_the_older_of_two_producers_is_fenced(cluster, opened):
     newer.send(topic, b"again", partition=0)
     newer.commit_transaction()
     assert read(cluster, topic) == {0: [b"newer", b"again"]}
+
+
+def test_offsets_of_two_generations_in_one_transaction_are_refused(fake, opened):
+    """A partition of the first call may have another owner, which reads the same records again."""
+    topic, group = topic_of(fake, 2), f"g-{uuid.uuid4().hex[:8]}"
+    producer = opened(SafeProducer, fake)
+    producer.init_transactions()
+    with contextlib.closing(
+        KafkaConsumer(
+            topic,
+            bootstrap_servers=fake.bootstrap_servers,
+            group_id=group,
+            enable_auto_commit=False,
+            kafka_client=harness.tidy_client,
+        )
+    ) as consumer:
+        until(lambda: consumer.poll(timeout_ms=2000) or consumer.assignment())
+        member = consumer.group_metadata()
+        former = ConsumerGroupMetadata(group, member.generation_id - 1, member.member_id, None)
+        producer.begin_transaction()
+        producer.send(topic, b"out", partition=0)
+        for number, whose in enumerate((former, member)):
+            offsets = {TopicPartition(topic, number): OffsetAndMetadata(1, "", -1)}
+            producer.send_offsets_to_transaction(offsets, whose)
+        with pytest.raises(kafka_errors.CommitFailedError):
+            producer.commit_transaction()
+        producer.abort_transaction()
 
 
 def test_a_consumer_that_is_out_of_its_group_commits_nothing(cluster, opened):
