@@ -255,6 +255,11 @@ class Unit(UnitContent):
         self.phase = to
 
     @property
+    def of_former_life(self) -> bool:
+        """Whether an earlier incarnation accepted the unit."""
+        return self.accepted_at >= 0
+
+    @property
     def void(self) -> bool:
         """Whether the unit ended before it was written. Such a unit must not be written any more."""
         return self.ended and not self.durable
