@@ -234,6 +234,8 @@ class RejectedStore:
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
     _number: int = 0
     """Number of the file that is being written. The number stays the same until the writing succeeds."""
+    _used: int = 0
+    """The highest number that a file had. It is not used again, because a mark may still make its file void."""
     _stale: Path | None = None
     """A file that a failed `keep` may have left under a valid name."""
     _undeleted: list[str] = field(default_factory=list)
@@ -261,6 +263,7 @@ class RejectedStore:
         except FileNotFoundError:
             return []
         gone = {mark.file for mark in resent if mark.lane == self.lane.name}
+        self._used = max((int(name[:20]) for name in (*names, *gone) if _NAME.fullmatch(name)), default=0)
         troubles = []
         void: list[str] = []
         for name in names:
@@ -314,7 +317,7 @@ class RejectedStore:
         self.files.make_directory(folder)
         if not self._number:
             newest = max((int(name[:20]) for name in rejected_names(self.files, self.lane)), default=0)
-            self._number = max(newest + 1, time.time_ns())
+            self._number = self._used = max(newest + 1, self._used + 1, time.time_ns())
         path = folder / f"{self._number:020d}.log"
         draft = path.with_suffix(".new")
         pieces = pure.encode(batches, destination, lane_id=self.lane_id, cluster_id=cluster_id, now_ms=now_ms)
@@ -366,7 +369,7 @@ class RejectedStore:
         if self._stale is not None:
             names.append(self._stale.name)
             self._stale = None
-            self._number = 0  # this name is not reused
+            self._number = 0
         return names
 
     def refresh(self) -> None:

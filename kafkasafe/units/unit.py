@@ -42,6 +42,7 @@ class Unit(UnitContent):
         places: Maps a batch's handle to the batch's base offset; -1 if the broker did not report it.
         epochs: Maps a batch's handle to the leader epoch under which the batch was appended; -1 if unknown.
         tries: How many times the unit was requeued.
+        unsaved: How many times in a row the refused unit's records could not be saved.
         resting: The unit waits for the end of a pause.
         code: Kafka's error code for which the unit was refused.
         reason: Why the unit was refused, or why its last try failed, human-readable.
@@ -67,6 +68,7 @@ class Unit(UnitContent):
     places: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     tries: int = 0
+    unsaved: int = 0
     resting: bool = False
     code: int = 0
     reason: str = ""
@@ -212,6 +214,11 @@ class Unit(UnitContent):
         """Record that the unit's transaction was aborted."""
         self.tries += 1
 
+    def fail_to_save(self) -> int:
+        """Record that the records of the refused unit could not be saved. Returns how often in a row."""
+        self.unsaved += 1
+        return self.unsaved
+
     def forget_tries(self) -> None:
         """Forget failed tries, because dividing a batch is progress."""
         self.tries = 0
@@ -253,6 +260,11 @@ class Unit(UnitContent):
         if to not in TRANSITIONS[self.phase]:
             raise IllegalStepError(f"{self} cannot become {to.value}")
         self.phase = to
+
+    @property
+    def of_former_life(self) -> bool:
+        """Whether an earlier incarnation accepted the unit."""
+        return self.accepted_at >= 0
 
     @property
     def void(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from virtual import World
 
 from kafkasafe import events
+from kafkasafe import marks as m
 from kafkasafe.cluster import api as t
 from kafkasafe.delivery.engine import questions
 from kafkasafe.spool.lanes import SpoolDirectory
@@ -225,3 +226,25 @@ def test_two_questions_for_the_baseline_have_one_answer(monkeypatch):
     assert parcel.error is None
     assert len(answers) == 2
     assert scene.world.log("payments", 0) == [b"other 1"]
+
+
+@pytest.mark.parametrize("of", ["the producer", "its dead sibling"])
+def test_offsets_of_an_atomic_batch_without_records_never_go_to_another_cluster(of):
+    """No record waits, but a group of the former cluster read up to the offset that does."""
+    scene = Scene()
+    scene.deliver(b"1")
+    owner = scene.life if of == "the producer" else scene.world.start(**scene.options)
+    scene.world.run(5)
+    scene.world.set_outage(True)
+    position = m.Position("orders", 0, 1, -1, "")
+    head = owner.unit(offsets=[m.GroupOffsets("readers", "", -1, None, (position,))])[0]
+    assert scene.world.run(60, until=lambda: head.durable)
+    if owner is not scene.life:
+        scene.world.kill(owner)
+    scene.move()
+    scene.restart()
+    scene.world.set_outage(False)
+    scene.world.run(60)
+    assert not scene.moved
+    assert scene.life.context.own_cluster.stranger is not None
+    assert scene.life.context.directory.cluster_id() == "fake-cluster"

@@ -276,3 +276,20 @@ def test_batches_that_are_on_their_way_to_rejected_are_not_divided(room, monkeyp
     assert portions == [1, 1]
     assert all(isinstance(parcel.error, RejectedError) for parcel in parcels)
     assert not lane.divisions.pending
+
+
+@pytest.mark.usefixtures("room")
+def test_what_lacks_room_is_named_and_not_what_is_damaged():
+    """The first batch of another topic is damaged on disk, so its division waits, too."""
+    world = World()
+    world.centre.settings["auto.create.topics.enable"] = "false"
+    life = world.start()
+    parcels = [life.send(topic, -1, [b"1"]) for topic in ("damaged", "whole")]
+    assert world.run(60, until=lambda: all(parcel.durable for parcel in parcels))
+    lane = life.context.own
+    number = next(batch.destination for topic, _, batch in lane.journal.views.batches() if topic == "damaged")
+    lane.rejections.stop(number, world.time.monotonic() + 600)
+    for topic in ("damaged", "whole"):
+        world.cluster.create_topic(topic, 1)
+    assert world.run(60, until=lambda: bool(life.engine.ledger.room.disk_trouble))
+    assert "for whole were spooled" in life.engine.ledger.room.disk_trouble

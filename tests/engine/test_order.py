@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -12,10 +13,12 @@ from kafkasafe import events
 from kafkasafe import marks as m
 from kafkasafe.delivery.engine.messages import AdoptAsked, LaneRead, Preceded, ProducerIdDue
 from kafkasafe.delivery.engine.order import LaneOrder
-from kafkasafe.errors import SpoolCorruptError
+from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.journal import Journal
 from kafkasafe.journal.order import NEVER
 from kafkasafe.journal.precedence import Precedence
+from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.siblings import LeftBehind
 from kafkasafe.spool.spool import Spool
 
 
@@ -574,3 +577,25 @@ def test_a_lane_that_sends_does_not_hide_damage_in_another_lane():
         parcel = sibling.send("orders", 0, [b"%d" % number])
         assert made.run(30, lambda parcel=parcel: parcel.done)
         assert errors.damaged
+
+
+def test_a_lane_of_another_directory_whose_cluster_cannot_be_read_is_given_back():
+    """It stayed locked until the producer ended, so that nobody delivered its records."""
+    made = world()
+    far = made.start(spool_dir="/far")
+    made.run(1)
+    made.set_outage(True)
+    send(far, 0, 3)
+    made.run(1)
+    made.kill(far)
+    made.set_outage(False)
+    life = made.start()
+    made.run(1)
+    directory = SpoolDirectory.look(Path("/far"), files=life.files)
+    sibling = LeftBehind(Path("/far"), directory.cluster_id(), True, (0,), 3, 3, directory.content(0))
+    fault = SpoolError("too many open files")
+    surroundings = life.engine.surroundings
+    with mock.patch.object(SpoolDirectory, "cluster_id", side_effect=fault):
+        surroundings.looked_around([sibling])
+    assert not directory.owners.is_owned(0)
+    assert surroundings.left_behind_records == 3

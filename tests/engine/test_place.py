@@ -417,6 +417,25 @@ def test_packed_batches_whose_segments_are_lost_are_counted(monkeypatch):
     assert life.context.own.journal.views.spooled_records == 40 - lost
 
 
+def test_batches_that_are_unpacked_while_reads_fail_are_not_looked_for_in_memory(monkeypatch):
+    """Somebody cuts their segment in the meantime. The producer ended with a KeyError."""
+    monkeypatch.setattr("kafkasafe.delivery.engine.packing._PARCELS", 0)
+    monkeypatch.setattr("kafkasafe.journal.packing.UNPACKED", 6)
+    world = Place()
+    life = world.begin(sizes=SMALL)
+    assert world.durable(life, 20)
+    lane = life.context.own
+    lane.divisions.wait(world.time.monotonic() + 10)  # a division found too many open files
+    lane.journal.to_move(lane.spool.next_position, 1 << 20)  # `RoomKeeper` unpacks the first batches
+    assert lane.journal.views.unfinished == 20
+    cut(world, segments(world)[-2])
+    world.run(2.0)
+    ((_, restored, _),) = world.displaced()
+    assert restored
+    parcel = life.send("t", 0, [b"later"])
+    assert world.run(20, until=lambda: parcel.durable)
+
+
 def test_a_lane_of_another_owner_that_died_is_no_place_for_ours():
     world = Place()
     old = world.begin(sizes=SMALL)

@@ -150,6 +150,35 @@ def test_names_ascend_and_are_not_used_again():
     assert two.name == "09000000000000000000.log"
 
 
+def test_the_name_of_a_file_that_a_mark_makes_void_is_not_used_again():
+    """The clock was set back, so the name follows from the newest file. Then the disk fails."""
+    disk = Disk()
+    owner = Owner(disk.process())
+    first, second = owner.accept(b"a", b"b")
+    owner.files.make_directory(LANE / "rejected")
+    disk.put(LANE / "rejected" / "08999999999999999999.log", b"")  # later than the clock
+    owner.keep(first)
+    disk.fail("sync_directory", call=1, times=None)  # the file may have its name, and may not be gone
+    with pytest.raises(OSError, match="Input/output"):
+        owner.keep(second)
+    (void,) = owner.store.undeleted()
+    disk.heal()
+    assert owner.keep(second).name > void
+
+
+def test_the_name_of_a_file_that_was_resent_is_not_used_again():
+    """The lane that got its records back deletes the file of this name once more, if it is opened again."""
+    disk = Disk()
+    owner = Owner(disk.process())
+    first, second = owner.accept(b"a", b"b")
+    owner.files.make_directory(LANE / "rejected")
+    disk.put(LANE / "rejected" / "08999999999999999999.log", b"")  # later than the clock
+    resent = owner.keep(first)
+    owner.files.unlink(resent)
+    owner.store.refresh()
+    assert owner.keep(second).name > resent.name
+
+
 def test_what_is_not_whole_is_reported_and_in_nobodys_way(tmp_path):
     files = OsFiles()
     lane = tmp_path / "lane-000"

@@ -802,3 +802,21 @@ def test_a_pause_that_ends_after_the_unit_was_refused_does_not_refuse_it_again()
     script.units.again(later)
     script.turn()
     assert [action.unit for action in script.take(u.Refuse)] == [unit]
+
+
+def test_each_time_that_the_records_cannot_be_saved_counts():
+    """The next pauses are longer, and the log says which attempt it was."""
+    script, _, fence = failed_while_open(2, 90)
+    [rest] = [again.action for again in script.take(u.RetryLater)]
+    script.units.again(rest)
+    script.failed(fence, 90, "PRODUCER_FENCED")
+    attempts = []
+    for _ in range(3):
+        [refuse] = script.take(u.Refuse)
+        script.units.put_aside(refuse.unit, kept=False, reason="the disk is full")
+        script.turn()
+        [later] = script.take(u.RetryLater)
+        attempts.append(later.attempt)
+        script.units.again(later.action)
+        script.turn()
+    assert attempts == [1, 2, 3]

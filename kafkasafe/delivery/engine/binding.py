@@ -150,6 +150,13 @@ class Binding:
             for _, _, batch in lane.journal.views.batches()
         ):
             return False
+        # An atomic batch without records has offsets of a group, which also belong to one cluster.
+        if any(
+            met or unit.of_former_life
+            for lane in self._context.lanes
+            for unit in lane.journal.units.unfinished
+        ):
+            return False
         with self._ledger.lock:
             if met and self._ledger.parcels:
                 return False
@@ -158,7 +165,7 @@ class Binding:
             path = directory.lane_path(number)
             if path in ours:
                 continue
-            if directory.owners.is_owned(number) or inspect(path, files=self._context.files).waiting:
+            if directory.owners.is_owned(number) or inspect(path, files=self._context.files).unfinished:
                 return False
         return True
 

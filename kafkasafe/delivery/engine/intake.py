@@ -223,7 +223,7 @@ class Intake:
                     stuck += todo[index:]
                     # The batches that were divided before this one are written first, which may make space.
                     if not lane.divisions.unwritten_bytes:
-                        self._wait_for_room(lane, stuck, missing)
+                        self._wait_for_room(lane, divide.batch, missing)
                     break
                 progress = True
                 if self._ledger.errors.damaged:
@@ -262,16 +262,16 @@ class Intake:
                 self._disk.count_to_divide(lane)
         return progress
 
-    def _wait_for_room(self, lane: Lane, waiting: Sequence[j.Divide], missing: int) -> None:
-        """Wait for space for the next division: the engine tries again after a pause, or when a segment is deleted."""
+    def _wait_for_room(self, lane: Lane, batch: j.Batch, missing: int) -> None:
+        """Wait for space to divide this batch: the engine tries again after a pause, or when a segment is deleted."""
         attempt = lane.divisions.miss_room()
         pause_s = self._context.backoff.pause_s(attempt)
         lane.divisions.pause(self._context.clock.monotonic() + pause_s)
         self._context.timer(pause_s, ChoreDue(Chore.LOOK_AGAIN))
-        topic, partition = lane.journal.views.address(waiting[0].batch.destination)
+        topic, partition = lane.journal.views.address(batch.destination)
         if partition == UNCHOSEN:
             views = lane.journal.views
-            enough = -(-views.unchosen_bytes * missing // waiting[0].batch.size_bytes) + _MARKS_BYTES
+            enough = -(-views.unchosen_bytes * missing // batch.size_bytes) + _MARKS_BYTES
             why = (
                 f"{views.waiting(topic)} batches for {topic} were spooled before its partitions were known, and"
                 f" the volume has no room to write the next one once more, by partition ({missing:,} bytes). Free"
@@ -279,7 +279,7 @@ class Intake:
             )
         else:
             why = (
-                f"a batch for {place_of(topic, partition)} has to be divided ({waiting[0].batch.fault.message}), and"
+                f"a batch for {place_of(topic, partition)} has to be divided ({batch.fault.message}), and"
                 f" the volume has no room for its parts. Free {missing:,} bytes and it goes on"
             )
         self._disk.has_no_room(lane, why, attempt)

@@ -76,7 +76,12 @@ class RoomKeeper:
             batches = lane.journal.to_rescue(first, end)
             if batches is None:
                 return
-            batches = [batch for batch in batches if lane.parcels[batch.handle].data is not None]
+            # A batch that was unpacked, and has no parcel yet, is not in memory.
+            batches = [
+                batch
+                for batch in batches
+                if (parcel := lane.parcels.get(batch.handle)) is not None and parcel.data is not None
+            ]
             portion: list[j.Batch] = []
             for batch in batches:
                 portion.append(batch)

@@ -133,7 +133,12 @@ class Surroundings:
                 except LaneBusyError:
                     continue
                 # Check with the lock held: a directory cannot change its cluster while one of its lanes has an owner.
-                if directory.cluster_id() != self._context.own_cluster.cluster_id:
+                try:
+                    ours = directory.cluster_id() == self._context.own_cluster.cluster_id
+                except BaseException:
+                    lock.release(drained=False)
+                    raise
+                if not ours:
                     lock.release()
                     return False
                 self._taken[sibling.path] = sibling.content
