@@ -18,15 +18,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWa
 
 @contextlib.contextmanager
 def forked_child():
-    """A child that this process has forked, and that does nothing."""
+    """A child that this process has forked, and that does nothing once it runs."""
+    runs, tells = os.pipe()
     child = os.fork()
     if not child:
+        os.write(tells, b"r")
         signal.pause()
     try:
+        os.read(runs, 1)  # only a child that runs has closed its copies
         yield
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(runs)
+        os.close(tells)
 
 
 def ended(client):
