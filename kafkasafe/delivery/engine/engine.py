@@ -216,7 +216,7 @@ class Engine:
                 if lane in self._context.lanes:
                     self._transactor.answered(lane, action, step, answer)
             case UnitDue():
-                self._transactor.retry(message)
+                self._transactor.pauses.retry(message)
             case TakeOver(transactional_id):
                 self._context.own.journal.units.take_over(transactional_id)
             case RetryDue():
@@ -228,7 +228,7 @@ class Engine:
                 self._absences.look()
                 self.endings.look_again()
                 self._sender.let_out()
-                self._transactor.look_again()
+                self._transactor.pauses.look_again()
             case ProducerIdAnswered(lane, granted):
                 self._sender.granted(lane, granted)
             case ProducerIdDue(lane):
