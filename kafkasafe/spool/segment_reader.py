@@ -260,19 +260,20 @@ def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> boo
         except codec.CorruptBatchError:
             pass
         else:
-            return _address_may_be_torn(content[at : at + _ADDRESS_BYTES], meant, at)
+            return _address_may_be_torn(content, meant, at)
     return _may_be_torn(content, at, end)
 
 
-def _address_may_be_torn(found: Content, meant: bytes, at: int) -> bool:
+def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
     """Whether a crash may have left this address. The disk wrote the body that follows the address, so the missing part
-    of the address must end at a sector boundary.
+    must end at a sector boundary: in the address, or behind it, if the body begins with zeros up to there.
     """
+    found = content[at : at + len(meant)]
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES
-    if boundary >= len(meant) or found[boundary:] != meant[boundary:]:
+    if found[boundary:] != meant[boundary:]:
         return False
     kept = next((i for i, (is_, was) in enumerate(zip(found, meant, strict=True)) if is_ != was), len(meant))
-    return not any(found[kept:boundary])
+    return not any(content[at + kept : at + boundary])
 
 
 def _batch_at(content: Content, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
