@@ -293,7 +293,8 @@ class Units:
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
         """Record whether the unit's records are durable in `rejected/`. If not, the shell tries again after a pause."""
         if not kept:
-            self.out.ask(RetryLater(UnitPause(unit), unit.fail_to_save(), unit.code, reason, slow=True))
+            unit.fail()
+            self.out.ask(RetryLater(UnitPause(unit), unit.tries, unit.code, reason, slow=True))
             return
         self._transitions.end_dropped(unit)
 

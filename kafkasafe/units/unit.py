@@ -35,14 +35,13 @@ class Unit(UnitContent):
         batches: The batches, in order. If a batch is divided, its parts take its place.
         durable: The unit is on disk.
         position: Spool position of the group with the unit, or of an earlier group; -1 while the unit is not on disk.
-        accepted_at: Spool position of the first group that contained the unit.
+        accepted_at: Spool position of the first group that contained the unit; -1 if this incarnation accepted it.
         phase: See `TRANSITIONS`.
         grant: The grant under which the unit was last tried; None before the first try.
         sequences: Maps a batch's handle to the batch's base sequence in the last try.
         places: Maps a batch's handle to the batch's base offset; -1 if the broker did not report it.
         epochs: Maps a batch's handle to the leader epoch under which the batch was appended; -1 if unknown.
-        tries: How many times the unit was requeued.
-        unsaved: How many times in a row the refused unit's records could not be saved.
+        tries: How many times the unit was requeued, or could not be saved.
         resting: The unit waits for the end of a pause.
         code: Kafka's error code for which the unit was refused.
         reason: Why the unit was refused, or why its last try failed, human-readable.
@@ -68,7 +67,6 @@ class Unit(UnitContent):
     places: dict[int, int] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     tries: int = 0
-    unsaved: int = 0
     resting: bool = False
     code: int = 0
     reason: str = ""
@@ -211,13 +209,8 @@ class Unit(UnitContent):
         self.code, self.reason = 0, reason
 
     def fail(self) -> None:
-        """Record that the unit's transaction was aborted."""
+        """Record that the unit's transaction was aborted, or that the refused unit's records could not be saved."""
         self.tries += 1
-
-    def fail_to_save(self) -> int:
-        """Record that the records of the refused unit could not be saved. Returns how often in a row."""
-        self.unsaved += 1
-        return self.unsaved
 
     def forget_tries(self) -> None:
         """Forget failed tries, because dividing a batch is progress."""
@@ -260,11 +253,6 @@ class Unit(UnitContent):
         if to not in TRANSITIONS[self.phase]:
             raise IllegalStepError(f"{self} cannot become {to.value}")
         self.phase = to
-
-    @property
-    def of_former_life(self) -> bool:
-        """Whether an earlier incarnation accepted the unit."""
-        return self.accepted_at >= 0
 
     @property
     def void(self) -> bool:

