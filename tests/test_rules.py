@@ -37,6 +37,7 @@ TESTS = {
     "Records for one cluster never": "test_another_cluster_gets_nothing",
     "An address does not identify a cluster": "test_one_address_that_leads_astray_and_brokers_that_do_not_say",
     "A copy in `rejected/` is durable": "test_a_crash_at_any_moment_leaves_a_batch_in_one_place",
+    "A file name in `rejected/` is never used again": "test_the_name_of_a_file_that_was_resent_is_not_used_again",
     "A resend lists `rejected/`": "test_records_are_resent_beside_a_living_producer",
     "A path does not identify": "test_a_deploy_that_switches_a_link_leaves_each_producer_in_its_own_directory",
     "An fsync covers a file": "test_what_is_called_durable_is_there_at_that_moment",
