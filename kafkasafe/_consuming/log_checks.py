@@ -155,9 +155,8 @@ class LogChecks:
             info = yield from self._fresh(tp.topic)
             leader = info.partitions.get(tp.partition)
             # The broker that answered us may also have older metadata than the broker that answered kafka-python.
-            ids = {info.topic_id if any(info.topic_id) else None, leadership[0] if leadership else None} - {
-                None
-            }
+            fresh_id = info.topic_id if any(info.topic_id) else None
+            ids = {fresh_id, leadership[0] if leadership else None} - {None}
             named = next(iter(ids)) if len(ids) == 1 else None
             if read.former.name(named, time.monotonic()) or len(ids) > 1:
                 self._port.request_metadata()

@@ -244,9 +244,8 @@ class DoneCallbacks:
     async def _wait(self, key: Key, future: RecordFuture) -> None:
         try:
             await asyncio.gather(future, return_exceptions=True)
-            if (
-                not future.done()
-            ):  # a WrongClusterError: the record is delivered when its own cluster answers again
+            if not future.done():
+                # A WrongClusterError: the record is delivered when its own cluster answers again.
                 await waits_of(future.owner.opened.parts).wait(future.done)
         finally:
             calls, _ = self._waiting.pop(key)

@@ -12,13 +12,7 @@ from kafkasafe import journal as j
 from kafkasafe import units as u
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster import transactions as x
-from kafkasafe.codes.verdicts import (
-    DESTINATION_CODES,
-    FENCED_CODES,
-    Scope,
-    classify_code,
-    classify_produce,
-)
+from kafkasafe.codes.verdicts import DESTINATION_CODES, FENCED_CODES, Scope, classify_code, classify_produce
 from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
