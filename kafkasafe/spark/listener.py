@@ -195,23 +195,7 @@ class _Collector(Collector):
         with self._lock:
             names = {query_id: query.name for query_id, query in self._queries.items()}
             active.add_metric([], sum(query.run is not None for query in self._queries.values()))
-            # Queries with different ids may have the same name, for instance after a new checkpoint.
-            by_name: dict[str, list[_Query]] = {}
-            for query in self._queries.values():
-                by_name.setdefault(query.name, []).append(query)
-            for name, queries in by_name.items():
-                rows.add_metric([name, "in"], sum(query.rows for query in queries))
-                failures.add_metric([name], sum(query.failures for query in queries))
-                running = [query for query in queries if query.run is not None] or queries[-1:]
-                lags = [query.lag for query in running if query.lag is not None]
-                if lags:
-                    lag.add_metric([name], sum(lags))
-                total, buckets = 0, []
-                counts = map(sum, zip(*(query.counts for query in queries), strict=True))
-                for bound, count in zip([*map(str, _BUCKETS_S), "+Inf"], counts, strict=True):
-                    total += count
-                    buckets.append((bound, float(total)))
-                duration.add_metric([name], buckets, sum(query.seconds for query in queries))
+            self._add_queries(rows, failures, lag, duration)
         outcomes: Counter[tuple[str, str]] = Counter()
         for (query_id, outcome), count in stats.batches.copy().items():
             outcomes[names.get(query_id, query_id), outcome] += count
@@ -233,6 +217,32 @@ class _Collector(Collector):
         for loss, count in stats.source_lost_records.copy().items():
             lost.add_metric(loss, count)
         yield from (batches, rows, restarts, retries, sent, duration, lag, active, failures, events, lost)
+
+    def _add_queries(
+        self,
+        rows: CounterMetricFamily,
+        failures: CounterMetricFamily,
+        lag: GaugeMetricFamily,
+        duration: HistogramMetricFamily,
+    ) -> None:
+        """Add the values of the queries, by name. Called with the lock held."""
+        # Queries with different ids may have the same name, for instance after a new checkpoint.
+        by_name: dict[str, list[_Query]] = {}
+        for query in self._queries.values():
+            by_name.setdefault(query.name, []).append(query)
+        for name, queries in by_name.items():
+            rows.add_metric([name, "in"], sum(query.rows for query in queries))
+            failures.add_metric([name], sum(query.failures for query in queries))
+            running = [query for query in queries if query.run is not None] or queries[-1:]
+            lags = [query.lag for query in running if query.lag is not None]
+            if lags:
+                lag.add_metric([name], sum(lags))
+            total, buckets = 0, []
+            counts = map(sum, zip(*(query.counts for query in queries), strict=True))
+            for bound, count in zip([*map(str, _BUCKETS_S), "+Inf"], counts, strict=True):
+                total += count
+                buckets.append((bound, float(total)))
+            duration.add_metric([name], buckets, sum(query.seconds for query in queries))
 
 
 def _expect_sources() -> None:
