@@ -40,9 +40,9 @@ while True:
     if number % 7 == 3:
         producer.abort_transaction()
         continue
-    print("decides", number, flush=True)
+    print(f"decides {number}", flush=True)
     producer.commit_transaction()
-    print("done", number, flush=True)
+    print(f"done {number}", flush=True)
 """
 
 

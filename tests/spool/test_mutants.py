@@ -224,7 +224,7 @@ MUTANTS = {
         test_damage.test_looking_into_a_lane_tells_damage_and_torn_tails_and_changes_nothing),
     "the manifest's CRC does not prove a body": (
         segment_reader, "_batch_may_be_torn", "return _address_may_be_torn(", "return False and _address_may_be_torn(",
-        test_damage.test_an_address_torn_at_a_sectors_end_is_no_damage_before_it_is_promised),
+        lambda: test_damage.test_an_address_torn_at_a_sectors_end_is_no_damage_before_it_is_promised(range(4, 21))),
     "what is whole behind a torn batch is cut": (
         recovery, "_cut_at", "at > last", "True",
         test_damage.test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage),
