@@ -70,8 +70,8 @@ def telling():
             pass
 
         def onQueryProgress(self, event) -> None:  # noqa: N802
-            print("outcome", "written", 0, flush=True)
-            print("start", event.progress.batchId + 1, flush=True)
+            print("outcome written 0", flush=True)
+            print(f"start {event.progress.batchId + 1}", flush=True)
 
         def onQueryTerminated(self, event) -> None:  # noqa: N802
             pass
@@ -110,16 +110,16 @@ def drive(settings: dict) -> None:
         )
 
     def write(df, batch_id) -> None:
-        print("start", batch_id, flush=True)
+        print(f"start {batch_id}", flush=True)
         if settings["sink"] == "exact":
             df = df.repartition(rng.randint(1, 5)).sortWithinPartitions(
                 f.hash(f.col("value"), f.lit(rng.random()))
             )
             sink(df.selectExpr(*columns), batch_id)
-            print("outcome", sink.last.name, sink.last.restarts, flush=True)
+            print(f"outcome {sink.last.name} {sink.last.restarts}", flush=True)
         else:
             df.repartition(2).foreachPartition(partial(naive_partition, servers, topic))
-            print("outcome", "written", 0, flush=True)
+            print("outcome written 0", flush=True)
 
     writer = stream.writeStream
     if settings["sink"] == "writer":
@@ -139,10 +139,10 @@ def drive(settings: dict) -> None:
                 "inlineBytes": str(rng.choice([0, 200_000, 10_000_000])),
             }
         )
-        print("start", -1, flush=True)
+        print("start -1", flush=True)
     elif settings["sink"] == "jvm":
         writer = writer.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", topic)
-        print("start", -1, flush=True)
+        print("start -1", flush=True)
     else:
         writer = writer.foreachBatch(write)
     query = writer.option("checkpointLocation", settings["checkpoint"]).trigger(availableNow=True).start()

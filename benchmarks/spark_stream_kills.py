@@ -142,13 +142,13 @@ def drive(settings: dict[str, Any]) -> None:
     )
 
     def write(df: Any, batch_id: int) -> None:
-        print("begun", batch_id, flush=True)
+        print(f"begun {batch_id}", flush=True)
         if settings["sink"] == "exact":
             sink(df, batch_id)
-            print("committed", batch_id, sink.last.name, sink.last.rows, flush=True)
+            print(f"committed {batch_id} {sink.last.name} {sink.last.rows}", flush=True)
         else:
             df.foreachPartition(partial(naive_partition, settings["servers"], settings["target"]))
-            print("committed", batch_id, "written", -1, flush=True)
+            print(f"committed {batch_id} written -1", flush=True)
         deadline = time.monotonic() + 60
         while is_held(folder / "hold", batch_id) and time.monotonic() < deadline:  # wait for the kill
             time.sleep(0.01)
