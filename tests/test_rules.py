@@ -20,6 +20,7 @@ TESTS = {
     "No later group proves the last group": "test_the_next_life_delivers_what_was_gathered_once_and_in_its_place",
     "Bytes that recovery skipped": "test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage",
     "The first batch under an id goes alone": "test_the_first_batch_of_an_id_goes_alone_then_five",
+    "A request names the id of its topic": "test_batches_in_flight_keep_their_order_in_the_new_topic",
     "Error 45 on a resend": "test_answers_lost_to_a_living_producer",
     "Retention and loss look alike": (
         "test_old_brokers_that_forgot_us_without_a_reason_may_have_lost_what_they_acknowledged"

@@ -44,10 +44,10 @@ _FEATURE: Final = "transaction.version"
 _PROTOCOL_2: Final = 2
 _LAST_PRODUCE_1: Final = 11
 _FIRST_PRODUCE_2: Final = 12
+_LAST_PRODUCE_BY_NAME: Final = 12
 _NEWEST: Final[Mapping[str, int]] = {
-    # From v13 on, Produce and Fetch requests name topics by id.
-    "Produce": 12,
-    "Fetch": 12,
+    "Produce": 13,
+    "Fetch": 12,  # from v13 on, Fetch requests name topics by id
     "ListOffsets": 10,
     "Metadata": 13,
     "InitProducerId": 5,
@@ -72,10 +72,13 @@ def lowest_produce(identity: TransactionIdentity | None) -> int:
     return _FIRST_PRODUCE_2 if identity is not None and identity.protocol >= _PROTOCOL_2 else 3
 
 
-def highest_produce(identity: TransactionIdentity | None) -> int:
-    """Returns the newest version of Produce that follows the protocol of the batch's transaction."""
-    first = identity is not None and identity.protocol < _PROTOCOL_2
-    return newest("Produce", _LAST_PRODUCE_1) if first else newest("Produce")
+def highest_produce(identity: TransactionIdentity | None, *, by_id: bool = False) -> int:
+    """Returns the newest version of Produce that follows the protocol of the batch's transaction. `by_id` says whether
+    the id of each topic of the request is known (KIP-516).
+    """
+    if identity is not None and identity.protocol < _PROTOCOL_2:
+        return newest("Produce", _LAST_PRODUCE_1)
+    return newest("Produce") if by_id else newest("Produce", _LAST_PRODUCE_BY_NAME)
 
 
 def versions_of(protocol: int) -> tuple[int, int]:

@@ -104,6 +104,11 @@ class Leaders:
             return error_of(LEADER_NOT_AVAILABLE, f"{topic}-{partition} has no leader")
         return known.leader
 
+    def topic_id(self, topic: str) -> bytes:
+        """The topic's id; `NO_TOPIC_ID` if it is unknown (brokers < 2.8)."""
+        info = self.topics.get(topic)
+        return NO_TOPIC_ID if info is None else info.topic_id
+
     def leader_id(self, target: TopicPartition) -> int | None:
         """The leader's node id; None if the partition has no leader or is unknown."""
         leader = self.leader(*target)

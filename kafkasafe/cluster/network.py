@@ -18,13 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 from kafkasafe.cluster.api import Broker, Buffer, ProduceReply
 from kafkasafe.cluster.terms import NodeId, TopicPartition
 
 OffsetRow: TypeAlias = tuple[int, int, int, int, int]
 """Partition, error code, timestamp, offset, leader epoch."""
+
+
+PRODUCE_BY_ID: Final = 13
+"""From this version on, Produce requests and their answers have the topics' ids instead of their names (KIP-516)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,12 @@ class ProduceBatches:
     """A Produce request, with at most one batch for each partition.
 
     Attributes:
-        version: 3 to 12.
+        version: 3 to 13.
         acks: -1 or 1.
         timeout_ms: How long the broker may wait for its replicas.
         batches: (topic, partition, batch) for each batch. The list is emptied when the request is encoded.
         transactional_id: Transactional id of the transaction that the batches belong to; None for none.
+        topic_ids: The id of each topic, 16 bytes. From version 13 on, the request has the ids instead of the names.
     """
 
     name: ClassVar[str] = "Produce"
@@ -60,6 +65,7 @@ class ProduceBatches:
     timeout_ms: int
     batches: list[tuple[str, int, Buffer]]
     transactional_id: str | None
+    topic_ids: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)

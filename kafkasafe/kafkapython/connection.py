@@ -151,9 +151,10 @@ def _produce(request: ProduceBatches, correlation_id: int, client_id: str) -> tu
         request.timeout_ms,
         request.batches,
         request.transactional_id,
+        request.topic_ids,
     )
     request.batches.clear()
-    return ProduceHeader(request.version, correlation_id), parts
+    return ProduceHeader(request.version, correlation_id, request.topic_ids), parts
 
 
 def _offsets(request: ManyOffsets, correlation_id: int, client_id: str) -> tuple[Any, list[Any]]:

@@ -6,15 +6,16 @@ Pure, except for `Frame`, which a connection takes apart and writes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.protocol.producer import ProduceResponse
 
 from kafkasafe.cluster.api import Buffer, ProduceReply
-from kafkasafe.cluster.network import AllAppended
+from kafkasafe.cluster.network import PRODUCE_BY_ID, AllAppended
 from kafkasafe.cluster.terms import MAX_OFFSET, TopicPartition, plausible
 
 _FLEXIBLE_PRODUCE: Final = 9
@@ -25,6 +26,7 @@ _APPENDED: Final = struct.Struct(
 )  # of a Produce response: partition, code, offset, time, start of the log
 _NO_MORE: Final = b"\1\0\0"  # no errors of records, no message, no tagged fields
 _ONE_BYTE: Final = 0x7F
+_TOPIC_ID_BYTES: Final = 16
 
 
 def uvarint(number: int) -> bytes:
@@ -45,8 +47,10 @@ def encode_produce(
     timeout_ms: int,
     batches: Sequence[tuple[str, int, Buffer]],
     transactional_id: str | None = None,
+    topic_ids: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[Buffer]:
-    """Encodes a Produce request as a list of buffers. The batches are not copied.
+    """Encodes a Produce request as a list of buffers. The batches are not copied. From version 13 on, the request has
+    the topics' ids instead of the names.
 
     Returns:
         The frame, including its size field. Joined, the buffers have the same bytes as kafka-python's `ProduceRequest`.
@@ -70,7 +74,9 @@ def encode_produce(
     parts: list[Buffer] = []
     for topic, partitions in topics.items():
         encoded = topic.encode()
-        if flexible:
+        if version >= PRODUCE_BY_ID:
+            head += topic_ids[topic] + uvarint(len(partitions) + 1)
+        elif flexible:
             head += uvarint(len(encoded) + 1) + encoded + uvarint(len(partitions) + 1)
         else:
             head += struct.pack(">h", len(encoded)) + encoded + struct.pack(">i", len(partitions))
@@ -99,11 +105,17 @@ class ProduceHeader:
     """The header of a Produce request. kafka-python also uses it as the class of the response.
 
     kafka-python decodes malformed answers, and answers that report anything besides appended batches.
+
+    Args:
+        topic_ids: The ids of the request's topics.
     """
 
-    __slots__ = ("api_key", "api_version", "correlation_id")
+    __slots__ = ("_topic_ids", "api_key", "api_version", "correlation_id")
 
-    def __init__(self, api_version: int, correlation_id: int) -> None:
+    def __init__(
+        self, api_version: int, correlation_id: int, topic_ids: Mapping[str, bytes] = MappingProxyType({})
+    ) -> None:
+        self._topic_ids = topic_ids
         self.api_key = KafkaProduceRequest.API_KEY
         self.api_version = api_version
         self.correlation_id = correlation_id
@@ -123,7 +135,9 @@ class ProduceHeader:
     def decode(self, buffer: Any) -> Any:
         at = buffer.tell()
         if self.api_version >= _FLEXIBLE_PRODUCE:
-            appended = decode_appended(bytes(buffer), at)
+            by_id = self.api_version >= PRODUCE_BY_ID
+            names = {topic_id: name for name, topic_id in self._topic_ids.items()} if by_id else None
+            appended = decode_appended(bytes(buffer), at, names)
             if appended is not None:
                 return appended
         return self._theirs.decode(buffer)
@@ -133,12 +147,13 @@ class ProduceHeader:
         return ProduceResponse[self.api_version]
 
 
-def decode_appended(data: bytes, at: int) -> AllAppended | None:
-    """Decodes a Produce response of version 9 to 12.
+def decode_appended(data: bytes, at: int, names: Mapping[bytes, str] | None = None) -> AllAppended | None:
+    """Decodes a Produce response of version 9 to 13.
 
     Args:
         data: The response with its header.
         at: Where the header ends.
+        names: The names of the request's topics, by id, if the answer has the ids (version 13).
 
     Returns:
         The answer; None if it reports anything besides appended batches, or is incomplete.
@@ -148,10 +163,16 @@ def decode_appended(data: bytes, at: int) -> AllAppended | None:
         topics = data[at]
         at += 1
         for _ in range(topics - 1):
-            size = data[at]
-            name = data[at + 1 : at + size].decode()
-            partitions = data[at + size]
-            at += size + 1
+            if names is None:
+                size = data[at]
+                name = data[at + 1 : at + size].decode()
+                at += size
+            else:
+                size = 0
+                name = names[data[at : at + _TOPIC_ID_BYTES]]
+                at += _TOPIC_ID_BYTES
+            partitions = data[at]
+            at += 1
             if max(topics, size, partitions) > _ONE_BYTE:
                 return None
             for _ in range(partitions - 1):
@@ -173,7 +194,7 @@ def decode_appended(data: bytes, at: int) -> AllAppended | None:
                 return None
             at += 1
         (throttled_ms,) = _INT32.unpack_from(data, at)
-    except (IndexError, ValueError, struct.error):
+    except (LookupError, ValueError, struct.error):
         return None
     return AllAppended(replies, throttled_ms) if data[at + 4 :] == b"\0" else None
 

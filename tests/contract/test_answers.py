@@ -78,7 +78,7 @@ def test_the_newest_version_of_each_request(backend, change):
         "ListOffsets": 10,
         "Metadata": 13,
         "OffsetForLeaderEpoch": 4,
-        "Produce": 12,
+        "Produce": 13,
     }
     for api in spoken:
         change(api, seen(api))

@@ -5,6 +5,7 @@ What brokers answer to raw requests is in test_contract.py. Where the backends d
 
 import pytest
 from backends import CURRENT, OLD, TOO_LARGE, Backend
+from kafka.errors import TopicAlreadyExistsError
 from rawclient import make_batch
 
 from kafkasafe.cluster.api import (
@@ -97,6 +98,46 @@ def test_a_topic_that_is_not_there(backend):
     backend.client.unwatch("is-not-there")
     impossible = backend.once(backend.client.refresh_metadata, ["x" * 300])
     assert (type(impossible.error).__name__, impossible.sent) == ("InvalidTopicError", False)
+
+
+def recreate(backend, topic):
+    """Deletes a topic and creates it again. The backend's client does not learn of it."""
+    watcher = backend.connect()
+    watcher.create_only(lambda _: False)
+    before = None
+
+    def topic_id():
+        refreshed = backend.once(watcher.refresh_metadata, [topic])
+        return before if isinstance(refreshed, Failure) else refreshed.topics[topic].topic_id
+
+    backend.until(lambda: topic_id() is not None)
+    before = topic_id()
+    backend.cluster.delete_topic(topic)
+
+    def created():
+        try:
+            backend.cluster.create_topic(topic, 1)
+        except TopicAlreadyExistsError:  # a controller of 2.8 takes a moment longer than its brokers
+            return False
+        return True
+
+    backend.until(created)
+    backend.until(lambda: topic_id() not in {before, NO_TOPIC_ID})
+    watcher.close(60)
+
+
+def test_a_batch_for_a_former_topic_gets_into_the_new_one_only_by_name(backend):
+    """KIP-516: brokers from 4.1 on refuse the former topic's id."""
+    topic, producer = written(backend, 1)
+    recreate(backend, topic)
+    answer = append(backend, topic, producer=producer, seq=1)
+    appended = backend.ask(backend.client.list_offset, topic, 0, LATEST).offset
+    assert (answer.error_code, appended) == ((100, 0) if backend.version == CURRENT else (0, 1))
+
+    def taken():
+        return append(backend, topic, producer=producer, seq=appended + 1).error_code == 0
+
+    backend.until(taken)  # the refused batch made the client ask for metadata
 
 
 def test_batches_and_their_repetition(backend):

@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import time
+import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from pytest_mock import MockerFixture
 from waiting import until
 
 from kafkasafe.cluster.api import (
+    NO_TOPIC_ID,
     EpochEnd,
     Failure,
     HeadersFetched,
@@ -171,8 +173,13 @@ def metadata_settled(transport: Transport) -> None:
 # --- without a broker ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", range(3, 13))
+def topic_ids(*names: str) -> dict[str, bytes]:
+    return {name: bytes([number] * 16) for number, name in enumerate(names, 1)}
+
+
+@pytest.mark.parametrize("version", range(3, 14))
 def test_produce_frames_are_what_kafka_python_encodes(version: int) -> None:
+    ids = topic_ids("a", "long-topic-name" * 10)
     batches = [("a", 0, b"x" * 200), ("long-topic-name" * 10, 7, b"yy"), ("a", 200, bytearray(70000))]
     topics: dict[str, list[Any]] = {}
     data_of = KafkaProduceRequest.TopicProduceData
@@ -184,11 +191,14 @@ def test_produce_frames_are_what_kafka_python_encodes(version: int) -> None:
         transactional_id=None,
         acks=-1,
         timeout_ms=1234,
-        topic_data=[data_of(name=topic, partition_data=found) for topic, found in topics.items()],
+        topic_data=[
+            data_of(name=topic, topic_id=uuid.UUID(bytes=ids[topic]), partition_data=found)
+            for topic, found in topics.items()
+        ],
         version=version,
     )
     request.with_header(correlation_id=77, client_id="c-ü")
-    frame = encode_produce(version, 77, "c-ü", -1, 1234, batches)
+    frame = encode_produce(version, 77, "c-ü", -1, 1234, batches, topic_ids=ids)
     assert b"".join(frame) == bytes(request.encode(framed=True, header=True))
     assert any(part is batches[0][2] for part in frame), "the batch was copied"
 
@@ -204,9 +214,11 @@ def produce_response(version: int, **changes: Any) -> bytes:
     }
     throttled = answer.pop("throttle_time_ms", 0)
     name = answer.pop("name", "orders")
+    ids = topic_ids(name, "übrig")
     topics = [
         kind(
             name=each,
+            topic_id=uuid.UUID(bytes=ids[each]),
             partition_responses=[
                 kind.PartitionProduceResponse(index=index, base_offset=2**40 + index, **answer)
                 for index in range(count)
@@ -219,7 +231,7 @@ def produce_response(version: int, **changes: Any) -> bytes:
     return bytes(response.encode(header=True))
 
 
-@pytest.mark.parametrize("version", range(3, 13))
+@pytest.mark.parametrize("version", range(3, 14))
 @pytest.mark.parametrize(
     ("changes", "plain"),
     [
@@ -236,10 +248,11 @@ def test_produce_responses_are_what_kafka_python_decodes(
 ) -> None:
     """What says that all was appended is decoded here, the rest there, and both say the same."""
     transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
-    call = ProduceCall(
-        transport._produce_router, 1, [(ProduceRequest(0, "t", 0, b"x"), memoryview(b"x"))], -1, 1000, print
-    )
-    header = ProduceHeader(version, 7)
+    name = changes.get("name", "orders")
+    ids = topic_ids(name, "übrig")
+    batch = (ProduceRequest(0, name, 0, b"x"), memoryview(b"x"))
+    call = ProduceCall(transport._produce_router, 1, [batch], ids, -1, 1000, print)
+    header = ProduceHeader(version, 7, ids)
 
     def decoded(data: bytes) -> Any:
         buffer = KafkaBytes(len(data))
@@ -254,11 +267,14 @@ def test_produce_responses_are_what_kafka_python_decodes(
     theirs.parse_header(buffer)
     expected = theirs.decode(buffer)
     response = decoded(data)
-    assert isinstance(response, AllAppended) is (plain and version >= 9)
+    by_id = version >= 13
+    assert isinstance(response, AllAppended) is (version >= 9 and (plain or (by_id and len(name) == 127)))
     assert response.throttle_time_ms == expected.throttle_time_ms
     assert call._parse(response) == call._parse(expected)
+    assert set(call._parse(response)) == {(name, 0), *(("übrig", index) for index in range(20))}
     if version >= 9:
-        assert not any(decode_appended(data[:size], 5) for size in range(5, len(data)))
+        names = {topic_id: name for name, topic_id in ids.items()} if by_id else None
+        assert not any(decode_appended(data[:size], 5, names) for size in range(5, len(data)))
     transport.close(60.0)
 
 
@@ -589,7 +605,7 @@ def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
     replies = Replies()
     entries = [(ProduceRequest(p, "t", p, b"x"), memoryview(b"x")) for p in range(2)]
-    call = ProduceCall(transport._produce_router, 1, entries, -1, 1000, replies.produced)
+    call = ProduceCall(transport._produce_router, 1, entries, topic_ids("t"), -1, 1000, replies.produced)
     answer_of = ProduceResponse.TopicProduceResponse
     answer = answer_of.PartitionProduceResponse(index=1, error_code=0, base_offset=5)
     response = ProduceResponse(responses=[answer_of(name="t", partition_responses=[answer])], version=9)
@@ -601,7 +617,8 @@ def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     assert isinstance(results[0], Failure)
     assert results[0].sent
     assert results[1].base_offset == 5
-    assert [transport._produce_router.order.owing(("t", p)) for p in range(2)] == [None, None]
+    order = transport._produce_router.order
+    assert [order.overtaken(("t", p), 2, NO_TOPIC_ID) for p in range(2)] == [None, None]
     transport.close(60.0)
 
 

@@ -1,6 +1,8 @@
 """Turns batches into Produce requests to the leaders of their partitions, in order, and reports each batch's result.
 
-A batch whose leader is unknown is parked until the next metadata.
+A batch whose leader is unknown is parked until the next metadata. Requests name topics by their ids (KIP-516) where the
+broker supports it (4.1 and newer). So a batch that is in flight while its topic is recreated never gets into the new
+topic.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
 from kafkasafe.cluster.leaders import Leaders
-from kafkasafe.cluster.network import AllAppended, Connection, Network, ProduceBatches
+from kafkasafe.cluster.network import PRODUCE_BY_ID, AllAppended, Connection, Network, ProduceBatches
 from kafkasafe.cluster.terms import (
     LEADER_NOT_AVAILABLE,
     MAX_OFFSET,
@@ -104,14 +106,10 @@ class ProduceRouter:
         for request in requests:
             leader = self._leaders.leader(request.topic, request.partition)
             if isinstance(leader, int):
-                elsewhere = self.order.owing((request.topic, request.partition))
-                if elsewhere is not None and elsewhere != leader:
-                    # The old leader has unanswered batches, which this batch could overtake.
-                    moving = (
-                        f"{request.topic}-{request.partition} has requests outstanding at node {elsewhere}"
-                    )
-                    error: BaseException = kafka_errors.NotLeaderForPartitionError(moving)
-                    self._fail(request, error, reply)
+                target = request.topic, request.partition
+                overtaken = self.order.overtaken(target, leader, self._leaders.topic_id(request.topic))
+                if overtaken is not None:
+                    self._fail(request, kafka_errors.NotLeaderForPartitionError(overtaken), reply)
                     continue
                 try:
                     data = memoryview(request.data).cast("B")
@@ -131,7 +129,9 @@ class ProduceRouter:
         for leader, of_leader in batches.items():
             link = self._links.link(leader)
             for entries in shared_requests(of_leader, self._max_request_bytes):
-                link.submit(ProduceCall(self, leader, entries, acks, timeout_ms, reply))
+                link.submit(
+                    ProduceCall(self, leader, entries, self._topic_ids(entries), acks, timeout_ms, reply)
+                )
         if parked:
 
             def fail(error: BaseException) -> None:
@@ -141,6 +141,10 @@ class ProduceRouter:
             self._refresher.park(
                 lambda final: self._route(parked, acks, timeout_ms, reply, final=final), fail
             )
+
+    def _topic_ids(self, batches: Sequence[_Batch]) -> dict[str, bytes]:
+        """The id of each topic, or `NO_TOPIC_ID`."""
+        return {request.topic: self._leaders.topic_id(request.topic) for request, _ in batches}
 
     def _fail(self, request: ProduceRequest[Any], error: BaseException, reply: ProduceCallback[Any]) -> None:
         fence = self.order.raise_fence((request.topic, request.partition))
@@ -164,17 +168,17 @@ class ProduceRouter:
 
 
 class RequestOrder:
-    """Stops batches that would overtake others. To do so, it knows each partition's fence and the broker that has the
-    partition's unanswered batches. Pure.
+    """Stops batches that would overtake others. To do so, it knows each partition's fence, the broker that has the
+    partition's unanswered batches, and the topic's id in them. Pure.
     """
 
     __slots__ = ("_fences", "_pending")
 
     def __init__(self) -> None:
         self._fences: dict[TopicPartition, int] = {}
-        # For each partition, the node that has its unanswered batches, and how many. Invariant: all unanswered batches
-        # of a partition are at one node.
-        self._pending: dict[TopicPartition, tuple[NodeId, int]] = {}
+        # For each partition, the node that has its unanswered batches, the topic's id, and how many. Invariant: all
+        # unanswered batches of a partition are at one node, and for one topic.
+        self._pending: dict[TopicPartition, tuple[NodeId, bytes, int]] = {}
 
     def fence(self, target: TopicPartition) -> int:
         """How many of the partition's batches have failed so far; see `ProduceRequest.fence`."""
@@ -188,22 +192,32 @@ class RequestOrder:
         self._fences[target] = fence
         return fence
 
-    def owing(self, target: TopicPartition) -> NodeId | None:
-        """The node that has unanswered batches of the partition; None if no batch is unanswered."""
+    def overtaken(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> str | None:
+        """Which unanswered batches a batch could overtake if it was sent to this node, for the topic with this id; None
+        if there are none. A broker may refuse batches with the former id, and append one with the new id.
+        """
         pending = self._pending.get(target)
-        return None if pending is None else pending[0]
+        if pending is None:
+            return None
+        node, former_id, _ = pending
+        if node != node_id:
+            return f"{target[0]}-{target[1]} has requests outstanding at node {node}"
+        if former_id != topic_id and any(former_id):
+            return f"{target[0]}-{target[1]} has requests outstanding for the topic with the id {former_id.hex()}"
+        return None
 
-    def enter(self, target: TopicPartition, node_id: NodeId) -> None:
-        """Notes that a batch is being sent to a node."""
-        self._pending[target] = (node_id, self._pending.get(target, (node_id, 0))[1] + 1)
+    def enter(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> None:
+        """Notes that a batch is being sent to a node, for the topic with this id (`NO_TOPIC_ID`: for its name)."""
+        count = self._pending[target][2] if target in self._pending else 0
+        self._pending[target] = (node_id, topic_id, count + 1)
 
     def leave(self, target: TopicPartition) -> None:
         """Notes that a batch was answered or failed."""
-        node_id, count = self._pending[target]
+        node_id, topic_id, count = self._pending[target]
         if count == 1:
             del self._pending[target]
         else:
-            self._pending[target] = (node_id, count - 1)
+            self._pending[target] = (node_id, topic_id, count - 1)
 
     def begin_anew(self) -> None:
         """Forgets the unanswered batches, because all connections have ended. Fences keep their values."""
@@ -213,10 +227,13 @@ class RequestOrder:
 class ProduceCall(Call):
     """A Produce request. It has at most one batch for each partition. All batches belong to one transaction, or none
     does.
+
+    Args:
+        topic_ids: The id of each topic when the request was made; `NO_TOPIC_ID` if it is unknown.
     """
 
     __slots__ = (
-        "_done", "_router", "acks", "reply", "requests", "timeout_ms", "transaction", "views",
+        "_done", "_router", "_topic_ids", "acks", "reply", "requests", "timeout_ms", "transaction", "views",
     )  # fmt: skip
 
     def __init__(
@@ -224,6 +241,7 @@ class ProduceCall(Call):
         router: ProduceRouter,
         node_id: NodeId,
         requests: list[_Batch],
+        topic_ids: Mapping[str, bytes],
         acks: int,
         timeout_ms: int,
         reply: ProduceCallback[Any],
@@ -234,6 +252,7 @@ class ProduceCall(Call):
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
         self._done = False
         self._router = router
+        self._topic_ids = topic_ids
         self.requests = [request for request, _ in requests]
         # A view prevents its bytearray from being resized, so the views are released as soon as possible.
         self.views = [view for _, view in requests]
@@ -242,11 +261,13 @@ class ProduceCall(Call):
         self.reply = reply
         self.transaction = requests[0][0].transaction
         for target in targets:
-            router.order.enter(target, node_id)
+            router.order.enter(target, node_id, topic_ids[target[0]])
 
     def request(self, conn: Connection) -> ProduceBatches | None:
         transaction = self.transaction
-        version = conn.version("Produce", lowest_produce(transaction), highest_produce(transaction))
+        by_id = all(map(any, self._topic_ids.values()))
+        highest = highest_produce(transaction, by_id=by_id)
+        version = conn.version("Produce", lowest_produce(transaction), highest)
         order = self._router.order
         fresh: list[ProduceRequest[Any]] = []
         batches: list[tuple[str, int, Buffer]] = []
@@ -265,7 +286,7 @@ class ProduceCall(Call):
             return None
 
         name = None if transaction is None else transaction.transactional_id
-        return ProduceBatches(version, self.acks, self.timeout_ms, batches, name)
+        return ProduceBatches(version, self.acks, self.timeout_ms, batches, name, self._topic_ids)
 
     def succeed(self, response: Any) -> None:
         if self._done:
@@ -304,11 +325,14 @@ class ProduceCall(Call):
         replies = {}
         for endpoint in response.node_endpoints or ():
             self._router.learn_broker(endpoint)
+        names = {topic_id: name for name, topic_id in self._topic_ids.items()}
+        by_id = response.API_VERSION >= PRODUCE_BY_ID
         for topic in response.responses:
+            name: str = names.get(topic.topic_id.bytes, "") if by_id else topic.name
             for answer in topic.partition_responses:
                 hint = answer.current_leader
                 known = hint is not None and hint.leader_id >= 0
-                replies[topic.name, answer.index] = ProduceReply(
+                replies[name, answer.index] = ProduceReply(
                     error_code=answer.error_code,
                     base_offset=answer.base_offset,
                     log_append_time=answer.log_append_time_ms,

@@ -7,6 +7,7 @@ and waiting requests.
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
@@ -322,7 +323,12 @@ def _message(request: Sendable) -> Any:
             transactional_id=request.transactional_id,
             acks=request.acks,
             timeout_ms=request.timeout_ms,
-            topic_data=[SimpleNamespace(name=topic, partition_data=parts) for topic, parts in topics.items()],
+            topic_data=[
+                SimpleNamespace(
+                    name=topic, topic_id=uuid.UUID(bytes=request.topic_ids[topic]), partition_data=parts
+                )
+                for topic, parts in topics.items()
+            ],
         )
     if isinstance(request, ManyOffsets):
         row = {"current_leader_epoch": -1, "timestamp": request.timestamp}
