@@ -113,11 +113,12 @@ class SimCluster(StormyCluster):
                 for place, header in headers.items():
                     key = (*place, header.producer_id)
                     self._out[key] = [e for e in self._out[key] if e[0].open and e[1] is not message]
-                for topic in fields["responses"]:
+                # An answer has its topics in the order of the request: by name, or by id.
+                for asked, topic in zip(message.topic_data, fields["responses"], strict=True):
                     for row in topic["partition_responses"]:
                         if row["error_code"]:
-                            self.on_failed(topic["name"], row["index"], headers[topic["name"], row["index"]])
-                        self.on_refused(topic["name"], row["index"], row["error_code"])
+                            self.on_failed(asked.name, row["index"], headers[asked.name, row["index"]])
+                        self.on_refused(asked.name, row["index"], row["error_code"])
             elif name == "Metadata":
                 for topic in fields["topics"]:
                     self.on_refused(topic["name"], -1, topic["error_code"])
@@ -162,6 +163,7 @@ def _error(message: Any, code: int) -> dict[str, Any]:
     rows = [
         {
             "name": topic.name,
+            "topic_id": topic.topic_id,
             "partition_responses": [
                 {
                     "index": part.index,
