@@ -820,6 +820,25 @@ def test_an_export_does_not_replace_a_file_that_was_made_meanwhile(capsys, lane,
     assert {path.name for path in tmp_path.iterdir()} == {"spool", "x.jsonl"}
 
 
+@pytest.mark.parametrize("command", ["export", "show"])
+def test_records_are_read_though_the_owner_deletes_their_segment_meanwhile(
+    capsys, lane, monkeypatch, command
+):
+    """A producer that delivers at the same time released the segment between the list and the records."""
+
+    def late(*arguments, **settings):
+        for segment in lane.path.glob("*.log"):
+            segment.unlink()
+        return records_of(*arguments, **settings)
+
+    monkeypatch.setattr(f"kafkasafe.cli.spool.{command}.records_of", late)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    how = ("-o", "-") if command == "export" else ("--position", lane.positions[2], "--json")
+    code, out, err = run(capsys, "spool", command, lane.path.parent, *how)
+    assert (code, len(out.splitlines()) >= 15) == (0, True), err
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 @pytest.mark.parametrize("name", ["x.csv", "records", "x.parq"])
 def test_export_does_not_guess_a_format(capsys, lane, tmp_path, name):
     """JSON lines in a file called .csv were written without a word."""

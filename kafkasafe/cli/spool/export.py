@@ -69,18 +69,11 @@ def spool_export(
     to_stdout = str(output) == "-"
     form = _form_of(output, form)
     troubles: list[tuple[str, str]] = []
-    contents = list(contents_of(directory, lane, troubles))
-    records = _Records(contents, set(status or _STATUSES), [f"{name}: {reason}" for name, reason in troubles])
-    with progress("exporting", "batches") as report:
-        if form == "parquet":
-            _write_parquet(output, records.rows(report, raw=True))
-        elif to_stdout:
-            for row in records.rows(report, raw=False):
-                print(one_line(row))
-        else:
-            with _new_file(output) as file:
-                for row in records.rows(report, raw=False):
-                    file.write((one_line(row) + "\n").encode())
+    with contents_of(directory, lane, troubles) as contents:
+        damage = [f"{name}: {reason}" for name, reason in troubles]
+        records = _Records(contents, set(status or _STATUSES), damage)
+        with progress("exporting", "batches") as report:
+            _write(output, form, records, report)
     parts = ", ".join(
         f"{count:,} {name.replace('_', ' ')}" for name, count in records.counts.items() if count
     )
@@ -209,6 +202,19 @@ def _give_name(draft: Path, path: Path) -> None:
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         draft.rename(path)
+
+
+def _write(output: Path, form: _Form, records: _Records, report: Callable[[float, float], None]) -> None:
+    """Write the records. See `_Records.rows` for `report`."""
+    if form == "parquet":
+        _write_parquet(output, records.rows(report, raw=True))
+    elif str(output) == "-":
+        for row in records.rows(report, raw=False):
+            print(one_line(row))
+    else:
+        with _new_file(output) as file:
+            for row in records.rows(report, raw=False):
+                file.write((one_line(row) + "\n").encode())
 
 
 def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:
