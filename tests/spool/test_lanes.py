@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from kafkasafe import marks as m
 from kafkasafe.errors import LaneBusyError, SpoolError, SpoolFormatError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.siblings import Siblings
 from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk, ProcessKilled
 
@@ -315,3 +318,22 @@ def test_lanes_that_could_not_be_adopted_have_no_owner_and_are_adopted_later():
             break
         call += 1
     assert failures > 4
+
+
+def test_a_directory_that_this_user_may_not_enter_hides_no_records_in_others(tmp_path, monkeypatch):
+    """`sudo` makes it, for example. Then nothing beside it was found, and its records waited for ever."""
+    for name in ("shop-1", "shop-3"):
+        lock = directory(tmp_path / name).take_lane()
+        fill(lock)
+        lock.release()
+    directory(tmp_path / "shop-2")
+    stat = Path.stat
+
+    def refused(path, **options):
+        if path.parent == tmp_path / "shop-2":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    found = Siblings(tmp_path / "shop-0", OsFiles()).look()
+    assert [each.path.name for each in found] == ["shop-1", "shop-3"]
