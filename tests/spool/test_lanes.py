@@ -337,3 +337,14 @@ def test_a_directory_that_this_user_may_not_enter_hides_no_records_in_others(tmp
     monkeypatch.setattr(Path, "stat", refused)
     found = Siblings(tmp_path / "shop-0", OsFiles()).look()
     assert [each.path.name for each in found] == ["shop-1", "shop-3"]
+
+
+def test_the_longest_client_id_belongs_to_its_lane(tmp_path):
+    """Only the first kilobyte of the text was read. So other clients took the lane."""
+    spools = directory(tmp_path)
+    client = "\N{SNOWMAN}" * 10_000
+    lock = spools.take_lane(client=client)
+    lock.announce(7)
+    assert (spools.owners.client(0), spools.owners.begun(0)) == (client, 7)
+    lock.release(drained=False)
+    assert spools.owners.client(0) == client
