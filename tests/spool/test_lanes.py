@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -348,3 +349,36 @@ def test_the_longest_client_id_belongs_to_its_lane(tmp_path):
     assert (spools.owners.client(0), spools.owners.begun(0)) == (client, 7)
     lock.release(drained=False)
     assert spools.owners.client(0) == client
+
+
+def test_a_glance_at_the_owner_of_a_lane_refuses_the_lane_to_nobody(tmp_path):
+    """1. A process finds out whether a lane has an owner: it locks the lane for a moment. 2. A producer takes it."""
+    glances, tried = threading.Event(), threading.Event()
+
+    class Slow(OsFiles):
+        def lock(self, handle):
+            taken = super().lock(handle)
+            if Path(f"/proc/self/fd/{handle}").readlink().match("lane-000/lock"):
+                glances.set()
+                assert tried.wait(10)
+            return taken
+
+    class Seen(OsFiles):
+        def lock(self, handle):
+            taken = super().lock(handle)
+            if not taken:
+                tried.set()
+            return taken
+
+    lock = directory(tmp_path).take_lane(0)
+    fill(lock)
+    lock.release(drained=False)
+    owners = SpoolDirectory.open(tmp_path, files=Slow()).owners
+    glance = threading.Thread(target=owners.is_owned, args=(0,))
+    glance.start()
+    assert glances.wait(10)
+    try:
+        SpoolDirectory.open(tmp_path, files=Seen()).take_lane(0).release()
+    finally:
+        tried.set()
+        glance.join()
