@@ -256,6 +256,11 @@ def lanes_of(
             yield lanes, number
 
 
+def is_gone(path: Path) -> bool:
+    """Whether another command has deleted a lane or a spool directory since it was listed. This is no trouble."""
+    return not (path.exists() or path.is_symlink())
+
+
 def inspected(
     directory: Path | SpoolDirectory, troubles: list[tuple[str, str]]
 ) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
@@ -276,14 +281,16 @@ def inspected(
             resent += resent_in(read_lane(path, files=lanes.files))
             whole.append(number)
         except SpoolError as error:
-            troubles.append((path.name, str(error)))
+            if not is_gone(path):
+                troubles.append((path.name, str(error)))
     for lanes, number in lanes_of(directory):
         path = lanes.lane_path(number)
         try:
             if number in whole:
                 yield lanes, number, inspect(path, files=lanes.files, resent=resent)
         except SpoolError as error:
-            troubles.append((path.name, str(error)))
+            if not is_gone(path):
+                troubles.append((path.name, str(error)))
 
 
 def duration_s(text: str, hint: str) -> float:

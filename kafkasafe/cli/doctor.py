@@ -28,6 +28,7 @@ from kafkasafe.cli.common import (
     counted,
     duration_s,
     id_as_json,
+    is_gone,
     missing_lines,
     open_directory,
     progress,
@@ -163,7 +164,8 @@ def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneCo
             try:
                 contents.append(read_content(path, files=lanes.files))
             except SpoolError as error:
-                troubles.append((path.name, str(error)))
+                if not is_gone(path):
+                    troubles.append((path.name, str(error)))
             report(len(contents), len(numbers))
     resent = [mark for content in contents for mark in resent_in(content.log)]
     return [content.without(resent) for content in contents]

@@ -446,6 +446,7 @@ def put(
     names: Mapping[uuid.UUID, str],
     topic: str,
     partition: int | None,
+    topic_id: uuid.UUID | None = None,
 ) -> Any:
     """Adds a topic or a partition to a response. If the response has the topic already, the partition is added to it.
 
@@ -454,6 +455,8 @@ def put(
         names: Names of topics by their ids.
         topic: Name of the topic.
         partition: Partition number; None for a topic only.
+        topic_id: Id of the topic. Default: the last one that `names` has for the topic's name. It has several ids of a
+            topic that was recreated.
 
     Returns:
         The struct that was added: of the partition, or of the topic if `partition` is None.
@@ -480,14 +483,15 @@ def put(
     if topics is None:
         topics = []
         setattr(message, field.name, topics)
-    found = next((value for value in topics if _topic_name(value, names) == topic), None)
+    known = topic_id or next((key for key in reversed(list(names)) if names[key] == topic), None)
+    found = next((value for value in topics if _is_topic(value, names, topic, known)), None)
     if found is None or partition is None:
         found = _made(field.data_class, version)
         for name in _TOPIC_NAMES:
             if name in field.fields:
                 setattr(found, name, topic)
         if "topic_id" in field.fields:
-            found.topic_id = next((key for key, name in names.items() if name == topic), uuid.UUID(int=0))
+            found.topic_id = known or uuid.UUID(int=0)
         if inner is not None:
             setattr(found, inner, [])
         topics.append(found)
@@ -497,6 +501,17 @@ def put(
     setattr(entry, number, partition)
     getattr(found, inner).append(entry)
     return entry
+
+
+def _is_topic(value: Any, names: Mapping[uuid.UUID, str], topic: str, topic_id: uuid.UUID | None) -> bool:
+    found = id_of(value)
+    return _topic_name(value, names) == topic if found is None or topic_id is None else found == topic_id
+
+
+def id_of(topic: Any) -> uuid.UUID | None:
+    """The id of a topic in a message; None if the message names the topic otherwise."""
+    found: uuid.UUID | None = getattr(topic, "topic_id", None)
+    return found if found is not None and found.int else None
 
 
 # -- Brokers -----------------------------------------------------------------------------------------------------------

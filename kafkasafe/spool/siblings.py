@@ -76,9 +76,11 @@ class Siblings:
             path = self._own.parent / name
             if same_client and _client(path) != _client(self._own):
                 continue
-            if path == self._own or not (path / FORMAT_NAME).is_file():
+            if path == self._own:
                 continue
             try:
+                if not (path / FORMAT_NAME).is_file():
+                    continue
                 one = self._look_into(path)
             except (SpoolError, OSError):
                 continue  # not readable for this user, or from a newer version, so it cannot be judged

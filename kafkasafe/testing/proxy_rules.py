@@ -423,8 +423,10 @@ class Pending:
     request: frames.RequestFrame
     applied: list[Intervention] = field(default_factory=list)
     """Rules that acted before the request was forwarded."""
-    synthetic: list[tuple[Intervention, str, int]] = field(default_factory=list)
-    """(rule, topic, partition) of the parts that the broker did not get; partition -1 for the topic as a whole."""
+    synthetic: list[tuple[Intervention, str, int, uuid.UUID | None]] = field(default_factory=list)
+    """(rule, topic, partition, topic id) of the parts of the request that the broker did not get. The partition is -1
+    for the topic as a whole. The topic id is None if the request does not name it.
+    """
     forwarded: bool = True
     parts: list[bytes] | None = None
     """The response to deliver to the client, in pieces. None while there is no response; empty if there will be none.
@@ -508,15 +510,16 @@ class Rules:
                 return frame
             before = len(pending.synthetic)
             for spot in frames.spots(request.message, names):
+                topic_id = frames.id_of(spot.topic)
                 if spot.partitions:
                     for entry in [e for e in spot.partitions if rule.names(spot.name, spot.number_of(e))]:
                         spot.partitions.remove(entry)
-                        pending.synthetic.append((rule, spot.name, spot.number_of(entry)))
+                        pending.synthetic.append((rule, spot.name, spot.number_of(entry), topic_id))
                     empty = not spot.partitions
                 else:
                     empty = rule.topic in {None, spot.name}
                     if empty:
-                        pending.synthetic.append((rule, spot.name, -1))
+                        pending.synthetic.append((rule, spot.name, -1, topic_id))
                 if empty:
                     spot.container.remove(spot.topic)
             changed = changed or len(pending.synthetic) > before
@@ -543,15 +546,15 @@ class Rules:
         exchange = Exchange(pending.call, pending.request.message, message)
         for rule in pending.applied:
             pending.affect(rule.effects)
-            if any(rule is other for other, _, _ in pending.synthetic):
+            if any(rule is other for other, *_ in pending.synthetic):
                 rule.set_fields("top", message)
             else:
                 rule.change(exchange, response, names)
             changed = True
-        for rule, topic, partition in pending.synthetic:
+        for rule, topic, partition, topic_id in pending.synthetic:
             api = pending.request.api
             lone = partition < 0 or (api is not None and api.error_field("partition") is None)
-            entry = frames.put(response, names, topic, None if lone else partition)
+            entry = frames.put(response, names, topic, None if lone else partition, topic_id)
             rule.set_fields("topic" if lone else "partition", entry)
         named = [
             (spot.name, number) for spot in frames.spots(message, names) for number in spot.numbers() or [-1]

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from commands import run
 from programs import python
 
 from kafkasafe import SafeProducer, marks
+from kafkasafe.cli.spool.contents import records_of
 from kafkasafe.errors import SpoolCorruptError
 from kafkasafe.record import batch
 from kafkasafe.spool import inspection
@@ -768,6 +770,73 @@ def test_an_export_is_durable_before_somebody_discards_the_records(capsys, lane,
     assert found.st_size > 0
     assert synced[found.st_ino] == found.st_size
     assert list(synced)[-1] == tmp_path.stat().st_ino
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_an_export_that_is_killed_leaves_no_file_with_the_name(capsys, lane, tmp_path, name):
+    """A part of the records looked like all of them, and the user may have discarded the rest."""
+    script = f"""
+        import os
+        from kafkasafe.cli import main
+        from kafkasafe.cli.spool import export
+
+        records_of, batches = export.records_of, []
+
+        def killed(*arguments, **settings):
+            batches.append(1)
+            if len(batches) == 3:
+                os.kill(os.getpid(), 9)
+            return records_of(*arguments, **settings)
+
+        export.records_of = killed
+        export._PAGE_RECORDS = 1
+        main(["spool", "export", {str(lane.path.parent)!r}, "-o", {str(tmp_path / name)!r}])
+    """
+    assert python("-c", textwrap.dedent(script)).returncode == -9
+    assert not (tmp_path / name).exists()
+    assert run(capsys, "spool", "export", lane.path.parent, "-o", tmp_path / name)[0] == 0
+
+
+@pytest.mark.parametrize("refusal", [errno.EPERM, errno.EOPNOTSUPP])
+def test_an_export_needs_no_hard_links(capsys, lane, tmp_path, monkeypatch, refusal):
+    def refuse(*_):
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert run(capsys, "spool", "export", lane.path.parent, "-o", tmp_path / "x.jsonl")[0] == 0
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 15
+    assert {path.name for path in tmp_path.iterdir()} == {"spool", "x.jsonl"}
+
+
+def test_an_export_does_not_replace_a_file_that_was_made_meanwhile(capsys, lane, tmp_path, monkeypatch):
+    def late(*arguments, **settings):
+        (tmp_path / "x.jsonl").write_text("mine")
+        return records_of(*arguments, **settings)
+
+    monkeypatch.setattr("kafkasafe.cli.spool.export.records_of", late)
+    code, _, err = run(capsys, "spool", "export", lane.path.parent, "-o", tmp_path / "x.jsonl")
+    assert (code, "File exists" in err) == (3, True)
+    assert (tmp_path / "x.jsonl").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"spool", "x.jsonl"}
+
+
+@pytest.mark.parametrize("command", ["export", "show"])
+def test_records_are_read_though_the_owner_deletes_their_segment_meanwhile(
+    capsys, lane, monkeypatch, command
+):
+    """A producer that delivers at the same time released the segment between the list and the records."""
+
+    def late(*arguments, **settings):
+        for segment in lane.path.glob("*.log"):
+            segment.unlink()
+        return records_of(*arguments, **settings)
+
+    monkeypatch.setattr(f"kafkasafe.cli.spool.{command}.records_of", late)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    how = ("-o", "-") if command == "export" else ("--position", lane.positions[2], "--json")
+    code, out, err = run(capsys, "spool", command, lane.path.parent, *how)
+    assert (code, len(out.splitlines()) >= 15) == (0, True), err
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.parametrize("name", ["x.csv", "records", "x.parq"])

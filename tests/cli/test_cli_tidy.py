@@ -13,6 +13,7 @@ import pytest
 from commands import run
 
 from kafkasafe import SafeProducer, marks
+from kafkasafe.cli.spool import tree
 from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.errors import SpoolFormatError
 from kafkasafe.maintenance.prune import find_prunable
@@ -322,6 +323,45 @@ def test_lanes_and_directories_that_hold_nothing_are_pruned(capsys, tmp_path, mo
     assert run(capsys, "spool", "prune", root / "new-4", "--older-than", "0", "--apply")[0] == 0
     assert not (root / "new-4").exists()
     assert json.loads(run(capsys, "spool", "ls", root / "mixed-2", "--json")[1])[1]["waiting_records"] == 2
+
+
+@pytest.mark.parametrize("command", [("prune", "--apply"), ("ls",)])
+def test_another_prune_that_deletes_a_directory_meanwhile_ends_no_command(
+    capsys, tmp_path, monkeypatch, command
+):
+    """Two scheduled commands may overlap. The one ended with 3, and did not look at the other directories."""
+    for name in ("a", "b"):
+        fill(tmp_path / name)
+        age(tmp_path / name)
+    below = tree.spools_below
+
+    def and_gone(*arguments):
+        for path in below(*arguments):
+            if path.name == "a":
+                shutil.rmtree(path)
+            yield path
+
+    monkeypatch.setattr("kafkasafe.cli.spool.tree.spools_below", and_gone)
+    monkeypatch.setattr("kafkasafe.cli.spool.prune.spools_below", and_gone)
+    code, out, err = run(capsys, "spool", command[0], "--tree", tmp_path, *command[1:])
+    assert (code, err) == (0, "")
+    assert f"{tmp_path}/b" in out
+    assert f"{tmp_path}/a" not in out
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify"])
+def test_a_lane_that_a_prune_deletes_meanwhile_is_no_trouble(capsys, tmp_path, monkeypatch, command):
+    fill(tmp_path, lanes=2)
+    lanes = SpoolDirectory.lanes
+
+    def and_gone(self):
+        there = lanes(self)
+        shutil.rmtree(tmp_path / "lane-001", ignore_errors=True)
+        return there
+
+    monkeypatch.setattr(SpoolDirectory, "lanes", and_gone)
+    code, out, err = run(capsys, "spool", command, tmp_path)
+    assert (code, "lane-001" in out + err) == (0, False)
 
 
 def test_a_lane_in_use_damage_and_quarantine_are_kept(capsys, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import re
@@ -10,6 +11,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,7 @@ from kafkasafe import marks as m
 from kafkasafe.errors import LaneBusyError, SpoolError, SpoolFormatError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
+from kafkasafe.spool.siblings import Siblings
 from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.disk import Disk, ProcessKilled
 
@@ -315,3 +319,66 @@ def test_lanes_that_could_not_be_adopted_have_no_owner_and_are_adopted_later():
             break
         call += 1
     assert failures > 4
+
+
+def test_a_directory_that_this_user_may_not_enter_hides_no_records_in_others(tmp_path, monkeypatch):
+    """`sudo` makes it, for example. Then nothing beside it was found, and its records waited for ever."""
+    for name in ("shop-1", "shop-3"):
+        lock = directory(tmp_path / name).take_lane()
+        fill(lock)
+        lock.release()
+    directory(tmp_path / "shop-2")
+    stat = Path.stat
+
+    def refused(path, **options):
+        if path.parent == tmp_path / "shop-2":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    found = Siblings(tmp_path / "shop-0", OsFiles()).look()
+    assert [each.path.name for each in found] == ["shop-1", "shop-3"]
+
+
+def test_the_longest_client_id_belongs_to_its_lane(tmp_path):
+    """Only the first kilobyte of the text was read. So other clients took the lane."""
+    spools = directory(tmp_path)
+    client = "\N{SNOWMAN}" * 10_000
+    lock = spools.take_lane(client=client)
+    lock.announce(7)
+    assert (spools.owners.client(0), spools.owners.begun(0)) == (client, 7)
+    lock.release(drained=False)
+    assert spools.owners.client(0) == client
+
+
+def test_a_glance_at_the_owner_of_a_lane_refuses_the_lane_to_nobody(tmp_path):
+    """1. A process finds out whether a lane has an owner: it locks the lane for a moment. 2. A producer takes it."""
+    glances, tried = threading.Event(), threading.Event()
+
+    class Slow(OsFiles):
+        def lock(self, handle):
+            taken = super().lock(handle)
+            if Path(f"/proc/self/fd/{handle}").readlink().match("lane-000/lock"):
+                glances.set()
+                assert tried.wait(10)
+            return taken
+
+    class Seen(OsFiles):
+        def lock(self, handle):
+            taken = super().lock(handle)
+            if not taken:
+                tried.set()
+            return taken
+
+    lock = directory(tmp_path).take_lane(0)
+    fill(lock)
+    lock.release(drained=False)
+    owners = SpoolDirectory.open(tmp_path, files=Slow()).owners
+    glance = threading.Thread(target=owners.is_owned, args=(0,))
+    glance.start()
+    assert glances.wait(10)
+    try:
+        SpoolDirectory.open(tmp_path, files=Seen()).take_lane(0).release()
+    finally:
+        tried.set()
+        glance.join()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe.cli.common import CODES, lanes_of
+from kafkasafe.cli.common import CODES, is_gone, lanes_of
 from kafkasafe.delivery.engine.parcels import given_partitions
 from kafkasafe.errors import SpoolError
 from kafkasafe.history.identity import add_sequence
 from kafkasafe.maintenance.examination import LaneContent, SpooledBatch, read_content
+from kafkasafe.maintenance.held_segments import HeldSegments
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.inspection import resent_in
 
@@ -25,8 +27,13 @@ LaneName = Annotated[
 ]
 
 
-def contents_of(directory: Path, lane: str | None, troubles: list[tuple[str, str]]) -> Iterator[LaneContent]:
-    """Yields the content of each lane. Rejected records that were sent again do not count as rejected.
+@contextlib.contextmanager
+def contents_of(
+    directory: Path, lane: str | None, troubles: list[tuple[str, str]]
+) -> Iterator[list[LaneContent]]:
+    """Context with the content of each lane. Rejected records that were sent again do not count as rejected.
+
+    In this context, records can be read although their owner delivers them, and deletes their segment.
 
     Args:
         directory: The spool directory.
@@ -34,14 +41,16 @@ def contents_of(directory: Path, lane: str | None, troubles: list[tuple[str, str
         troubles: Receives the name of each unreadable lane, with the reason.
     """
     contents = []
-    for lanes, number in lanes_of(directory, lane):
-        path = lanes.lane_path(number)
-        try:
-            contents.append(read_content(path, files=lanes.files))
-        except SpoolError as error:
-            troubles.append((path.name, str(error)))
-    resent = [mark for content in contents for mark in resent_in(content.log)]
-    yield from (content.without(resent) for content in contents)
+    with HeldSegments() as files:
+        for lanes, number in lanes_of(directory, lane):
+            path = lanes.lane_path(number)
+            try:
+                contents.append(read_content(path, files=files))
+            except SpoolError as error:
+                if not is_gone(path):
+                    troubles.append((path.name, str(error)))
+        resent = [mark for content in contents for mark in resent_in(content.log)]
+        yield [content.without(resent) for content in contents]
 
 
 def unread_rows(troubles: Sequence[tuple[str, str]]) -> list[dict[str, str]]:

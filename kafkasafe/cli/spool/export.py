@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -21,6 +23,9 @@ from kafkasafe.spool.files import OsFiles
 
 _STATUSES: Final = tuple(fate.value for fate in SpoolOutcome if fate is not SpoolOutcome.REPLACED)
 
+_DRAFT_PREFIX: Final = ".kafkasafe-export-"
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""Error numbers of a file system without hard links."""
 _PAGE_RECORDS: Final = 10_000
 _Form: TypeAlias = Literal["jsonl", "parquet"]
 _FORMS: Final[dict[str, _Form]] = {
@@ -64,18 +69,11 @@ def spool_export(
     to_stdout = str(output) == "-"
     form = _form_of(output, form)
     troubles: list[tuple[str, str]] = []
-    contents = list(contents_of(directory, lane, troubles))
-    records = _Records(contents, set(status or _STATUSES), [f"{name}: {reason}" for name, reason in troubles])
-    with progress("exporting", "batches") as report:
-        if form == "parquet":
-            _write_parquet(output, records.rows(report, raw=True))
-        elif to_stdout:
-            for row in records.rows(report, raw=False):
-                print(one_line(row))
-        else:
-            with _new_file(output) as file:
-                for row in records.rows(report, raw=False):
-                    file.write((one_line(row) + "\n").encode())
+    with contents_of(directory, lane, troubles) as contents:
+        damage = [f"{name}: {reason}" for name, reason in troubles]
+        records = _Records(contents, set(status or _STATUSES), damage)
+        with progress("exporting", "batches") as report:
+            _write(output, form, records, report)
     parts = ", ".join(
         f"{count:,} {name.replace('_', ' ')}" for name, count in records.counts.items() if count
     )
@@ -149,31 +147,74 @@ class _Records:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Any]:
-    """Yield a new file, and delete it after an error: no partial file is ever left.
+    """Yield a new file, which gets its name when it is complete. So even a kill leaves no partial file with that name.
 
     On return the file is durable, because the user may discard the records next.
 
     Raises:
+        FileExistsError: Another process has made a file with this name meanwhile. That file stays.
         OSError: The file cannot be written.
     """
+    draft: Path | None = None
+    named = False
     try:
-        # Only the owner may read the spool, so only the owner may read a copy of it.
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        # Only the owner may read the spool, so only the owner may read a copy of it: the draft has the mode 0600.
+        handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=_DRAFT_PREFIX)
+        draft = Path(name)
+        with os.fdopen(handle, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        _give_name(draft, path)
+        named = True
         with contextlib.suppress(PermissionError):  # this user may not read the directory
             OsFiles().sync_directory(path.absolute().parent)
     except FileExistsError:
         raise
     except BaseException as error:
-        path.unlink(missing_ok=True)
+        if named:
+            path.unlink(missing_ok=True)
         if isinstance(error, OSError):
             why = error.strerror or error
             raise OSError(
                 f"{path} cannot be written: {why}. The spool stays as it is, and no part of {path.name} is left"
             ) from error
         raise
+    finally:
+        if draft is not None:
+            draft.unlink(missing_ok=True)
+
+
+def _give_name(draft: Path, path: Path) -> None:
+    """Give a file its name, unless another file has the name.
+
+    Raises:
+        FileExistsError: Another file has the name.
+        OSError: The name cannot be given.
+    """
+    try:
+        path.hardlink_to(draft)
+    except FileExistsError:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        draft.rename(path)
+
+
+def _write(output: Path, form: _Form, records: _Records, report: Callable[[float, float], None]) -> None:
+    """Write the records. See `_Records.rows` for `report`."""
+    if form == "parquet":
+        _write_parquet(output, records.rows(report, raw=True))
+    elif str(output) == "-":
+        for row in records.rows(report, raw=False):
+            print(one_line(row))
+    else:
+        with _new_file(output) as file:
+            for row in records.rows(report, raw=False):
+                file.write((one_line(row) + "\n").encode())
 
 
 def _write_parquet(path: Path, rows: Iterator[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from kafkasafe.cli.common import (
     Json,
     counted,
     duration_s,
+    is_gone,
     open_directory,
 )
 from kafkasafe.cli.report import EXIT_BROKEN, show
@@ -85,22 +86,29 @@ def spool_prune(
 
 
 def _pruned(lanes: SpoolDirectory, age_s: float, troubles: list[str], *, apply: bool) -> list[dict[str, Any]]:
-    """A row for each lane of a directory, and a row for the directory itself if no lane is left."""
+    """A row for each lane of a directory, and a row for the directory itself if no lane is left. If
+    another command deletes the directory meanwhile, there are no rows for the rest.
+    """
     rows = []
     left = False
-    for each in find_prunable(lanes, age_s):
-        kept = each.kept
-        try:
-            if apply and not kept:
-                kept = prune_lane(lanes, each.number)
-        except SpoolError as error:
-            kept = str(error)
-            troubles.append(kept)
-        left = left or bool(kept)
-        if each.is_unread:
-            troubles.append(f"{lanes.lane_path(each.number)}: {kept}")
-        name = lanes.lane_path(each.number).name
-        rows.append({"directory": str(lanes.path), "lane": name, "bytes": each.bytes, "kept": kept})
+    try:
+        for each in find_prunable(lanes, age_s):
+            kept = each.kept
+            try:
+                if apply and not kept:
+                    kept = prune_lane(lanes, each.number)
+            except SpoolError as error:
+                kept = str(error)
+                troubles.append(kept)
+            left = left or bool(kept)
+            if each.is_unread:
+                troubles.append(f"{lanes.lane_path(each.number)}: {kept}")
+            name = lanes.lane_path(each.number).name
+            rows.append({"directory": str(lanes.path), "lane": name, "bytes": each.bytes, "kept": kept})
+    except FileNotFoundError:
+        if is_gone(lanes.path):
+            return rows
+        raise
     if left:
         return rows
     kept = ""
@@ -108,6 +116,8 @@ def _pruned(lanes: SpoolDirectory, age_s: float, troubles: list[str], *, apply: 
         if apply and not prune_directory(lanes):
             kept = "it holds other files"
     except SpoolError as error:
+        if is_gone(lanes.path):
+            return rows
         kept = str(error)
         troubles.append(kept)
     rows.append({"directory": str(lanes.path), "lane": None, "bytes": 0, "kept": kept})

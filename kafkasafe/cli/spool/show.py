@@ -40,23 +40,24 @@ def spool_show(
     damaged = False
     unreadable: list[str] = []
     troubles: list[tuple[str, str]] = []
-    for content in contents_of(directory, lane, troubles):
-        damaged = damaged or bool(content.damage)
-        unreadable += [f"{content.name}: {text}" for text in content.rejected_unreadable]
-        atomic = unit_rows(content, every=every or position is not None)
-        part_of = {at: unit["batch_id"] for unit in atomic for at in unit["positions"]}
-        units += [unit for unit in atomic if position is None or position in unit["positions"]]
-        for batch in content.batches:
-            if position is not None and batch.position != position:
-                continue
-            if not (every or position is not None) and batch.known.fate in _DONE:
-                continue
-            row = _batch_row(batch)
-            row["atomic_batch"] = part_of.get(batch.position)
-            row["times"] = times_row(content.times.get(batch.position))
-            if position is not None:
-                row["content"] = list(records_of(content, batch))
-            rows.append(row)
+    with contents_of(directory, lane, troubles) as contents:
+        for content in contents:
+            damaged = damaged or bool(content.damage)
+            unreadable += [f"{content.name}: {text}" for text in content.rejected_unreadable]
+            atomic = unit_rows(content, every=every or position is not None)
+            part_of = {at: unit["batch_id"] for unit in atomic for at in unit["positions"]}
+            units += [unit for unit in atomic if position is None or position in unit["positions"]]
+            for batch in content.batches:
+                if position is not None and batch.position != position:
+                    continue
+                if not (every or position is not None) and batch.known.fate in _DONE:
+                    continue
+                row = _batch_row(batch)
+                row["atomic_batch"] = part_of.get(batch.position)
+                row["times"] = times_row(content.times.get(batch.position))
+                if position is not None:
+                    row["content"] = list(records_of(content, batch))
+                rows.append(row)
     if position is not None and not rows:
         raise typer.BadParameter(f"no batch begins at position {position}", param_hint="--position")
     if as_json:

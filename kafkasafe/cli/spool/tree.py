@@ -14,7 +14,7 @@ from typing import Any
 
 import typer
 
-from kafkasafe.cli.common import cluster_trouble, counted, inspected
+from kafkasafe.cli.common import cluster_trouble, counted, inspected, is_gone
 from kafkasafe.cli.report import EXIT_BROKEN
 from kafkasafe.errors import SpoolError
 from kafkasafe.spool.files import OsFiles
@@ -133,7 +133,14 @@ def tree_below(root: Path) -> tuple[dict[str, Any], list[str], int]:
     found: list[tuple[Path, str | None, _Sums]] = []
     total = _Sums()
     for path in spools_below(root, unread):
-        sums, cluster_id = _sums(path)
+        try:
+            sums, cluster_id = _sums(path)
+        except FileNotFoundError:
+            if is_gone(path):
+                continue
+            raise
+        if is_gone(path):
+            continue
         found.append((path, cluster_id, sums))
         total.add(sums)
     total.troubles += unread

@@ -43,6 +43,8 @@ _BACK_BY_NUMBER_S: Final = 20.0
 by number.
 """
 _BACK_PAUSE_S: Final = 0.02
+_GLANCE_TRIES: Final = 4
+_GLANCE_S: Final = 0.02
 _NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EISDIR})
 """Errors that mean that a path is not a lane, or that a lane has no segments."""
 
@@ -159,8 +161,7 @@ class SpoolDirectory:
         """
         try:
             if number is not None:
-                with self._taking():
-                    lock = self._try(number, client)
+                lock = self._take_number(number, client)
                 if lock is None and wait is not None and self.owners.adopted(number):
                     lock = self._ask_back(number, client, wait, _BACK_BY_NUMBER_S)
                 if lock is None:
@@ -189,6 +190,19 @@ class SpoolDirectory:
                 f"{remedy if isinstance(error, PermissionError) else ''} No record was accepted, none was lost"
             ) from error
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
+
+    def _take_number(self, number: int, client: str) -> LaneLock | None:
+        """Takes a lane if it has no owner. Tries again after a moment: another process may only have looked whether the
+        lane has an owner, and adoption does this without `births`.
+        """
+        for tries in range(_GLANCE_TRIES):
+            if tries:
+                time.sleep(_GLANCE_S)
+            with self._taking():
+                lock = self._try(number, client)
+            if lock is not None or self.owners.adopted(number):
+                return lock
+        return None
 
     def _busy(self, number: int) -> LaneBusyError:
         pid, text = self.owners.owner(number)

@@ -16,6 +16,8 @@ from kafkasafe.spool.lanes.lock import LOCK_NAME, close_lockable, open_lockable
 
 NO_CLIENT: Final = "-"
 """Stands for an unknown client id in the text of an owner that only drains a lane."""
+_MOST_BYTES: Final = 128 * 1024
+"""Enough for the longest client id, each of whose bytes may take three in a URL's quotation."""
 
 
 class Owners:
@@ -36,7 +38,7 @@ class Owners:
     def _lock_text(self, number: int) -> str:
         try:
             with opened(self._files, self._path_of(number) / "lock") as handle:
-                return self._files.read(handle, 0, 1024).decode(errors="replace")
+                return self._files.read(handle, 0, _MOST_BYTES).decode(errors="replace")
         except OSError:
             return ""
 
