@@ -53,7 +53,7 @@ class Commits:
         part = self._parts.get(tp)
         if part is None:
             return offset
-        lineage, topic_id = part.history.copied(offset.offset)
+        lineage, topic_id = part.history.for_commit(offset.offset)
         if offset.offset < 0 or not (lineage.entries or topic_id):
             return offset
         epoch = offset.leader_epoch

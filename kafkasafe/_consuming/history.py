@@ -172,6 +172,19 @@ class History:
                 lineage.truncate(self._read_before(end))
             return lineage, self.topic_id
 
+    def for_commit(self, end: int) -> tuple[Lineage, bytes | None]:
+        """Return the lineage that a commit of this offset carries, and the topic id. Any thread may call it.
+
+        The text of a lineage has no skipped ranges. So if the epoch has changed in such a range, the lineage has an
+        entry for it without an epoch.
+        """
+        with self._lock:
+            lineage = self.lineage.copy()
+            lineage.truncate(self._read_before(end))
+            if self._skipped:
+                lineage = _without_skipped(lineage, self._skipped)
+            return lineage, self.topic_id
+
     def read(self, position: int) -> HistoryCopy:
         lineage, topic_id = self.copied(position)
         return HistoryCopy(lineage, self.marks.marks, topic_id, self.former.copy())
@@ -302,6 +315,20 @@ class History:
             if expected > fetched:
                 self._note_read(fetched, expected, former_end)
             return run_start < 0 or self.lineage.observe(max(run_epoch, UNDEFINED), run_start, run_end)
+
+
+def _without_skipped(lineage: Lineage, skipped: list[tuple[int, int]]) -> Lineage:
+    """Return a copy in which the records of a skipped range have no epoch, if another epoch begins right after them: it
+    may have begun within the range.
+    """
+    begins = {end: start for start, end in skipped}
+    entries: list[tuple[int, int]] = []
+    for epoch, start in lineage.entries:
+        begin = begins.get(start)
+        if begin is not None and entries and UNDEFINED not in {epoch, entries[-1][0]}:
+            entries.append((UNDEFINED, max(begin, entries[-1][1])))
+        entries.append((epoch, start))
+    return Lineage(entries, lineage.end_offset)
 
 
 def _restored(

@@ -168,6 +168,8 @@ class Results:
             return  # the check reports it
         why, previous = reason
         begin = to.start if previous is None else previous
+        if why == "recreated":
+            begin = 0  # `previous` is a position in the former topic
         skipped = None
         if why != "beyond_end" and begin is not None and begin < to.offset:
             skipped = (begin, to.offset - 1)

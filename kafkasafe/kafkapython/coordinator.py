@@ -29,6 +29,8 @@ class Coordinator(ConsumerCoordinator):
     config: dict[str, Any]
     _asked_in: Any = None
     """The generation in which the consumer last requested the group's offsets."""
+    _joining: Future | None = None
+    """Set while the group's offsets are requested before an assignment is applied; done after that."""
 
     def serve(self, owner: Owner) -> None:
         """Ask this object for decisions from now on."""
@@ -43,17 +45,40 @@ class Coordinator(ConsumerCoordinator):
         """
         parent: Any = super()
         me: Any = self
-        return bool(parent.need_rejoin() or (me.rejoining and me.owner.port.is_subscribed()))
+        is_joining = me.rejoining or self._joining is not None
+        return bool(parent.need_rejoin() or (is_joining and me.owner.port.is_subscribed()))
+
+    def generation_if_stable(self) -> Any:
+        """Return the generation for a commit; None if the member's assignment in it is not applied yet. The positions
+        may be those of partitions that another member has now.
+        """
+        parent: Any = super()
+        return parent.generation_if_stable() if self._joining is None else None
+
+    def rebalance_in_progress(self) -> bool:
+        """Return whether a commit failed only because of a rebalance."""
+        parent: Any = super()
+        return self._joining is not None or bool(parent.rebalance_in_progress())
 
     async def join_group_async(self, timeout_ms: float | None = None) -> bool:
         """Join the group, even if the response came between two polls.
 
         kafka-python discards such a response and joins again, which causes another rebalance of the whole group. If
         members poll in turns, or rarely and briefly, the group would never finish joining.
+
+        If Ctrl-C ended the poll before the assignment was applied, wait for that.
         """
         parent: Any = super()
         # kafka-python has no type annotations.
         me: Any = self
+        if self._joining is not None:
+            began = time.monotonic()
+            try:
+                await me._manager.wait_for(self._joining, timeout_ms)
+            except kafka_errors.KafkaTimeoutError:
+                return False
+            if timeout_ms is not None:
+                timeout_ms = max(0.0, timeout_ms - (time.monotonic() - began) * 1000)
         task = me._join_task
         if task is not None and task.succeeded() and me.state is MemberState.REBALANCING:
             me._join_task = None
@@ -77,12 +102,21 @@ class Coordinator(ConsumerCoordinator):
            lost. It would read 50 to 99 again, and the next commit would move the group back.
 
         With the cooperative protocol, a partition changes its member only after the former one has given it up.
+
+        Ctrl-C may end the poll while the group's offsets are requested. This method goes on, on the I/O thread. Until
+        it has applied the assignment, the consumer neither reads nor commits from its former positions (`_joining`).
         """
         parent: Any = super()
         me: Any = self
         is_eager = me._rebalance_protocol is RebalanceProtocol.EAGER
         if me._subscription.joined(generation) and is_eager:
-            await self._renew_overtaken()
+            joining = self._joining = Future()
+            try:
+                await self._renew_overtaken()
+            finally:
+                if self._joining is joining:  # a poll after Ctrl-C may have waited for the same join
+                    self._joining = None
+                joining.success(None)
         await parent._on_join_complete_async(generation, member_id, protocol, member_assignment_bytes)
 
     async def _renew_overtaken(self) -> None:

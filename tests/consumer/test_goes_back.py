@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 
 import pytest
@@ -212,6 +213,70 @@ def test_a_member_that_has_missed_a_generation_does_not_repeat_what_another_has_
                 assert reader.rewound() == []
             elif strategy == "range":
                 assert consumer.position(gone) == 8
+
+
+def _interrupted_when_it_comes_back(servers, proxy, **options):
+    """Return a member that has missed a generation. Ctrl-C came while it asked for the group's offsets. Also return the
+    partition of which another member has committed 20.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("Signals come to the main thread, and the tests run on another one")
+    reader = Reader(proxy.bootstrap_servers, **options)
+    reader.begin()
+    coordinator = reader.consumer._coordinator
+    ask, asked = coordinator.fetch_committed_offsets_async, threading.Event()
+
+    async def asked_slowly(*arguments, **more):
+        if not asked.is_set():
+            asked.set()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            await coordinator._net.sleep(1.0)
+        return await ask(*arguments, **more)
+
+    coordinator.fetch_committed_offsets_async = asked_slowly
+    proxy.on("SyncGroup").truncate(2, times=1, hang_up=True).delay(1.5)
+    other = {}
+
+    def read_one_and_commit():
+        with SafeConsumer(
+            "in",
+            bootstrap_servers=servers,
+            group_id="g",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+        ) as member:
+            until(lambda: other.update(member.poll(100)) or other, 30)
+            member.commit()
+
+    thread = threading.Thread(target=read_one_and_commit)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        until(reader.poll_none, 60)
+    thread.join()
+    [gone] = other
+    assert other[gone][-1].offset == 19
+    return reader, gone
+
+
+def test_such_a_member_goes_on_at_the_groups_offset_also_after_an_interrupt(servers):
+    with FaultProxy(bootstrap=servers[0]) as proxy:
+        reader, gone = _interrupted_when_it_comes_back(servers, proxy)
+        with reader.consumer as consumer:
+            consumer.resume(*PLACES)
+            [kept] = set(PLACES) - {gone}
+            until(lambda: reader.poll() or reader.next_of(kept) == 20, 30)
+            assert consumer.position(gone) == 20
+            assert reader.read[gone] == list(range(8))
+
+
+def test_a_close_after_such_an_interrupt_does_not_move_the_group_back(servers):
+    with FaultProxy(bootstrap=servers[0]) as proxy:
+        reader, gone = _interrupted_when_it_comes_back(
+            servers, proxy, enable_auto_commit=True, auto_commit_interval_ms=60000
+        )
+        reader.consumer.close()
+    with SafeConsumer(bootstrap_servers=servers, group_id="g") as consumer:
+        assert consumer.committed(gone) == 20
 
 
 def test_a_reset_because_the_group_has_no_offset_says_how_far_the_member_had_read(fake_kafka, servers):

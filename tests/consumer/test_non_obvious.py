@@ -175,13 +175,16 @@ def test_records_that_a_seek_has_skipped_are_not_missed(fake_kafka, restarted):
         assert not consumers.of(LogDiverged)
 
 
-@pytest.mark.parametrize("how", ["assigned_again", "restarted"])
+@pytest.mark.parametrize("how", ["assigned_again", "restarted", "committed"])
 def test_records_that_a_seek_has_skipped_are_not_missed_later(fake_kafka, tmp_path, how):
-    """The history that is kept for the next assignment, or in `lineage_path` for the next run, names them, too."""
+    """The history that is kept for the next assignment, in `lineage_path` for the next run, or in a committed offset,
+    names them, too.
+    """
     topic = new_topic(fake_kafka)
     tp = TopicPartition(topic, 0)
     with Consumers(fake_kafka) as consumers, Writer(fake_kafka) as writer:
-        reads = {"auto_offset_reset": "earliest", "lineage_path": tmp_path / "lineage"}
+        carried = {"group_id": topic} if how == "committed" else {"lineage_path": tmp_path / "lineage"}
+        reads = {"auto_offset_reset": "earliest", **carried}
         consumer = consumers.assigned(topic, **reads)
         writer.write(topic, 10)
         collect(consumer, 10)
@@ -190,9 +193,11 @@ def test_records_that_a_seek_has_skipped_are_not_missed_later(fake_kafka, tmp_pa
             writer.write(topic, 10)
         consumer.seek(tp, 25)
         collect(consumer, 5)
-        if how == "restarted":
+        if how != "assigned_again":
             consumer.close()
             consumer = consumers.assigned(topic, **reads)
+            if how == "committed":
+                assert consumer.position(tp) == 30
         else:
             consumer.unsubscribe()
             consumer.assign([tp])

@@ -485,6 +485,24 @@ def test_where_nothing_was_read_the_new_topic_is_read_from_its_start(cluster, re
         assert (last.reason, last.strategy, last.position, last.skipped) == ("recreated", "earliest", 0, None)
 
 
+def test_what_retention_removed_of_the_new_topic_begins_at_its_own_start(cluster):
+    """The event named only the records after the position, which was one in the former topic."""
+    topic = new_topic(cluster, 1)
+    tp = TopicPartition(topic, 0)
+    with Consumers(cluster) as consumers:
+        consuming.produce(cluster, topic, OLD)
+        consumer = consumers.assigned(topic, auto_offset_reset="latest", metadata_max_age_ms=1000)
+        until(lambda: consumer.poll(10) is not None and consumer._reading.parts.of(tp).checked)
+        consumer.pause(tp)
+        recreate(cluster, topic)
+        cluster.delete_records(topic, before=12)
+        consumer.topics()
+        consumer.resume(tp)
+        assert [record.value for record in collect(consumer, 3)] == NEW[12:]
+        last = consumers.of(PositionReset)[-1]
+        assert (last.reason, last.previous, last.position, last.skipped) == ("recreated", 10, 12, (0, 11))
+
+
 def test_where_nothing_was_read_and_nothing_may_be_reset_it_is_raised(cluster):
     topic = new_topic(cluster, 1)
     tp = TopicPartition(topic, 0)
