@@ -424,11 +424,12 @@ class Transactions:
         self._state, self._open = State.READY, None
 
     def _dropped(self, dropped: BatchDroppedError) -> NoReturn:
-        self._open = None
         error = _as_kafka_python(dropped)
         fatal = isinstance(error, kafka_errors.ProducerFencedError)
-        self._state = State.FATAL_ERROR if fatal else State.ABORTABLE_ERROR
-        self._error = error
+        state = State.FATAL_ERROR if fatal else State.ABORTABLE_ERROR
+        # No Ctrl-C comes between these three, because nothing is called. Until then, a repeated call of
+        # commit_transaction() continues.
+        self._state, self._error, self._open = state, error, None
         raise error from dropped
 
     def abort(self) -> None:

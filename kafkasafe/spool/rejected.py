@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from kafkasafe.spool.rejected_notes import forget, note, read_notes
 _FOLDER: Final = "rejected"
 _NAME: Final = re.compile(r"\d{20}\.log")
 _DRAFT: Final = re.compile(r"\d{20}\.new")
+_STEP: Final = 1 << 40
+"""While the clock is behind, a file's number is larger than the one before it by up to this many ns (18 minutes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +320,12 @@ class RejectedStore:
         self.files.make_directory(folder)
         if not self._number:
             newest = max((int(name[:20]) for name in rejected_names(self.files, self.lane)), default=0)
-            self._number = self._used = max(newest + 1, self._used + 1, time.time_ns())
+            number, least = time.time_ns(), max(newest, self._used) + 1
+            if number < least:
+                # The clock is behind. The directory does not show all numbers that were used, because the newest file
+                # may have been resent. So the step is random.
+                number = least + secrets.randbelow(_STEP)
+            self._number = self._used = number
         path = folder / f"{self._number:020d}.log"
         draft = path.with_suffix(".new")
         pieces = pure.encode(batches, destination, lane_id=self.lane_id, cluster_id=cluster_id, now_ms=now_ms)

@@ -599,3 +599,31 @@ def test_a_lane_of_another_directory_whose_cluster_cannot_be_read_is_given_back(
         surroundings.looked_around([sibling])
     assert not directory.owners.is_owned(0)
     assert surroundings.left_behind_records == 3
+
+
+def test_records_of_a_lane_that_is_being_read_do_not_go_with_the_producer_to_another_cluster():
+    """To read gigabytes of another directory may take longer than to move to the cluster that answers now."""
+    made = world()
+    far = made.start(spool_dir="/far")
+    made.run(1)
+    made.set_outage(True)
+    send(far, 0, 3)
+    made.run(1)
+    made.kill(far)
+    made.set_outage(False)
+    life = made.start()
+    made.run(1)
+    reads = []
+    life.context.beside = reads.append
+    directory = SpoolDirectory.look(Path("/far"), files=life.files)
+    sibling = LeftBehind(Path("/far"), directory.cluster_id(), True, (0,), 3, 3, directory.content(0))
+    life.engine.surroundings.looked_around([sibling])
+    [read] = reads
+    made.cluster.replace("other")
+    made.cluster.create_topic("orders", 1)
+    made.run(10)
+    read()
+    made.run(10)
+    assert life.context.own_cluster.cluster_id == "fake-cluster"
+    assert life.engine.ledger.wrong_cluster is not None
+    assert made.log("orders", 0) == []

@@ -308,6 +308,36 @@ def test_an_abort_that_ctrl_c_interrupts_anywhere_is_finished_by_another_call(fa
     assert read(fake, topic) == {0: [b"1"]}
 
 
+def test_a_commit_that_fails_and_that_ctrl_c_interrupts_anywhere_can_be_repeated_and_aborted(fake, opened):
+    topic = topic_of(fake)
+    producer = opened(SafeProducer, fake)
+    producer.init_transactions()
+    offsets = {TopicPartition(topic, 0): OffsetAndMetadata(1, "", -1)}
+    stranger = ConsumerGroupMetadata("g", 5, "stranger", None)
+    for step in range(0, 1000, 3):
+        producer.begin_transaction()
+        producer.send(topic, b"never")
+        producer.send_offsets_to_transaction(offsets, stranger)
+        with CtrlC(step, {"kafkasafe.transactional"}) as ctrl_c:
+            try:
+                producer.commit_transaction()
+            except (KeyboardInterrupt, kafka_errors.CommitFailedError) as error:
+                interrupted = isinstance(error, KeyboardInterrupt)
+        if not ctrl_c.pressed:
+            break
+        if interrupted:
+            with pytest.raises(kafka_errors.KafkaError, match="group metadata mismatch"):
+                producer.commit_transaction()
+        producer.abort_transaction()
+    else:
+        pytest.fail("the call did not end")
+    producer.abort_transaction()
+    producer.begin_transaction()
+    producer.send(topic, b"1")
+    producer.commit_transaction()
+    assert read(fake, topic) == {0: [b"1"]}
+
+
 # -- Two with one id ---------------------------------------------------------------------------------------------------
 
 

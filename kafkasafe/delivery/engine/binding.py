@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from kafkasafe.delivery.engine.context import EngineContext
@@ -20,13 +21,24 @@ that, a single wrong address may be the cause, and the transport tries other bro
 
 
 class Binding:
-    """See the module."""
+    """See the module.
 
-    def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
+    Args:
+        context: The engine's state.
+        ledger: What callers see.
+        disk: Writes to the disk.
+        reads: Returns whether a lane is being read back. Such a lane is not among the context's lanes yet, and may
+            be in a directory beside this producer's.
+    """
+
+    def __init__(
+        self, context: EngineContext, ledger: Ledger, disk: DiskWriter, *, reads: Callable[[], bool]
+    ) -> None:
         self._context = context
         self._log = context.log
         self._ledger = ledger
         self._disk = disk
+        self._reads = reads
         self._astray_since: float | None = None
 
     def bind(self, cluster_id: str) -> None:
@@ -142,6 +154,8 @@ class Binding:
         Until a cluster has answered, records that this process accepted do not count: they are for no particular
         cluster.
         """
+        if self._reads():
+            return False  # the lane's records may be for the cluster of now
         ours = {lane.lock.path for lane in self._context.lanes}
         met = self._context.own_cluster.cluster_id is not None
         if any(
