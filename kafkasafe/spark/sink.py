@@ -251,8 +251,7 @@ class ForeachBatchSink:
             self._options, query_id, "here (Spark Connect, or a call from outside of foreachBatch)"
         )
         run = _property(df, _RUN)
-        _claim_turn(app_id, run, batch_id, self)
-        with self._lock:
+        with _turns.of(app_id, run, batch_id, self), self._lock:
             session = self._sessions.get(app_id)
             if session is None:
                 session = self._sessions[app_id] = Session(self._options, app_id)
@@ -270,7 +269,6 @@ class ForeachBatchSink:
                     )
             finally:
                 stats.count(query_id or app_id, done, {**job.totals, "restarts": session.restarts})
-        _served[app_id] = (run, batch_id)
         log.info(
             "Batch %d of %s: %s, %d rows in %.2f s",
             batch_id,
@@ -281,23 +279,48 @@ class ForeachBatchSink:
         )
 
 
-# Application id → (run id, batch id) of the latest micro-batch that this process wrote.
-_served: dict[str, tuple[str | None, int]] = {}
-
-
-def _claim_turn(app_id: str, run: str | None, batch_id: int, sink: ForeachBatchSink) -> None:
+class _Turns:
     """Rejects a second write of one micro-batch under one id. Without this check, the sink would lose rows as follows:
 
-    1. A function for foreachBatch splits batch 7 into two data frames. The function writes both with one `txnAppId`.
+    1. A function for foreachBatch splits batch 7 into two data frames. The function writes both with one `txnAppId`,
+       one after the other or in two threads.
     2. The first write commits, and its marker says that batch 7 is committed.
     3. The second write finds that marker. The sink takes the write for a repetition and skips its rows.
     """
-    if run and _served.get(app_id) == (run, batch_id):
-        raise UsageError(
-            f"[KAFKASAFE.SAME_BATCH_TWICE] Batch {batch_id} was already written under txnAppId {app_id!r} in this run"
-            f" of the query, but {sink!r} is called again: use a second sink, with a txnAppId of its own, for a second"
-            " data frame in the same foreachBatch."
-        )
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Application id → (run id, batch id) of the micro-batch that this process writes, or has written last.
+        self._latest: dict[str, tuple[str, int]] = {}
+
+    @contextmanager
+    def of(self, app_id: str, run: str | None, batch_id: int, sink: ForeachBatchSink) -> Iterator[None]:
+        """Gives a write its turn. If the write fails, the micro-batch may be written again.
+
+        Raises:
+            UsageError: The micro-batch is being written, or was written, in this run of the query.
+        """
+        mine = run or "", batch_id
+        with self._lock:
+            if self._latest.get(app_id) == mine:
+                raise UsageError(
+                    f"[KAFKASAFE.SAME_BATCH_TWICE] Batch {batch_id} was already written under txnAppId {app_id!r} in"
+                    f" this run of the query, or is being written, but {sink!r} is called again: use a second sink,"
+                    " with a txnAppId of its own, for a second data frame in the same foreachBatch."
+                )
+            self._latest[app_id] = mine
+        is_kept = False
+        try:
+            yield
+            # If the run is not known, a later call may be the repetition of the batch in another run.
+            is_kept = bool(run)
+        finally:
+            with self._lock:
+                if not is_kept and self._latest.get(app_id) == mine:
+                    del self._latest[app_id]
+
+
+_turns: Final = _Turns()
 
 
 def _property(df: DataFrame, name: str) -> str | None:

@@ -172,7 +172,7 @@ class SinkTransaction:
     def abort(self, grant: WriterIdentity) -> None:
         """Aborts a failed transaction, so that it does not block readers. Tries for only a few seconds."""
         try:
-            self._requests.end(grant, commit=False, timeout_s=_BRIEF_S)
+            self._requests.abort(grant, self._options.transaction_timeout_ms, timeout_s=_BRIEF_S)
         except Exception as failed:
             log.warning(
                 "Could not abort the transaction of %s, which times out later: %r", self._app_id, failed

@@ -203,16 +203,18 @@ class TransactionRequests:
 
     # --- the transaction ---
 
-    def fence(self, transaction_timeout_ms: int) -> WriterIdentity:
+    def fence(self, transaction_timeout_ms: int, *, timeout_s: float | None = None) -> WriterIdentity:
         """Fences every older holder of the transactional id, and ends its transaction. Returns when that transaction
         has ended.
 
         Args:
             transaction_timeout_ms: Time after which the cluster aborts a transaction that is not ended, ms.
+            timeout_s: Maximum duration, if it differs from that of other requests, in seconds.
         """
         answer: TransactionsInitialized = self._ask(
             "InitProducerId",
             lambda reply: self._transport.init_transactional_id(self._id, transaction_timeout_ms, reply),
+            timeout_s=timeout_s,
         )
         identity = answer.identity
         assert identity is not None  # noqa: S101  # there is no error
@@ -251,6 +253,25 @@ class TransactionRequests:
             raise _error(48, f"The transaction of {self._id} is {answer.state}")
         return set(answer.partitions)
 
+    def abort(self, grant: WriterIdentity, transaction_timeout_ms: int, *, timeout_s: float) -> None:
+        """Aborts the transaction, and lets all leaders know an epoch that fences its late batches.
+
+        With protocol 2, EndTxn does both. With protocol 1, EndTxn would abort the transaction under its own epoch, so
+        brokers before 3.6 would append a late batch. The next transaction on the partition would commit this batch.
+        InitProducerId aborts under a newer epoch, but would also abort the transaction of a driver that has taken over.
+        AddOffsetsToTxn is refused in this case. A driver that takes over between the two requests is fenced, and fails.
+
+        Args:
+            grant: Grant of the transaction.
+            transaction_timeout_ms: As for `fence`.
+            timeout_s: Maximum duration of each of the requests, in seconds.
+        """
+        if grant.protocol >= _ADDS_ITSELF:
+            self.end(grant, commit=False, timeout_s=timeout_s)
+            return
+        self._add_group(grant, timeout_s=timeout_s)
+        self.fence(transaction_timeout_ms, timeout_s=timeout_s)
+
     def end(
         self, grant: WriterIdentity, *, commit: bool, timeout_s: float | None = None
     ) -> WriterIdentity | None:
@@ -284,14 +305,19 @@ class TransactionRequests:
         """
         identity = _identity(grant)
         if grant.protocol < _ADDS_ITSELF:
-            self._ask(
-                "AddOffsetsToTxn",
-                lambda reply: self._transport.add_offsets_to_transaction(identity, self._id, reply),
-            )
+            self._add_group(grant)
         offsets = {place: OffsetToCommit(offset, metadata)}
         self._ask(
             "TxnOffsetCommit",
             lambda reply: self._transport.commit_offsets_in_transaction(identity, self._id, offsets, reply),
+        )
+
+    def _add_group(self, grant: WriterIdentity, *, timeout_s: float | None = None) -> None:
+        """Adds the group to the transaction. Adding it again has no effect."""
+        self._ask(
+            "AddOffsetsToTxn",
+            lambda reply: self._transport.add_offsets_to_transaction(_identity(grant), self._id, reply),
+            timeout_s=timeout_s,
         )
 
     def committed_offset(self, place: TopicPartition) -> tuple[int, str] | None:
