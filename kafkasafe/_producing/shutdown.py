@@ -105,6 +105,7 @@ class Shutdown:
     def forgo_exit(self) -> None:
         """Do not close the producer at the end of the process, because its owner does so."""
         atexit.unregister(self._at_exit)
+        self._not_at_end_of_child()
 
     def forked(self, error: BaseException) -> None:
         """In a forked child: make all calls raise this error, because the parent owns the producer."""
