@@ -221,3 +221,22 @@ def test_a_coroutine_that_sends_after_such_a_close_does_not_wait(cluster, tmp_pa
                 await producer.send("orders", b"2")
 
     asyncio.run(main())
+
+
+def test_a_send_to_an_atomic_batch_without_stack_adds_the_record_or_raises(cluster, tmp_path):
+    """As with `SafeProducer.send`: the call that makes the future raised after the record was added."""
+    with SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=tmp_path / "spool") as producer:
+        batch = producer.batch()
+        for _ in range(3000):
+            batch.send("orders", b"warm")
+        added, here, frame = 3000, 0, sys._getframe()
+        while frame is not None:
+            here, frame = here + 1, frame.f_back
+        room = sys.getrecursionlimit() - here
+        for frames in [*range(room - 70, room + 2)] * 4:
+            try:
+                deeper(frames, lambda: batch.send("orders", b"x"))
+            except RecursionError:
+                continue
+            added += 1
+        assert batch.commit().get(60).records == added
