@@ -274,10 +274,11 @@ class AtomicBatch(metaclass=Tidy):
                     index = next(open_batch.numbers)
                     if key is not None:
                         open_batch.keys[index] = key
+                    # Create the future before the record is added: if the stack is exhausted, this call raises.
+                    future: RecordFuture = RecordFuture()
                     open_batch.values[index] = value
                     open_batch.left = left
                     self._room -= size
-                    future: RecordFuture = RecordFuture()
                     future.producer = self._producer
                     future.open_batch = open_batch
                     future.index = index

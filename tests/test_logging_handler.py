@@ -453,3 +453,42 @@ if process.is_alive():
     command = [sys.executable, "-c", program, servers, str(options["spool_dir"])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_child_of_multiprocessing_sends_what_it_logged_last(options, fake_kafka):
+    """The child's end closed the producer before the handler: records in the queue were dropped, ten seconds later."""
+    program = """
+import logging, multiprocessing, sys, time
+from kafkasafe.logging_handler import KafkaHandler
+
+servers, directory = sys.argv[1:]
+
+def child():
+    handler = KafkaHandler("logs", bootstrap_servers=servers.split(","), spool_dir=directory)
+    log = logging.getLogger("app")
+    log.propagate = False
+    log.addHandler(handler)
+    log.warning("first")
+    handler.flush()
+    accept = handler._accept
+
+    def slow(item):
+        time.sleep(0.02)
+        accept(item)
+
+    handler._accept = slow
+    for number in range(20):
+        log.warning("last %d", number)
+
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join(60)
+if process.is_alive():
+    process.kill()
+    sys.exit("the child hangs")
+"""
+    servers = ",".join(options["bootstrap_servers"])
+    command = [sys.executable, "-c", program, servers, str(options["spool_dir"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert lines(fake_kafka) == ["first", *(f"last {number}" for number in range(20))], done.stderr

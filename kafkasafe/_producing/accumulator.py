@@ -255,6 +255,17 @@ class Accumulator:
         """Return how many accepted records are not encoded."""
         return sum(open_batch.waiting for open_batch in list(self.open_batches.values()))
 
+    def give_up(self, error: BaseException) -> None:
+        """End the records that are not encoded with an error, because the producer has ended."""
+        with self.lock:
+            for topic, open_batch in list(self.open_batches.items()):
+                lost = self._encoder.lost(open_batch, error)
+                if open_batch.parcels is None and open_batch.keep(lost) is lost:
+                    open_batch.submitted()
+                    open_batch.watch()
+                self.open_batches.pop(topic, None)
+        self._pump.notify_waiters()
+
     def needed_bytes(self) -> int:
         """Return how many bytes of the spool the open batches and one new open batch may need.
 

@@ -332,13 +332,13 @@ class Admission:
 
     def raise_no_room(self, needed: int) -> NoReturn:
         """Raise the error for a record that found no room in time."""
-        self._pump.no_room()
         if self._delivery.callbacks.full():
             raise WaitTimeoutError(
                 f"{self._delivery.callbacks.due()} callbacks are due and have not run within max_block_ms="
                 f"{self._config.max_block_s * 1000:.0f}: they are slower than the cluster. The record was not"
                 " accepted. Make callbacks shorter"
             )
+        self._pump.no_room()
         where = (
             f"memory (spool='never', spool_max_bytes={self._config.spool_max_bytes})"
             if self._config.in_memory

@@ -56,6 +56,16 @@ class Encoder:
                 " encodes them. Free memory, and call again"
             ) from error
 
+    @staticmethod
+    def lost(open_batch: OpenBatch, error: BaseException) -> Encoded:
+        """Return an encoding without bytes for records that cannot be encoded. It has ended with this error."""
+        values = open_batch.close()
+        absent = frozenset(i for i, value in enumerate(values) if value is ABSENT)
+        parcel = Parcel(open_batch.topic, UNCHOSEN, None, 0, len(values) - len(absent), 0)
+        parcel.fail(error)
+        parcel.end()
+        return Encoded([parcel], None, len(values), absent)
+
     def _encode(self, open_batch: OpenBatch) -> Encoded:
         values, keys = open_batch.close(), open_batch.keys
         if open_batch.encoded is not NOT_ENCODED:

@@ -105,6 +105,7 @@ class Shutdown:
     def forgo_exit(self) -> None:
         """Do not close the producer at the end of the process, because its owner does so."""
         atexit.unregister(self._at_exit)
+        self._not_at_end_of_child()
 
     def forked(self, error: BaseException) -> None:
         """In a forked child: make all calls raise this error, because the parent owns the producer."""
@@ -164,6 +165,7 @@ class Shutdown:
                 self._await_deliveries(timeout, patience)
             finally:
                 pump.stop(10.0, deadline)
+                self._give_up_unsealed()
                 self._closed_down(deadline)
                 self._log_undelivered()
         loss = pump.ledger.errors.losses_left()
@@ -173,7 +175,6 @@ class Shutdown:
         finally:
             self._delivery.raise_failure()
             self._delivery.raise_wrong_cluster()
-            self._raise_unsealed()
 
     def _seal_for_good(self) -> None:
         """Seal the open batches. If memory is short, try a few times, then seal as many as possible."""
@@ -188,15 +189,19 @@ class Shutdown:
             for open_batch in list(self._accumulator.open_batches.values()):
                 self._accumulator.seal_or_leave(open_batch)
 
-    def _raise_unsealed(self) -> None:
-        """Raise SpoolWriteError for records that could not be encoded: they are lost with this producer."""
+    def _give_up_unsealed(self) -> SpoolWriteError | None:
+        """End the records that could not be encoded: they are lost with this producer. Return their error."""
         records = self._accumulator.unsealed()
-        if records:
-            were, are = ("was", "is") if records == 1 else ("were", "are")
-            raise SpoolWriteError(
-                f"{counted(records, 'record')} that {were} accepted could not be encoded for lack of memory, and {are}"
-                " lost with the producer. Everything that durable() or get() confirmed is safe"
-            )
+        if not records:
+            return None
+        were, are = ("was", "is") if records == 1 else ("were", "are")
+        error = SpoolWriteError(
+            f"{counted(records, 'record')} that {were} accepted could not be encoded for lack of memory, and {are}"
+            " lost with the producer. Everything that durable() or get() confirmed is safe"
+        )
+        self._pump.ledger.lose(error)  # first: whoever waits for the records then gets an error in any case
+        self._accumulator.give_up(error)
+        return error
 
     def _await_deliveries(self, timeout: float | None, patience: Patience) -> None:
         """Wait until everything is delivered, at most for `timeout` seconds; None: as long as `patience` permits."""
@@ -317,10 +322,9 @@ class Shutdown:
             return  # finished before
         if self._pump not in SUCCEEDED:
             self._log_undelivered()
-        try:
-            self._raise_unsealed()
-        except SpoolWriteError as error:
-            log.error("%s", error, client_id=self._config.client_id, event="not_encoded")  # noqa: TRY400
+        lost = self._give_up_unsealed()
+        if lost is not None:
+            log.error("%s", lost, client_id=self._config.client_id, event="not_encoded")
         self._closed_down(time.monotonic() + DROPPED_IDLE_S)
         self._kept = None
         DROPPED.pop(self._pump, None)

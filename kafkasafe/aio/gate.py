@@ -75,6 +75,8 @@ class _Line:
         self._turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
         self._awake: set[_Turn] = set()
         """Turns that were woken and have not waited again since."""
+        self._full_since: float | None = None
+        """Since when there has been no room for the first task, monotonic seconds; None if there is room."""
 
     def __bool__(self) -> bool:
         return bool(self._turns)
@@ -86,6 +88,16 @@ class _Line:
     def enter(self, turn: _Turn) -> None:
         self._turns[turn] = None
         self._awake.add(turn)
+
+    def full_since(self, now: float) -> float:
+        """Record that there is no room now. Return since when there has been none."""
+        if self._full_since is None:
+            self._full_since = now
+        return self._full_since
+
+    def has_room(self) -> None:
+        """Record that the first task has found room."""
+        self._full_since = None
 
     def leave(self, turn: _Turn) -> None:
         """Remove a task. May be called twice."""
@@ -141,8 +153,8 @@ class SendGate:
         """Accept a record after all earlier ones for the same topic."""
         turn = _Turn()
         line = self.lines.setdefault(topic, _Line())
-        deadline: float | None = None
-        patient_until = time.monotonic() + self.parts.config.max_block_s
+        began = time.monotonic()
+        patient_until = began + self.parts.config.max_block_s
         try:
             line.enter(turn)
             while True:
@@ -158,11 +170,16 @@ class SendGate:
                 patient = time.monotonic() < patient_until
                 accepted = self._accept(owner, topic, key, value, special, size, patient=patient)
                 if not isinstance(accepted, _Obstacle):
+                    line.has_room()
                     return accepted
                 if accepted is _Obstacle.AHEAD:
                     await self._wait_for_deliveries(patient_until)
-                    continue
-                deadline = await self._clear(accepted, topic, deadline)
+                elif accepted is _Obstacle.FULL:
+                    await self._seal(topic)
+                else:
+                    # A task has waited for room while the tasks before it did, too.
+                    since = max(began, line.full_since(time.monotonic()))
+                    await self._wait_for_room(since + self.parts.config.max_block_s)
         finally:
             try:
                 self._leave(topic, line, turn)
@@ -196,32 +213,36 @@ class SendGate:
         with ledger.lock:
             ledger.ahead.expire()
 
-    async def _clear(self, obstacle: _Obstacle, topic: str, deadline: float | None) -> float | None:
-        """Wait until an obstacle is removed. Return the deadline of the wait for room, monotonic seconds."""
+    async def _seal(self, topic: str) -> None:
+        """Seal the topic's open batch, or wait until another thread has sealed it."""
+        accumulator = self.parts.accumulator
+        open_batch = accumulator.open_batches.get(topic)
+        if open_batch is not None:
+            await self._worker.run(lambda: accumulator.seal_one(open_batch))
+
+    async def _wait_for_room(self, deadline: float) -> None:
+        """Wait a while for room in the spool.
+
+        Raises:
+            SpoolFullError: The deadline, in monotonic seconds, has passed.
+            KafkaTimeoutError: The deadline has passed, and callbacks of earlier records are too slow.
+        """
         parts = self.parts
-        if obstacle is _Obstacle.FULL:
-            open_batch = parts.accumulator.open_batches.get(topic)
-            if open_batch is not None:
-                await self._worker.run(lambda: parts.accumulator.seal_one(open_batch))
-        else:
-            now = time.monotonic()
-            if deadline is None:
-                deadline = now + parts.config.max_block_s
-            if now >= deadline:
-                parts.admission.raise_no_room(parts.accumulator.needed_bytes())
-            # Seal the open batches that linger, because they also occupy room.
-            await self._worker.run(parts.accumulator.seal_all)
-            ledger, needed = parts.delivery.pump.ledger, parts.accumulator.needed_bytes()
-            await waits_of(parts).wait(
-                lambda: (
-                    ledger.failure is not None
-                    or parts.lifecycle.closed is not None
-                    or (not parts.delivery.callbacks.full() and ledger.room.takes(needed))
-                ),
-                max(0.0, min(_ROOM_S, deadline - now)),
-                about=_Obstacle.ROOM,
-            )
-        return deadline
+        now = time.monotonic()
+        if now >= deadline:
+            parts.admission.raise_no_room(parts.accumulator.needed_bytes())
+        # Seal the open batches that linger, because they also occupy room.
+        await self._worker.run(parts.accumulator.seal_all)
+        ledger, needed = parts.delivery.pump.ledger, parts.accumulator.needed_bytes()
+        await waits_of(parts).wait(
+            lambda: (
+                ledger.failure is not None
+                or parts.lifecycle.closed is not None
+                or (not parts.delivery.callbacks.full() and ledger.room.takes(needed))
+            ),
+            max(0.0, min(_ROOM_S, deadline - now)),
+            about=_Obstacle.ROOM,
+        )
 
     def _accept(
         self,

@@ -148,11 +148,11 @@ class CallbackThread:
         Returns:
             Number of callbacks that have not run yet.
         """
+        self._stopping = True  # first: a job that comes later may start the thread, which then ends by itself
         if not self._started:
             self._run_here()
             return 0
         passed = self._mark()
-        self._stopping = True
         self._queue.put(None)
         if self.is_current_thread():
             return 0

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import time
 import weakref
 
+from kafkasafe.aio import SafeProducer
 from kafkasafe.aio.gate import _Line, _Turn
+from kafkasafe.errors import SpoolFullError
 
 
 def test_a_task_that_leaves_a_line_of_a_closed_loop_wakes_nobody(monkeypatch):
@@ -35,3 +38,23 @@ def test_a_task_that_leaves_a_line_of_a_closed_loop_wakes_nobody(monkeypatch):
     gc.collect()
     assert [each() for each in dropped] == [None] * 3
     assert [each.exc_value for each in unraisable] == []
+
+
+async def test_tasks_that_wait_for_room_one_after_the_other_wait_no_longer_than_one(
+    fake_kafka, tmp_path, monkeypatch
+):
+    """Each waited for `max_block_ms` after the one before it had given up."""
+    fake_kafka.create_topic("orders")
+    async with SafeProducer(
+        bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool", max_block_ms=1000
+    ) as producer:
+        room = producer.client.parts.delivery.pump.ledger.room
+        with monkeypatch.context() as patch:
+            patch.setattr(room, "takes", lambda *_: False)
+            began = time.monotonic()
+            sends = [producer.send("orders", b"x") for _ in range(20)]
+            results = await asyncio.gather(*sends, return_exceptions=True)
+            waited_s = time.monotonic() - began
+        assert [type(each) for each in results] == [SpoolFullError] * 20
+        assert 1.0 <= waited_s < 10.0
+        await (await producer.send("orders", b"y"))

@@ -287,6 +287,18 @@ def test_a_callback_that_is_added_after_the_close_is_called_at_once(producer):
     assert called == [batch.outcome.value]
 
 
+def test_a_callback_that_is_added_after_the_close_leaves_no_thread(producer):
+    """The first callback of a producer that was closed started a thread, which never ended."""
+    with producer.batch() as batch:
+        batch.send("t", b"x")
+    batch.outcome.get(60)
+    producer.close()
+    called = []
+    batch.outcome.add_callback(called.append)
+    until(lambda: called)
+    until(lambda: not [thread for thread in threading.enumerate() if "kafkasafe-callbacks" in thread.name])
+
+
 def test_a_callback_that_is_added_while_others_are_called_is_called_as_well(producer):
     """The thread that adds it has looked up the list, then the callback thread has its turn."""
     with producer.batch() as batch:

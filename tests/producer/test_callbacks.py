@@ -14,6 +14,7 @@ import pytest
 from kafka.errors import KafkaTimeoutError
 
 from kafkasafe.errors import DeliveryTimeoutError, RejectedError
+from kafkasafe.testing import FakeCluster
 
 
 @pytest.mark.parametrize(("partitions", "keyed"), [(1, False), (4, True)])
@@ -122,6 +123,18 @@ def test_waiting_in_a_callback(some_kafka, producers):
     future.add_callback(called.append)
     harness.until(lambda: len(called) == 4)
     assert called[2:] == [future.get(0)] * 2
+
+
+def test_a_send_that_waits_for_callbacks_in_vain_does_not_count_as_one_without_room(tmp_path, monkeypatch):
+    """The metric `spool_full` counted it, and an alert said that the spool was full."""
+    with FakeCluster() as cluster, harness.Producers(tmp_path / "spool") as opened:
+        cluster.create_topic("orders")
+        producer = opened(cluster.bootstrap_servers, max_block_ms=10)
+        with monkeypatch.context() as patch:
+            patch.setattr(producer.parts.delivery.callbacks, "full", lambda: True)
+            with pytest.raises(KafkaTimeoutError, match="callbacks are due"):
+                producer.send("orders", b"x")
+        assert producer.parts.delivery.pump.refused_sends == 0
 
 
 @pytest.mark.real

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import sys
 
 import pytest
 
-from kafkasafe import SafeProducer
-from kafkasafe.errors import SpoolWriteError
+from kafkasafe import SafeProducer, aio
+from kafkasafe.errors import ProducerClosedError, SpoolWriteError
 from kafkasafe.record.batch import encoding
 from kafkasafe.testing import FakeCluster
 
@@ -164,3 +165,78 @@ def test_a_send_without_stack_accepts_the_record_or_raises(cluster, tmp_path, ba
         assert set(found) == accepted
         assert refused
         assert len(accepted) > 50
+
+
+@pytest.mark.parametrize("call", ["get", "durable", "flush", "producer durable", "await"])
+def test_after_close_gave_records_up_no_call_waits_for_them(cluster, tmp_path, memory, call):
+    """With memory again, get() encoded the record for a thread that had ended, and waited for ever."""
+    producer = SafeProducer(
+        bootstrap_servers=cluster.bootstrap_servers,
+        spool_dir=tmp_path / "spool",
+        linger_ms=60_000,
+        compression_type="zstd",
+    )
+    failed = []
+    future = producer.send("orders", b"1", partition=0).add_errback(failed.append)
+    memory.left = 1000
+    with pytest.raises(SpoolWriteError, match=r"1 record .* lost"):
+        producer.close()
+    memory.left = 0
+
+    async def awaited():
+        async with asyncio.timeout(20):
+            return await future
+
+    calls = {
+        "get": lambda: future.get(20),
+        "durable": lambda: future.durable(20),
+        "flush": lambda: producer.flush(20),
+        "producer durable": lambda: producer.durable(20),
+        "await": lambda: asyncio.run(awaited()),
+    }
+    with pytest.raises(SpoolWriteError, match=r"1 record .* lost"):
+        calls[call]()
+    assert len(failed) == 1
+    assert future.failed()
+    assert not list(cluster.values("orders"))
+
+
+def test_a_coroutine_that_sends_after_such_a_close_does_not_wait(cluster, tmp_path, memory):
+    """It waited for ever for a thread that had ended."""
+
+    async def main():
+        producer = aio.SafeProducer(
+            bootstrap_servers=cluster.bootstrap_servers,
+            spool_dir=tmp_path / "spool",
+            linger_ms=60_000,
+            compression_type="zstd",
+        )
+        await producer.start()
+        await producer.send("orders", b"1", partition=0)
+        memory.left = 1000
+        with pytest.raises(SpoolWriteError, match="lost"):
+            await producer.stop()
+        async with asyncio.timeout(20):
+            with pytest.raises(ProducerClosedError):
+                await producer.send("orders", b"2")
+
+    asyncio.run(main())
+
+
+def test_a_send_to_an_atomic_batch_without_stack_adds_the_record_or_raises(cluster, tmp_path):
+    """As with `SafeProducer.send`: the call that makes the future raised after the record was added."""
+    with SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=tmp_path / "spool") as producer:
+        batch = producer.batch()
+        for _ in range(3000):
+            batch.send("orders", b"warm")
+        added, here, frame = 3000, 0, sys._getframe()
+        while frame is not None:
+            here, frame = here + 1, frame.f_back
+        room = sys.getrecursionlimit() - here
+        for frames in [*range(room - 70, room + 2)] * 4:
+            try:
+                deeper(frames, lambda: batch.send("orders", b"x"))
+            except RecursionError:
+                continue
+            added += 1
+        assert batch.commit().get(60).records == added

@@ -282,6 +282,12 @@ class Ledger:
             parcel.fail(error)
             self.finish(parcel)
 
+    def lose(self, error: BaseException) -> None:
+        """Record that accepted records are lost with the producer, unless an error had ended it before."""
+        with self.lock:
+            self.failure = self.failure or error
+            self.waiters.notify_all()
+
     def fail(self, error: BaseException, *, final: bool = True, elsewhere: Elsewhere | None = None) -> None:
         """End the producer: every parcel without a final outcome gets an error.
 
