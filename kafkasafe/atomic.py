@@ -14,6 +14,7 @@ records in that partition some seconds later than those in the other partitions.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -339,8 +340,8 @@ class AtomicBatch(metaclass=Tidy):
         Args:
             offsets: A consumer that was opened with `enable_auto_commit=False`: a SafeConsumer, or a KafkaConsumer with
                 `isolation_level="read_committed"`. The batch commits the consumer's positions on its assigned
-                partitions. Or a dict {TopicPartition: OffsetAndMetadata}, together with `group`; the offsets of several
-                calls for one group are all committed.
+                partitions. Or a dict {TopicPartition: OffsetAndMetadata}, together with `group`.
+                The offsets of several calls for one group are all committed, as are those of several consumers.
             group: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:
@@ -362,10 +363,11 @@ class AtomicBatch(metaclass=Tidy):
         offer = offering(offsets)
         if offer is not None:
             check_settings(offsets)
-            fate = self.offsets.claim(offsets.config["group_id"])
+            giver = weakref.ref(offsets)
+            fate = self.offsets.claim(offsets.config["group_id"], giver)
             lane = self._parts.delivery.pump.own_lane
             try:
-                self.offsets.take(fate, *offer(fate, lane))
+                self.offsets.take(giver, fate, *offer(fate, lane))
             except BatchDroppedError:
                 self.drop()
                 raise

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kafka import TopicPartition
@@ -21,64 +21,82 @@ _INT32: Final = 0x7FFF_FFFF
 _INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The offsets of one group that one consumer gave, or the program itself.
+
+    Attributes:
+        fate: The outcome of the batch, for these offsets.
+        claims: The batch's claims: the offsets to which it moves the group.
+        offsets: The offsets; None if the consumer has not moved since its last batch.
+        readings: Maps a partition of the group to the reading that the batch continues there.
+    """
+
+    fate: BatchFate
+    claims: list[OffsetClaim]
+    offsets: m.GroupOffsets | None
+    readings: Mapping[u.GroupPartition, u.Reading]
+
+
 class UnitOffsets:
     """Keeps the consumers' offsets that one atomic batch commits, by group."""
 
     def __init__(self, parts: ProducerParts, decision: FirstDecision[Any]) -> None:
         self._parts = parts
         self._decision = decision
-        self._offsets: dict[str, m.GroupOffsets] = {}
-        self._given: dict[str, m.GroupOffsets] = {}
-        """The offsets in `_offsets` that come from `give`."""
-        self._readings: dict[u.GroupPartition, u.Reading] = {}
-        self._claims: dict[str, tuple[BatchFate, list[OffsetClaim]]] = {}
-        """Maps a consumer group to this batch's `BatchFate` for the group, and to the batch's claims: the offsets to
-        which the batch moves the group."""
+        self._sources: dict[tuple[str, Hashable], _Source] = {}
+        """Maps a group, and who gave offsets of it (see `claim`), to these offsets, in the order in which they were
+        given."""
         self._replaced: list[OffsetClaim] = []
         """The batch's earlier claims, for offsets that later calls replaced. The batch may have the records before
         these offsets, so it is void if one of these claims is."""
 
     def __bool__(self) -> bool:
-        return bool(self._offsets)
+        return any(source.offsets is not None for source in self._sources.values())
 
     @property
     def groups(self) -> Mapping[str, m.GroupOffsets]:
         """Maps a group to the offsets that the batch commits for it."""
-        return self._offsets
+        found: dict[str, m.GroupOffsets] = {}
+        for (group, _), source in self._sources.items():
+            if source.offsets is not None:
+                found[group] = _joined(found[group], source.offsets) if group in found else source.offsets
+        return found
 
     @property
     def readings(self) -> Mapping[u.GroupPartition, u.Reading]:
         """Maps a partition of a group to the reading that the batch continues there. Partitions with an unknown reading
         are left out.
         """
-        return self._readings
+        return {
+            line: reading for source in self._sources.values() for line, reading in source.readings.items()
+        }
 
     @property
     def is_void(self) -> bool:
         """Whether a consumer went back to an earlier offset, or lost its partitions, since it gave its offsets."""
-        current = (claims for _, claims in self._claims.values())
+        current = (source.claims for source in self._sources.values())
         return any(claim.void for claims in (self._replaced, *current) for claim in claims)
 
     def miss(self) -> None:
         """Tell the consumers of all groups that this batch was too late and does not move their offsets (see
         `BatchFate.miss`).
         """
-        for fate, _ in self._claims.values():
-            fate.miss()
+        for source in self._sources.values():
+            source.fate.miss()
 
-    def claim(self, group: str) -> BatchFate:
-        """Discard the batch's present offsets for the group, because new ones replace them. Return a new `BatchFate`
-        for the new offsets.
+    def claim(self, group: str, giver: Hashable) -> BatchFate:
+        """Discard the offsets that this giver gave for the group, because new ones replace them. Return a new
+        `BatchFate` for the new offsets.
+
+        Args:
+            group: The group.
+            giver: Stands for a SafeConsumer. None stands for the program itself, and for all KafkaConsumers.
         """
-        former = self._claims.pop(group, None)
-        self._offsets.pop(group, None)
-        self._given.pop(group, None)
+        former = self._sources.pop((group, giver), None)
         if former is not None:
-            fate, claims = former
-            fate.forget()
-            self._replaced += claims
-        for line in [line for line in self._readings if line[0] == group]:
-            del self._readings[line]
+            former.fate.forget()
+            self._replaced += former.claims
         return BatchFate(self._decision, self)
 
     def give(self, given: m.GroupOffsets, *, informed: bool) -> None:
@@ -87,17 +105,16 @@ class UnitOffsets:
         Raises:
             BatchDroppedError: See `GivenOffsets.offer`.
         """
-        earlier = self._given.get(given.group)
-        if earlier is not None:
-            given = _joined(earlier, given)
-        fate = self.claim(given.group)
+        earlier = self._sources.get((given.group, None))
+        if earlier is not None and earlier.offsets is not None:
+            given = _joined(earlier.offsets, given)
+        fate = self.claim(given.group, None)
         readings, claims = self._parts.given_offsets.offer(fate, given, informed=informed)
-        self._offsets[given.group] = self._given[given.group] = given
-        self._readings.update(readings)
-        self._claims[given.group] = fate, claims
+        self._sources[given.group, None] = _Source(fate, claims, given, readings)
 
     def take(
         self,
+        giver: Hashable,
         fate: BatchFate,
         positions: Mapping[TopicPartition, Any],
         group: Any,
@@ -106,13 +123,13 @@ class UnitOffsets:
     ) -> None:
         """Add the offsets of a SafeConsumer. The consumer has made the claims already."""
         name = str(group.group_id)
-        self._claims[name] = fate, claims
+        self._sources[name, giver] = _Source(fate, claims, None, {})
         if not positions:
             return
         for at in positions:
             self._parts.admission.check_topic(at.topic)
-        self._offsets[name] = positions_of(positions, group)
-        self._readings.update(((name, *at), reading) for at, reading in readings.items())
+        of_group = {(name, *at): reading for at, reading in readings.items()}
+        self._sources[name, giver] = _Source(fate, claims, positions_of(positions, group), of_group)
 
 
 def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
@@ -176,11 +193,12 @@ def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
 def _joined(earlier: m.GroupOffsets, later: m.GroupOffsets) -> m.GroupOffsets:
     """Return the offsets of two calls for one group. Of two offsets for a partition, the later one counts.
 
-    The membership is that of the earlier offsets. If the group has a new generation since, it refuses all of them:
-    another member may own a partition of the earlier offsets, and may read the same records again.
+    The membership is that of the older generation. If the group has a newer one, it refuses all of the offsets: another
+    member may own a partition of the older ones, and may read the same records again.
     """
     found = {(each.topic, each.partition): each for each in (*earlier.positions, *later.positions)}
-    member = earlier if earlier.generation_id >= 0 else later
+    members = [each for each in (earlier, later) if each.generation_id >= 0]
+    member = min(members, key=lambda each: each.generation_id, default=later)
     return replace(member, positions=tuple(position for _, position in sorted(found.items())))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -235,12 +236,13 @@ class AtomicBatch:
             return
         decision = self._batch.decision
         decision.check_open()
-        fate = self._batch.offsets.claim(str(offsets.client.config["group_id"]))
+        giver = weakref.ref(offsets)
+        fate = self._batch.offsets.claim(str(offsets.client.config["group_id"]), giver)
         try:
             lane = self._owner.opened.parts.delivery.pump.own_lane
             offer = await calls_of(offsets).offer_positions(fate, lane)
             decision.check_open()
-            self._batch.offsets.take(fate, *offer)
+            self._batch.offsets.take(giver, fate, *offer)
         except BatchDroppedError:
             self._batch.drop()
             raise

@@ -30,6 +30,8 @@ class LeftBehind:
             cluster.
         same_client: Whether the directory's producers had the client id of the producer that searches.
         lanes: Numbers of these lanes.
+        batches: Number of undelivered batches. An atomic batch without records, which has only offsets, counts as one.
+        records: Number of undelivered records.
         content: Names and sizes of the lanes' segments, to recognise a change of the directory.
     """
 
@@ -107,14 +109,18 @@ class Siblings:
         return LeftBehind(path, directory.cluster_id(), same, tuple(lanes), batches, records, tuple(content))
 
     def _waiting(self, directory: SpoolDirectory, number: int) -> tuple[int, int]:
-        """Undelivered (batches, records). Reads the lane again only if its files have changed."""
+        """Undelivered (batches, records). An atomic batch without records, which has only offsets, counts as a batch.
+        Reads the lane again only if its files have changed.
+        """
         lane = directory.lane_path(number)
         content = directory.content(number)
         known = self._known.get(lane)
         if known is not None and known[0] == content:
             return known[1]
-        waiting = inspect(lane, files=self._files).waiting if content else ()
-        counts = sum(each.batches for each in waiting), sum(each.records for each in waiting)
+        counts = 0, 0
+        if content:
+            found = inspect(lane, files=self._files)
+            counts = found.unfinished, sum(each.records for each in found.waiting)
         self._known[lane] = content, counts
         return counts
 

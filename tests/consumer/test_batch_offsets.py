@@ -89,6 +89,34 @@ def test_the_others_are_taken(fake_kafka, producer, kind, isolation):
         assert until(lambda: consumer.committed(PLACE)) == records[-1].offset + 1
 
 
+def given_by(way, consumer):
+    """The arguments of `send_offsets` for all that a consumer has returned."""
+    if way == "consumer":
+        return (consumer,)
+    return {place: consumer.position(place) for place in consumer.assignment()}, consumer.group_metadata()
+
+
+@pytest.mark.parametrize("second", ["consumer", "dict"])
+@pytest.mark.parametrize("first", ["consumer", "dict"])
+def test_offsets_of_several_consumers_of_a_group_are_all_committed(fake_kafka, producer, first, second):
+    """Only those of the last call were, so the group read the records of the others again."""
+    fake_kafka.create_topic("more", partitions=1)
+    more = TopicPartition("more", 0)
+    producer.send("more", b"1")
+    producer.flush(60)
+    servers = fake_kafka.bootstrap_servers
+    with opened(SafeConsumer, servers) as one, opened(SafeConsumer, servers) as two:
+        two.assign([more])
+        records = until(lambda: poll(one)), until(lambda: poll(two))
+        with producer.batch() as batch:
+            batch.send("out", b"sum")
+            batch.send_offsets(*given_by(first, one))
+            batch.send_offsets(*given_by(second, two))
+        batch.outcome.get(60)
+        until(lambda: one.committed(more) == 1)
+        assert one.committed(PLACE) == records[0][-1].offset + 1
+
+
 def test_one_of_asyncio_that_commits_by_itself_is_refused(fake_kafka, producer, tmp_path):
     async def main():
         given = options(fake_kafka.bootstrap_servers, enable_auto_commit=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import harness
 import pytest
+from kafka import KafkaConsumer, TopicPartition
 from programs import python
 from typer.testing import CliRunner
 
@@ -106,6 +108,22 @@ def test_a_job_that_sends_nothing_delivers_what_another_spelling_left(some_broke
     left_behind(some_broker, lives, topic)
     lives(localhost(some_broker)).close()
     assert some_broker.end_offset(topic) == 21
+
+
+def test_another_spelling_commits_offsets_that_the_former_left_without_records(some_broker, lives):
+    topic = harness.new_topic(some_broker.cluster, 1)
+    former = lives()
+    former.send(topic, b"first").get(60)
+    some_broker.proxy.refuse()
+    some_broker.proxy.cut()
+    with former.batch() as batch:
+        batch.send_offsets({TopicPartition(topic, 0): 1}, topic)
+    batch.outcome.durable(30)
+    former.close(timeout=0)
+    some_broker.proxy.restore()
+    lives(localhost(some_broker)).close()
+    with contextlib.closing(KafkaConsumer(bootstrap_servers=some_broker.servers, group_id=topic)) as reader:
+        assert reader.committed(TopicPartition(topic, 0)) == 1
 
 
 def test_what_another_spelling_left_and_is_not_delivered_is_named_with_its_own_directory(

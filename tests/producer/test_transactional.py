@@ -366,8 +366,9 @@ def test_the_older_of_two_producers_is_fenced(cluster, opened):
     assert read(cluster, topic) == {0: [b"newer", b"again"]}
 
 
-def test_offsets_of_two_generations_in_one_transaction_are_refused(fake, opened):
-    """A partition of the first call may have another owner, which reads the same records again."""
+@pytest.mark.parametrize("former_first", [True, False])
+def test_offsets_of_two_generations_in_one_transaction_are_refused(fake, opened, former_first):
+    """A partition of the former generation may have another owner, which reads the same records again."""
     topic, group = topic_of(fake, 2), f"g-{uuid.uuid4().hex[:8]}"
     producer = opened(SafeProducer, fake)
     producer.init_transactions()
@@ -385,7 +386,7 @@ def test_offsets_of_two_generations_in_one_transaction_are_refused(fake, opened)
         former = ConsumerGroupMetadata(group, member.generation_id - 1, member.member_id, None)
         producer.begin_transaction()
         producer.send(topic, b"out", partition=0)
-        for number, whose in enumerate((former, member)):
+        for number, whose in enumerate((former, member) if former_first else (member, former)):
             offsets = {TopicPartition(topic, number): OffsetAndMetadata(1, "", -1)}
             producer.send_offsets_to_transaction(offsets, whose)
         with pytest.raises(kafka_errors.CommitFailedError):

@@ -177,8 +177,8 @@ class Surroundings:
             else "for this cluster, with another client id. Deliver them with"
         )
         self._log.warning(
-            "%d records are pending in %s, which no process owns, %s: %s",
-            sibling.records,
+            "%s pending in %s, which no process owns, %s: %s",
+            f"{sibling.records} records are" if sibling.records else "Offsets of consumers are",
             sibling.path,
             whose,
             command,
