@@ -115,11 +115,14 @@ class LogChecks:
         return LocalStart((yield from self._lookups.local_start(*tp)))
 
     def examine_range(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogRange]:
-        """Look up the bounds of the log. If the log ends before the position, compare the log with the history."""
+        """Look up the bounds of the log. If the log ends before the position, compare the log with the history. Also if
+        the log begins after it, because another topic may have the name now.
+        """
         start = yield from self._start(tp)
         end = yield from self._log_end(tp)
         walked = None
-        if position > end and read.lineage.entries and read.lineage.start_offset < position:
+        is_outside = position > end or (position < start and read.topic_id is not None)
+        if is_outside and read.lineage.entries and read.lineage.start_offset < position:
             walked = yield from self.walk(tp, read, position)
         return LogRange(start, end, walked)
 

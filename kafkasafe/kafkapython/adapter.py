@@ -61,7 +61,8 @@ class KafkaPython:
         return self._subscription.assignment.get(tp)
 
     def place(self, tp: TopicPartition, offset: int, epoch: int = UNDEFINED) -> None:
-        """Set the position of a partition, and end its reset."""
+        """Set the position of a partition, and end its reset. An interrupt of this poll does not undo it."""
+        self._fetcher.taken.forget(tp)
         self._subscription.seek(tp, OffsetAndMetadata(offset, "", epoch))
 
     def hold(self, state: Any) -> None:

@@ -104,7 +104,7 @@ class TakenRecords:
             self._before.setdefault(tp, (state, state.position))
 
     def forget(self, tp: TopicPartition) -> None:
-        """Forgets the position of a partition in which the application sought."""
+        """Forgets the position of a partition that gets another one: the application sought, or it was reset."""
         self._before.pop(tp, None)
 
     def give_back(self) -> None:

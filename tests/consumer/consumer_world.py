@@ -38,6 +38,7 @@ from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.kafkapython.connect import announced
 from kafkasafe.kafkapython.fetching_ahead import end_of
+from kafkasafe.kafkapython.given_records import TakenRecords
 from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.limits.fetch_ahead import AheadOffset, FetchAhead
 from kafkasafe.offsets import EndOffsetTracker
@@ -142,6 +143,7 @@ class Fetches:
         self._asked: set[tuple[TopicPartition, int]] = set()
         self._ahead: FetchAhead[TopicPartition] = FetchAhead()
         self.arrived: deque[Any] = deque()
+        self.taken = TakenRecords(None)
 
     def _maybe_update_current_leader(self, tp: TopicPartition, data: Any) -> None:
         pass  # the fake's answers name no leader here

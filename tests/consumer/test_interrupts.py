@@ -15,6 +15,7 @@ from kafka import TopicPartition
 from kafka.consumer.fetcher import ConsumerRecord
 from kafka.structs import OffsetAndMetadata
 
+from kafkasafe.events import PositionReset
 from kafkasafe.kafkapython import arrow_tables
 from kafkasafe.kafkapython.adapter import each_record
 from kafkasafe.kafkapython.arrow_records import ArrowRecords
@@ -192,6 +193,29 @@ def test_a_seek_in_the_handler_that_raises_is_kept(fake_kafka, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             until(lambda: consumer.poll(1000, max_records=10))
         assert consumer.position(tp) == 40
+
+
+def test_an_interrupt_after_a_reset_does_not_undo_it(fake_kafka):
+    """The poll had dropped records from before a seek. After Ctrl-C the position was the one beyond the end again, and
+    records that were written meanwhile were skipped.
+    """
+    topic = filled(fake_kafka, 1)
+    tp = TopicPartition(topic, 0)
+
+    def interrupt(event):
+        if isinstance(event, PositionReset):
+            raise KeyboardInterrupt
+
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, auto_offset_reset="latest", on_event=interrupt)
+        consumer.seek(tp, 0)
+        until(lambda: consumer.poll(1000, max_records=10))
+        consumer.seek(tp, COUNT + 20)
+        with pytest.raises(KeyboardInterrupt):
+            until(lambda: consumer.poll(10_000))
+        assert consumer.position(tp) == COUNT
+        consuming.produce(fake_kafka, topic, [b""] * 30)
+        assert [record.offset for record in consuming.collect(consumer, 30)] == list(range(COUNT, COUNT + 30))
 
 
 def test_an_interrupt_in_a_check_begins_the_check_again(fake_kafka, monkeypatch):

@@ -24,6 +24,7 @@ from kafkasafe.cluster.procedures import Ask, Pause
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, PositionReset
 from kafkasafe.testing import FakeCluster
+from kafkasafe.testing.proxy import FaultProxy
 
 OLD = [b"old%d" % number for number in range(10)]
 NEW = [b"new%d" % number for number in range(15)]
@@ -501,6 +502,37 @@ def test_what_retention_removed_of_the_new_topic_begins_at_its_own_start(cluster
         assert [record.value for record in collect(consumer, 3)] == NEW[12:]
         last = consumers.of(PositionReset)[-1]
         assert (last.reason, last.previous, last.position, last.skipped) == ("recreated", 10, 12, (0, 11))
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_position_before_the_start_of_the_new_topic_is_not_one_that_retention_overtook(cluster, reset):
+    """Fetches of brokers before 3.1 name no topic id, so such a broker only answers that the offset is out of range."""
+
+    def limit(exchange):
+        for key in exchange.response.api_keys:
+            if key.api_key == 1:
+                key.max_version = 12
+
+    topic = new_topic(cluster, 1)
+    with FaultProxy(bootstrap=cluster.bootstrap_servers[0]) as proxy, Consumers(cluster) as consumers:
+        proxy.on("ApiVersions").edit(limit)
+        consuming.produce(cluster, topic, OLD)
+        consumer = consumers.assigned(
+            topic, auto_offset_reset=reset, bootstrap_servers=proxy.bootstrap_servers
+        )
+        consumer.seek(TopicPartition(topic, 0), 0)
+        collect(consumer, len(OLD))
+        consumer.pause(*consumer.assignment())
+        # No fetch is in flight whose answer would say that the topic was deleted.
+        until(lambda: not (consumer.poll(100) or consumer._fetcher._nodes_with_pending_fetch_requests))
+        recreate(cluster, topic)
+        cluster.delete_records(topic, before=12)
+        consumer.resume(*consumer.assignment())
+        event = told(consumer)
+        assert (event.reason, event.divergent_offset, event.rolled_back) == ("recreated", 0, (0, 9))
+        assert consumers.of(PositionReset) == []
+        consumer.seek(TopicPartition(topic, 0), 12)
+        assert [record.value for record in collect(consumer, 3)] == NEW[12:]
 
 
 def test_where_nothing_was_read_and_nothing_may_be_reset_it_is_raised(cluster):
