@@ -325,6 +325,7 @@ _writer = _Writer()
 def _forked() -> None:
     global _writer  # the parent's writer thread logs the parent's records
     _writer = _Writer()
+    own_threads.clear()  # a new thread of the child may get the ident of one of the parent's threads
     for limiter in list(_limiters):
         limiter.forked()
 

@@ -266,13 +266,14 @@ class _RateLimit:
     def __init__(self, least_s: float, clock: Callable[[], float]) -> None:
         self.least_s = least_s
         self._clock = clock
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may make a call under this policy while its own thread holds the lock.
+        self._lock = threading.RLock()
         self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last attempt failed.
         _locked.add(self)
 
     def forked(self) -> None:
         """In a forked child: a thread that does not exist in the child may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         """Return the number of partitions that fail."""
@@ -299,7 +300,7 @@ class _RateLimit:
         with self._lock:
             now = self._clock()
             if len(self._next_turn) >= _MAX_KEYS and key not in self._next_turn:
-                self._next_turn = {key: turn for key, turn in self._next_turn.items() if turn > now}
+                self._next_turn = {key: turn for key, turn in [*self._next_turn.items()] if turn > now}
             self._next_turn[key] = max(self._next_turn.get(key, now), now + self.least_s)
 
     def succeeded(self, key: Hashable) -> None:
@@ -314,12 +315,12 @@ class _Counts:
 
     def __init__(self) -> None:
         self._stats = RetryStats()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant, as that of `_RateLimit`
         _locked.add(self)
 
     def forked(self) -> None:
         """See `_RateLimit.forked`."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def count(self, api: str, error: str, pause_s: float | None, gave_up: _GaveUp | None) -> None:
         """Counts a failed attempt."""

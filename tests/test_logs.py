@@ -382,3 +382,18 @@ def test_no_secret_in_errors_or_reprs():
             config.validate({**options, **wrong})
         told += str(raised.value) + repr(raised.value)
     assert secret not in told
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_knows_no_network_threads_of_its_parent():
+    """A new thread of the child may get the ident of one of them. What kafka-python logs there was then limited."""
+    ident = -1
+    own_threads.add(ident)
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(1 if ident in own_threads else 7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert ident in own_threads
+    finally:
+        own_threads.discard(ident)

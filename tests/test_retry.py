@@ -617,3 +617,32 @@ def test_a_child_can_use_a_policy_that_a_thread_of_its_parent_was_using():
     finally:
         go_on.set()
         thread.join()
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_signal_handler_may_use_the_policy_in_the_middle_of_a_call_under_it(step):
+    """It waited for ever for the lock that the interrupted call on its own thread had."""
+    asked = itertools.count()
+
+    def fails():
+        raise TopicAuthorizationFailedError
+
+    def use():
+        with contextlib.suppress(TopicAuthorizationFailedError):
+            policy.on(HOT)(fails)()
+
+    def clock():
+        if next(asked) == step:
+            use()  # as a handler that comes here
+        return 0.0
+
+    policy = RetryPolicy(_times=Times(clock=clock))
+
+    def work():
+        use()
+        use()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()

@@ -134,26 +134,16 @@ class Shutdown:
             return
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         pump = self._pump
-        LIVE.pop(pump, None)
-        # End the lifecycle first. From now on no open batch is begun. Records that other threads still add are sealed
-        # below.
-        self._lifecycle.end(
-            ProducerClosedError(
-                "The producer is closed. Records accepted before close() are delivered or on disk"
-            )
-        )
-        self._accumulator.refuse_units()
-        if self._first is not None:
-            self._first.close()
-        if pump.is_current_thread():
-            # A hook or a log handler called `close` on the pump's thread, so a wait would never end. The pump writes
-            # the accepted records while it stops.
-            self._accumulator.seal_all()
-            pump.stop(0.0)
-            self._closed_down(0.0)
-            return
-        with self._accumulator.released():
-            try:
+        try:
+            self._refuse_more()
+            if pump.is_current_thread():
+                # A hook or a log handler called `close` on the pump's thread, so a wait would never end. The pump
+                # writes the accepted records while it stops.
+                self._accumulator.seal_all()
+                pump.stop(0.0)
+                self._closed_down(0.0)
+                return
+            with self._accumulator.released():
                 self._seal_for_good()
                 if not self._config.in_memory:
                     self._flush_disk(
@@ -163,11 +153,14 @@ class Shutdown:
                         timeout = max(0.0, deadline - time.monotonic())
                 pump.adopt_now()
                 self._await_deliveries(timeout, patience)
-            finally:
-                pump.stop(10.0, deadline)
-                self._give_up_unsealed()
-                self._closed_down(deadline)
-                self._log_undelivered()
+        finally:
+            # Also after a Ctrl-C: from the first step on, a later call does nothing.
+            if self._lifecycle.closed is not None and not pump.is_current_thread():
+                with self._accumulator.released():
+                    pump.stop(10.0, deadline)
+                    self._give_up_unsealed()
+                    self._closed_down(deadline)
+                    self._log_undelivered()
         loss = pump.ledger.errors.losses_left()
         try:
             if loss is not None:
@@ -175,6 +168,20 @@ class Shutdown:
         finally:
             self._delivery.raise_failure()
             self._delivery.raise_wrong_cluster()
+
+    def _refuse_more(self) -> None:
+        """Accept nothing more, and end the transactions."""
+        # End the lifecycle first. From now on no open batch is begun. Records that other threads still add are sealed
+        # later.
+        self._lifecycle.end(
+            ProducerClosedError(
+                "The producer is closed. Records accepted before close() are delivered or on disk"
+            )
+        )
+        LIVE.pop(self._pump, None)
+        self._accumulator.refuse_units()
+        if self._first is not None:
+            self._first.close()
 
     def _seal_for_good(self) -> None:
         """Seal the open batches. If memory is short, try a few times, then seal as many as possible."""

@@ -165,9 +165,11 @@ class _Group:
         left, is_ready = self.left, self.subject.is_ready
         now = min(most, len(left))
         for _ in range(now):
-            waiter, entry = left.pop()
+            # Remove the waiter last: after a Ctrl-C, it is checked again.
+            waiter, entry = left[-1]
             if not waiter.done() and (self.all or is_ready(entry)):
                 waiter.set_result(True)
+            left.pop()
         return 1 + now
 
     @property
@@ -294,15 +296,18 @@ class LoopWaits:
 
     def _work(self) -> None:
         left = _SLICE
-        while self._todo and left > 0:
-            group = self._todo[0]
-            left -= max(group.look(left), 1)
-            if not group.due:
-                self._todo.popleft()
-        self._working = bool(self._todo)
-        if self._working:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon(self._work)
+        try:
+            while self._todo and left > 0:
+                group = self._todo[0]
+                left -= max(group.look(left), 1)
+                if not group.due:
+                    self._todo.popleft()
+        finally:
+            # Also after a Ctrl-C: the program may run the loop again.
+            self._working = bool(self._todo)
+            if self._working:
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon(self._work)
 
 
 def _end(waiter: asyncio.Future[bool]) -> None:

@@ -8,8 +8,12 @@ import sys
 import time
 import weakref
 
+import pytest
+
 from kafkasafe.aio import SafeProducer
 from kafkasafe.aio.gate import _Line, _Turn
+from kafkasafe.delivery.awaiting import CheckResult, LoopWaits
+from kafkasafe.delivery.engine.waits import WaitingCallers
 from kafkasafe.errors import SpoolFullError
 
 
@@ -58,3 +62,41 @@ async def test_tasks_that_wait_for_room_one_after_the_other_wait_no_longer_than_
         assert [type(each) for each in results] == [SpoolFullError] * 20
         assert 1.0 <= waited_s < 10.0
         await (await producer.send("orders", b"y"))
+
+
+def test_a_loop_that_runs_again_after_ctrl_c_wakes_all_who_wait():
+    """The loop's thread was between two slices of the coroutines that it wakes. None was woken any more."""
+    loop = asyncio.new_event_loop()
+    waiting = WaitingCallers()
+    waits = LoopWaits(loop, waiting)
+    ready, presses = [], [True]
+
+    def is_ready(number):
+        if ready and number == 300 and presses:
+            presses.clear()
+            raise KeyboardInterrupt
+        return bool(ready)
+
+    class Numbered:
+        def stirred(self):
+            return True
+
+        def look(self):
+            return CheckResult.SOME
+
+        def is_ready(self, entry):
+            return is_ready(entry)
+
+    async def wait_for(number):
+        await waits.until("all", number, Numbered)
+
+    tasks = [loop.create_task(wait_for(number)) for number in range(600)]
+    loop.run_until_complete(asyncio.sleep(0))
+    ready.append(True)
+    waiting.notify_all()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(asyncio.sleep(1))
+    waiting.notify_all()
+    done, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=10))
+    loop.close()
+    assert len(done) == 600, len(pending)
