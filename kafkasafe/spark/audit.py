@@ -11,6 +11,7 @@ import pyarrow as pa
 from kafkasafe.history.audit import IdCount, SequenceRun, runs
 from kafkasafe.spark.java import map_in_arrow
 from kafkasafe.spark.notices import Notices
+from kafkasafe.spark.option_values import INT32
 from kafkasafe.spark.options import ReadOptions, Subscribe
 from kafkasafe.spark.planner import Range
 from kafkasafe.spark.reading import read_headers
@@ -83,6 +84,7 @@ def count_ids(spark: SparkSession, options: ReadOptions, ids: _Ids, *, committed
         .option("subscribe", ",".join(options.what.topics))
         .option("includeHeaders", str(options.include_headers).lower())
         .option("isolationLevel", "read_committed" if committed else "read_uncommitted")
+        .option("kafkaConsumer.pollTimeoutMs", str(max(1, min(INT32, round(1000 * options.stall_timeout_s)))))
         .load()
     )
     counts = frame.groupBy(_column(ids).alias("id")).count().persist()
