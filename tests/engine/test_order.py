@@ -11,8 +11,10 @@ from virtual import SPOOL, World, tracing
 
 from kafkasafe import events
 from kafkasafe import marks as m
+from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.messages import AdoptAsked, LaneRead, Preceded, ProducerIdDue
 from kafkasafe.delivery.engine.order import LaneOrder
+from kafkasafe.delivery.engine.packing import LogReplay
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 from kafkasafe.journal import Journal
 from kafkasafe.journal.order import NEVER
@@ -541,6 +543,33 @@ def test_a_producer_that_ends_before_it_has_opened_a_lane_says_nothing_about_the
     assert worker.context.own.name == "lane-000"
     assert made.run(30, lambda: drained(made))
     assert numbers(made.log("orders", 0)) == list(range(4))
+
+
+@pytest.mark.parametrize("when", ["the lane is read", "its journal is replayed"])
+def test_a_lane_that_finds_no_memory_is_adopted_when_there_is_some(monkeypatch, when):
+    """The adopter kept its lock. So no process delivered the lane until the adopter ended."""
+    made = world()
+    worker = made.start(client_id="a")
+    made.set_outage(True)
+    send(worker, 0, 3)
+    made.run(1)
+    made.kill(worker)
+    sibling = made.start(client_id="b")
+    of, name = (Intake, "register") if when == "the lane is read" else (LogReplay, "end")
+    real = getattr(of, name)
+    failures = []
+
+    def fails_twice(self, *arguments):
+        if len(failures) < 2:
+            failures.append(1)
+            raise MemoryError
+        return real(self, *arguments)
+
+    monkeypatch.setattr(of, name, fails_twice)
+    made.set_outage(False)
+    assert made.run(120, lambda: len(failures) == 2 and drained(made) and len(made.log("orders", 0)) > 0)
+    assert made.run(10, lambda: len(sibling.context.lanes) == 1)
+    assert numbers(made.log("orders", 0)) == list(range(3))
 
 
 def test_no_producer_id_is_asked_for_a_lane_that_was_handed_back(monkeypatch):

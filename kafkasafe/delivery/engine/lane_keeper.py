@@ -107,6 +107,14 @@ class LaneKeeper:
         Raises:
             SpoolError: The lane cannot be opened; the lock is released.
         """
+        with contextlib.ExitStack() as undo:
+            undo.callback(lock.release, drained=False)
+            read = self._read_locked(lock, undo, own=own)
+            undo.pop_all()
+        return read
+
+    def _read_locked(self, lock: LaneLock, undo: contextlib.ExitStack, *, own: bool) -> _Read:
+        """Like `_read`. After an error, `undo` closes what is open."""
         config = self._config
         settings = j.Settings(
             durable_first=config.spool == "always" or not own,
@@ -122,24 +130,21 @@ class LaneKeeper:
         )
         journal = j.Journal(settings)
         rereading = LogReplay(journal, self._ledger.parcels.numbers if own and packs(config) else None)
-        try:
-            spool, entries = Spool.open(
-                lock.path,
-                files=lock.files,
-                segment_bytes=config.spool_segment_bytes,
-                sync=config.spool_sync,
-                snapshot=journal.snapshot,
-                on_corrupt=config.on_corrupt,
-                clock_ms=self._context.clock.wall_ms,
-                each=rereading.take,
-            )
-            for entry in _taken(entries):
-                rereading.take(entry)
-            rereading.end()
-            journal.released(spool.first_position)
-        except BaseException:
-            lock.release(drained=False)
-            raise
+        spool, entries = Spool.open(
+            lock.path,
+            files=lock.files,
+            segment_bytes=config.spool_segment_bytes,
+            sync=config.spool_sync,
+            snapshot=journal.snapshot,
+            on_corrupt=config.on_corrupt,
+            clock_ms=self._context.clock.wall_ms,
+            each=rereading.take,
+        )
+        undo.callback(spool.abandon)
+        for entry in _taken(entries):
+            rereading.take(entry)
+        rereading.end()
+        journal.released(spool.first_position)
         lane = Lane(
             self._lane_name(lock.path),
             lock,
