@@ -7,6 +7,7 @@ byte by byte, and are reported.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -22,9 +23,11 @@ from kafkasafe.spool.inspection import steps as steps_in
 from kafkasafe.spool.log_content import Damage, Log, LostEntry, MarksEntry
 from kafkasafe.spool.quarantine import already_quarantined, copy_aside
 from kafkasafe.spool.rejected import read_rejected
+from kafkasafe.spool.reserve import NO_ROOM
 from kafkasafe.spool.segment_reader import address_bytes
 from kafkasafe.spool.tail import cut_tail
 
+_UNFINISHED: Final = "repair-unfinished"
 _FINISHED: Final = {
     SpoolOutcome.COMMITTED: "it is delivered",
     SpoolOutcome.REJECTED: "the cluster rejected it, and it is kept in rejected/",
@@ -127,17 +130,11 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
         The directory of the copies. They are durable before anything is changed.
 
     Raises:
-        SpoolError: A step failed. The message names the directory of the copies.
+        SpoolError: The segments could not be copied, and nothing was changed. Or a step failed; then the message names
+            the directory of the copies.
     """
-    copies = lane / time.strftime("repair-%Y%m%dT%H%M%SZ", time.gmtime())
+    copies = _copied(lane, sorted({step.segment for step in plan.steps}), files=files)
     try:
-        number = 1
-        while not files.make_directory(copies):
-            number += 1
-            copies = lane / f"{copies.name.partition('.')[0]}.{number}"
-        for name in sorted({step.segment for step in plan.steps}):
-            _write(files, files.create(copies / name), read_file(files, lane / name), 0)
-        files.sync_directory(copies)
         for step in plan.steps:
             if step.what == "address":
                 handle = files.open(lane / step.segment, write=True)
@@ -152,6 +149,48 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
             f"{lane} could not be repaired: {error}. Its files as they were are in {copies}"
         ) from error
     return copies
+
+
+def _copied(lane: Path, segments: list[str], *, files: Files) -> Path:
+    """Copies segments to a new directory of the lane. The directory gets its name when all copies are durable, so
+    nobody takes a part for a copy.
+
+    Raises:
+        SpoolError: Not everything could be copied. No part of the copies is left.
+    """
+    draft = lane / _UNFINISHED
+    copies = lane / time.strftime("repair-%Y%m%dT%H%M%SZ", time.gmtime())
+    try:
+        _make_empty(files, draft)
+        for name in segments:
+            _write(files, files.create(draft / name), read_file(files, lane / name), 0)
+        files.sync_directory(draft)
+        taken = set(files.list(lane))
+        number = 1
+        while copies.name in taken:
+            number += 1
+            copies = lane / f"{copies.name.partition('.')[0]}.{number}"
+        files.rename(draft, copies)
+        files.sync_directory(lane)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            _make_empty(files, draft)
+        if error.errno in NO_ROOM:
+            raise SpoolError(
+                f"{lane} could not be repaired: there is no room for copies of its files: {error}. Nothing was changed;"
+                " make room and repair again"
+            ) from error
+        raise SpoolError(
+            f"{lane} could not be repaired: its files could not be copied: {error}. Nothing was changed"
+        ) from error
+    return copies
+
+
+def _make_empty(files: Files, directory: Path) -> None:
+    """Makes a directory, or deletes the files of one that an interrupted repair left."""
+    if not files.make_directory(directory):
+        for name in files.list(directory):
+            files.unlink(directory / name)
 
 
 def _restored(files: Files, damage: Damage, found: Log) -> RepairStep | None:

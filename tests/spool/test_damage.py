@@ -431,6 +431,65 @@ def test_a_flipped_bit_in_the_last_group_is_damage_and_its_neighbours_are_kept(c
         found.close()
 
 
+def damaged_address() -> tuple[Disk, Path]:
+    """A lane whose first batch has a damaged byte that a repair restores."""
+    disk, _ = killed_spool([text(1, 5000), text(2, 5000)])
+    (segment,) = scan(disk.process(), LANE).segments
+    stored = segment.batches[min(segment.batches)]
+    disk = disk.copy()
+    disk.flip(segment.path, stored.at + 3)
+    return disk, segment.path
+
+
+def copies_of_repairs(disk: Disk) -> dict[Path, bytes]:
+    return {path: content for path, content in disk.files().items() if path.parent.name.startswith("repair-")}
+
+
+def test_a_repair_without_room_for_its_copies_leaves_no_part_of_them_and_says_so():
+    disk, segment = damaged_address()
+    before = disk.files()
+    plan = plan_repair(LANE, files=disk.process())
+    disk.capacity_bytes = disk.used_bytes + 3000
+    for _ in range(3):
+        with pytest.raises(
+            SpoolError, match=r"no room for copies of its files.*Nothing was changed; make room"
+        ) as told:
+            carry_out(LANE, plan, files=disk.process())
+        assert "as they were are in" not in str(told.value)
+        assert disk.files() == before
+    assert len([name for name in disk.process().list(LANE) if name.startswith("repair-")]) <= 1
+    disk.capacity_bytes = None
+    copies = carry_out(LANE, plan, files=disk.process())
+    assert copies_of_repairs(disk) == {copies / segment.name: before[segment]}
+    assert plan_repair(LANE, files=disk.process()).steps == ()
+
+
+@pytest.mark.parametrize("operation", ["create", "writev", "sync_data", "rename", "sync_directory"])
+def test_a_repair_whose_copies_fail_changes_nothing_and_names_no_copy(operation):
+    disk, segment = damaged_address()
+    before = disk.files()
+    plan = plan_repair(LANE, files=disk.process())
+    disk.fail(operation)
+    with pytest.raises(SpoolError, match=r"Nothing was changed") as told:
+        carry_out(LANE, plan, files=disk.process())
+    assert "as they were are in" not in str(told.value)
+    assert disk.files()[segment] == before[segment]
+    disk.heal()
+    carry_out(LANE, plan, files=disk.process())
+    assert plan_repair(LANE, files=disk.process()).steps == ()
+
+
+def test_a_repair_that_fails_behind_its_copies_names_them():
+    disk, segment = damaged_address()
+    before = disk.files()
+    plan = plan_repair(LANE, files=disk.process())
+    # The first write is of the copy, the second of the restored bytes.
+    disk.fail("writev", call=1)
+    with pytest.raises(SpoolError, match=r"Its files as they were are in .*repair-\d{8}T\d{6}Z$"):
+        carry_out(LANE, plan, files=disk.process())
+    assert list(copies_of_repairs(disk).values()) == [before[segment]]
+
+
 def test_what_is_whole_behind_a_torn_batch_is_kept_and_the_torn_one_is_never_taken_for_damage():
     disk = Disk()
     owner = Owner(disk, segment_bytes=1 << 20)
