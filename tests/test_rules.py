@@ -86,6 +86,9 @@ TESTS = {
     "A pause ends when the metadata name a missing topic again": (
         "test_a_topic_that_is_there_for_a_few_seconds_takes_what_waits"
     ),
+    "A pause ends when the metadata name another topic": (
+        "test_what_was_refused_for_a_former_topic_goes_to_the_new_one_at_once"
+    ),
     "One answer proves nothing": "test_one_stray_refusal_after_an_outage_throws_nothing_away",
     "A batch-level refusal": (
         "test_a_batch_that_was_refused_for_too_long_is_divided_and_its_good_records_are_delivered"

@@ -8,7 +8,7 @@ import pytest
 from virtual import StormyCluster, World
 
 from kafkasafe.errors import RejectedError
-from kafkasafe.events import DeliveryRetried, Event
+from kafkasafe.events import AtomicBatchRetried, DeliveryRetried, Event
 
 BLOCKED_S = 20.0
 
@@ -187,3 +187,38 @@ def test_the_log_says_which_step_of_an_atomic_batch_is_tried_again(caplog):
     orders.life.unit(("orders", 0, [b"second"]))
     assert orders.world.run(10, lambda: "of an atomic batch: attempt" in caplog.text)
     assert "saving the records" not in caplog.text
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["batch", "atomic batch"])
+def test_what_was_refused_for_a_former_topic_goes_to_the_new_one_at_once(atomic):
+    """1. This client may not write, so the pauses have grown. 2. The topic is recreated, and the client may write. 3. The
+    next request names the former topic's id, and is refused. 4. Metadata name the new topic, so the pause ends.
+    """
+    world = World(auto_create_topics_enable="false")
+    world.centre.create_topic("orders", 1, 1)
+    reasons: list[str] = []
+
+    def note(event: Event) -> None:
+        if isinstance(event, (DeliveryRetried, AtomicBatchRetried)):
+            reasons.append(event.reason)
+
+    life = world.start(on_data_loss="event", on_event=note)
+
+    def send(value: bytes):
+        if atomic:
+            return life.unit(("orders", 0, [value]))[0]
+        return life.send("orders", 0, [value])
+
+    first = send(b"first")
+    assert world.run(60, lambda: first.done)
+    world.cluster.deny("write", topic="orders")
+    second = send(b"second")
+    world.run(90)
+    world.centre.delete_topic("orders")
+    world.centre.create_topic("orders", 1, 1)
+    world.cluster.deny("write", topic="orders", on=False)
+    assert world.run(60, lambda: "UNKNOWN_TOPIC_ID (100)" in reasons[-1])
+    assert world.run(1, lambda: second.done)
+    assert second.error is None
+    world.run(1)  # the markers of an atomic batch
+    assert world.committed("orders", 0) == [b"second"]

@@ -16,6 +16,7 @@ from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.gathering import Gathering
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.sender import Sender
+from kafkasafe.delivery.engine.unit_pauses import UnitPauses
 from kafkasafe.journal import gathering as joining
 from kafkasafe.journal.answers import Answers
 from kafkasafe.journal.gathering import Gatherer
@@ -67,6 +68,14 @@ def _for_any_settings(old: str) -> Change:
     def change(patch: Any) -> None:
         source(gathering, "gather_bytes", old, "")(patch)
         patch.setattr(lane_keeper, "gather_bytes", gathering.gather_bytes)
+
+    return change
+
+
+def _both(*changes: Change) -> Change:
+    def change(patch: Any) -> None:
+        for each in changes:
+            each(patch)
 
     return change
 
@@ -305,37 +314,43 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "elections end every pause": _paused("let_out", " and self._calm_in_s(*address) <= 0", ""),
     "who was asked is not noted": _paused("send", "self.tries(*address)", "self._context.leader(*address)"),
-    "another leader ends the pause after a refusal": _paused(
-        "wait",
-        "(not wait.refused or self._may_return(lane, wait.destination))",
-        "True",
+    "another leader ends the pause after a refusal": Mutant(
+        _both(
+            source(Sender, "wait", "(missing or not wait.refused)", "True"),
+            source(Sender, "_has_news", " and (tried is None or not refused)", ""),
+        ),
         "test_another_leader_refuses_as_the_one_before",
     ),
     "a topic that returns ends no pause": _paused(
         "wait",
-        " or self._may_return(lane, wait.destination)",
-        "",
+        "(missing or not wait.refused)",
+        "not wait.refused",
         "test_the_pauses_of_all_lanes_end",
     ),
     "a topic that may be read again ends a pause": _paused(
-        "_may_return",
-        "if not lane.journal.views.is_refused_as_missing(destination):",
-        "if False:",
+        "wait",
+        "lane.journal.views.is_refused_as_missing(wait.destination)",
+        "True",
         "test_a_forbidden_topic_that_the_metadata_name_again_is_waited_for_as_before",
     ),
     "stale metadata end every pause": Mutant(
-        source(
-            Sender,
-            "_may_return",
-            "return self._tried.get(lane.journal.views.address(destination)) is None",
-            "return True",
-        ),
+        source(Sender, "_has_news", " and (tried is None or not refused)", ""),
         "test_metadata_of_a_stale_broker_end_few_pauses_and_count_for_no_answer",
         {"named": 1.0, "begun": False},
     ),
+    "another topic ends no pause": Mutant(
+        source(Sender, "_has_news", "if another_topic(former_id, topic_id):", "if False:"),
+        "test_what_was_refused_for_a_former_topic_goes_to_the_new_one_at_once",
+        {"atomic": False},
+    ),
+    "another topic ends no pause of an atomic batch": Mutant(
+        source(UnitPauses, "_has_news", "another_topic(", "False and another_topic("),
+        "test_what_was_refused_for_a_former_topic_goes_to_the_new_one_at_once",
+        {"atomic": True},
+    ),
     "a leader that came during the request is no news": _paused(
         "wait",
-        "if self._has_news(address):",
+        "if self._has_news((topic, partition), refused=wait.refused):",
         "if False:",
         "test_nothing_pauses_for_a_leader_that_is_none_any_more",
     ),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from kafkasafe import events
-from kafkasafe.cluster.api import Clock, Cluster, PartitionInfo
+from kafkasafe.cluster.api import NO_TOPIC_ID, Clock, Cluster, PartitionInfo
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.clock import SleepingClock
@@ -244,6 +244,11 @@ class EngineContext:
         info = self.cluster.topic(topic)
         return info.partitions.get(partition) if info is not None and not info.error_code else None
 
+    def topic_id(self, topic: str) -> bytes:
+        """A topic's id from the metadata, `NO_TOPIC_ID` if unknown."""
+        info = self.cluster.topic(topic)
+        return NO_TOPIC_ID if info is None else info.topic_id
+
     def leader_epoch(self, topic: str, partition: int) -> int:
         """A partition's leader epoch from the metadata, -1 if unknown."""
         info = self.cluster.topic(topic)
@@ -275,6 +280,11 @@ class EngineContext:
         """
         if not isinstance(error, Exception) and not self._is_own_thread():
             raise error
+
+
+def another_topic(former_id: bytes, topic_id: bytes) -> bool:
+    """Whether these ids of a topic's name are known and differ: the topic was deleted and created again."""
+    return former_id != topic_id and NO_TOPIC_ID not in {former_id, topic_id}
 
 
 def text(error: BaseException) -> str:

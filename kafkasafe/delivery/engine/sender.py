@@ -16,7 +16,7 @@ from kafkasafe.cluster.api import MAX_TIMESTAMP, Failure, OffsetListed
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.codes.verdicts import TOPIC_CODES, classify_code, classify_produce
 from kafkasafe.delivery.clocks import Clocks
-from kafkasafe.delivery.engine.context import EngineContext, text
+from kafkasafe.delivery.engine.context import EngineContext, another_topic, text
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.leader import Leader, RunningInquiry, trouble
@@ -124,12 +124,13 @@ class Sender:
         self._clocks = Clocks(context.now(), context.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
-        # Maps a partition to its leader at the time of the last request.
-        self._tried: dict[tuple[str, int], t.PartitionInfo | None] = {}
+        # Maps a partition to its leader and its topic's id at the time of the last request.
+        self._tried: dict[tuple[str, int], tuple[t.PartitionInfo | None, bytes]] = {}
         # Maps a destination of a lane to its current pause.
         self._pauses: dict[tuple[Lane, int], RetryDue] = {}
-        # The current pauses that end as soon as another broker leads the partition, or the metadata name it again.
-        self._waiting: dict[tuple[Lane, int], RetryDue] = {}
+        # The current pauses that end as soon as another broker leads the partition, or the metadata name it again, or
+        # another topic of this name. The flag says whether the destination was refused.
+        self._waiting: dict[tuple[Lane, int], tuple[RetryDue, bool]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         """Maps a partition to the name of its last error."""
 
@@ -143,22 +144,38 @@ class Sender:
     def let_out(self) -> None:
         """Use new metadata: held batches may have another route, and paused partitions another leader."""
         self._send_queue.find_leaders()
-        for (lane, destination), due in list(self._waiting.items()):
+        for (lane, destination), (due, refused) in list(self._waiting.items()):
             address = lane.journal.views.address(destination)
-            if self._has_news(address) and self._calm_in_s(*address) <= 0:
+            if self._has_news(address, refused=refused) and self._calm_in_s(*address) <= 0:
                 del self._waiting[lane, destination]
                 self._context.post(due)
         self._let_out()
 
     def tries(self, topic: str, partition: int) -> t.PartitionInfo | None:
-        """Record the partition's leader, before a request to it. Returns the leader if it is known."""
-        leader = self._tried[topic, partition] = self._context.leader(topic, partition)
+        """Record the partition's leader and topic, before a request to it. Returns the leader if it is known."""
+        leader = self._context.leader(topic, partition)
+        self._tried[topic, partition] = leader, self._context.topic_id(topic)
         return leader
 
-    def _has_news(self, address: tuple[str, int]) -> bool:
-        """Whether the leader has changed or become known since the last request to this partition, which failed."""
-        leader = self._context.leader(*address)
-        return leader is not None and leader.leader >= 0 and leader != self._tried.get(address, leader)
+    def _has_news(self, address: tuple[str, int], *, refused: bool) -> bool:
+        """Whether the metadata differ from those at the last request to this partition, which failed: another topic has
+        this name now, or the leader has changed or become known.
+
+        If the partition was refused as missing, another leader is no news:
+
+        1. A topic is missing for an hour, so the pauses have grown to half a minute.
+        2. The topic is there for some seconds. Metadata name it, so the pause ends, and the leader takes the batches.
+        3. A topic was deleted, but one broker has not heard of it, and its metadata still name the topic. The pause
+           ends once. The leader refuses the batch, as before, and the next pause does not end early, because the
+           metadata named the same topic at this attempt. So the attempts stay rare, and `blocked_timeout_ms` goes on.
+        """
+        leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
+        if leader is None or leader.leader < 0:
+            return False
+        tried, former_id = self._tried.get(address, (leader, topic_id))
+        if another_topic(former_id, topic_id):
+            return True
+        return leader != tried and (tried is None or not refused)
 
     def link_answered(self, message: LinkAnswered) -> None:
         """Send held batches if their leader's connection is ready. If it failed, the batches count as failed."""
@@ -396,13 +413,13 @@ class Sender:
             wait.attempt
         )
         due = self._pauses[lane, wait.destination] = RetryDue(lane, wait.destination)
-        address = topic, partition
         self._waiting.pop((lane, wait.destination), None)
-        if not wait.at_least_s and (not wait.refused or self._may_return(lane, wait.destination)):
-            if self._has_news(address):
+        missing = lane.journal.views.is_refused_as_missing(wait.destination)
+        if not wait.at_least_s and (missing or not wait.refused):
+            if self._has_news((topic, partition), refused=wait.refused):
                 backoff_s = 0.0
             else:
-                self._waiting[lane, wait.destination] = due
+                self._waiting[lane, wait.destination] = due, wait.refused
         pause_s = max(wait.at_least_s, backoff_s, self._calm_in_s(topic, partition))
         if wait.at_least_s > backoff_s:
             self._context.progress.pause(self._context.clock.monotonic() + pause_s)
@@ -431,19 +448,6 @@ class Sender:
         if wait.refresh_metadata:
             self._context.refresh_topics([topic])
         self._context.timer(pause_s, due)
-
-    def _may_return(self, lane: Lane, destination: int) -> bool:
-        """Whether a refused destination is missing, and the metadata did not name it at the last attempt.
-
-        1. A topic is missing for an hour, so the pauses have grown to half a minute.
-        2. The topic is there for some seconds. Metadata name it, so the pause ends, and the leader takes the batches.
-        3. A topic was deleted, but one broker has not heard of it, and its metadata still name the topic. The pause
-           ends once. The leader refuses the batch, as before, and the next pause does not end early, because the
-           metadata named the topic at this attempt. So the attempts stay rare, and `blocked_timeout_ms` goes on.
-        """
-        if not lane.journal.views.is_refused_as_missing(destination):
-            return False
-        return self._tried.get(lane.journal.views.address(destination)) is None
 
     def retry(self, due: RetryDue) -> None:
         """End a pause.

@@ -172,6 +172,7 @@ class Transactor:
             codec.stamp_identity(
                 data, identity.producer_id, identity.epoch, action.base_sequence, transactional=True
             )
+            self.pauses.tries(topic)
             batch.send_in_unit()
             self._context.stats.sent_batches.add()
             if batch.tries > 1:

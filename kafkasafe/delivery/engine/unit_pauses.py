@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from kafkasafe import events
 from kafkasafe import units as u
 from kafkasafe.codes.verdicts import MISSING_CODES
-from kafkasafe.delivery.engine.context import EngineContext
+from kafkasafe.delivery.engine.context import EngineContext, another_topic
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import UnitDue
 
@@ -17,13 +19,31 @@ _SOON_S: Final = 0.01
 _SOON: Final = frozenset({19, 51, 88})
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The pause of a unit that was refused because a topic was missing.
+
+    Attributes:
+        addresses: The unit's partitions.
+        former: The ids of its topics at the last attempt.
+        there: Whether the metadata named all partitions when the pause began.
+    """
+
+    due: UnitDue
+    addresses: Sequence[tuple[str, int]]
+    former: Mapping[str, bytes]
+    there: bool
+
+
 class UnitPauses:
     """See the module."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._waiting: list[UnitDue] = []
-        """The pauses that end as soon as the metadata name all topics of the unit."""
+        self._waiting: list[_Waiting] = []
+        """The pauses that metadata may end."""
+        self._tried: dict[str, bytes] = {}
+        """Maps a topic to its id at the time of the last request with batches for it."""
         self._ended: list[UnitDue] = []
         """The pauses that ended early, until their timers fire."""
 
@@ -59,26 +79,39 @@ class UnitPauses:
                 events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
             )
         due = UnitDue(lane, again.action)
-        if isinstance(again.action, u.UnitPause) and again.code in MISSING_CODES and not self._is_there(due):
-            self._waiting.append(due)
+        if isinstance(again.action, u.UnitPause) and again.code in MISSING_CODES:
+            addresses = [lane.journal.views.address(number) for number in again.action.unit.destinations]
+            former = {topic: self._tried[topic] for topic, _ in addresses if topic in self._tried}
+            self._waiting.append(_Waiting(due, addresses, former, there=self._are_there(addresses)))
         self._context.timer(pause_s, due)
 
-    def _is_there(self, due: UnitDue) -> bool:
-        """Whether the metadata name all partitions of a unit that pauses."""
-        unit = due.action.unit if isinstance(due.action, u.UnitPause) else None
-        addresses = map(due.lane.journal.views.address, () if unit is None else unit.destinations)
+    def tries(self, topic: str) -> None:
+        """Record the topic's id, before a request with batches for it."""
+        self._tried[topic] = self._context.topic_id(topic)
+
+    def _are_there(self, addresses: Sequence[tuple[str, int]]) -> bool:
+        """Whether the metadata name all these partitions."""
         leaders = [self._context.leader(*address) for address in addresses]
         return all(leader is not None and leader.leader >= 0 for leader in leaders)
+
+    def _has_news(self, waiting: _Waiting) -> bool:
+        if not self._are_there(waiting.addresses):
+            return False
+        return not waiting.there or any(
+            another_topic(former_id, self._context.topic_id(topic))
+            for topic, former_id in waiting.former.items()
+        )
 
     def look_again(self) -> None:
         """Use new metadata: end the pauses of units that were refused because a topic was missing, if it is there now.
 
-        As for other batches, metadata end only the pauses of units whose topics they did not name when the pause began
-        (see `Sender`). So attempts stay rare while a broker names a topic that was deleted.
+        As for other batches, metadata end only the pauses of units whose topics they did not name when the pause began,
+        or for which they name another topic than at the last attempt (see `Sender`). So attempts stay rare while a
+        broker names a topic that was deleted.
         """
-        for due in [due for due in self._waiting if self._is_there(due)]:
-            self._end(due)
-            self._ended.append(due)
+        for waiting in [each for each in self._waiting if self._has_news(each)]:
+            self._end(waiting.due)
+            self._ended.append(waiting.due)
 
     def retry(self, due: UnitDue) -> None:
         """End a pause whose timer fires, unless it ended early."""
@@ -89,5 +122,5 @@ class UnitPauses:
         self._end(due)
 
     def _end(self, due: UnitDue) -> None:
-        self._waiting = [each for each in self._waiting if each is not due]
+        self._waiting = [each for each in self._waiting if each.due is not due]
         due.lane.journal.units.again(due.action)
