@@ -198,11 +198,15 @@ class _SocketMixin:
                 if parsed:
                     # The received bytes may tell a waiting task why the broker closes the connection. Let this task run
                     # first.
-                    self._net.call_soon(functools.partial(self._broke, error))
+                    self._break_soon(error)
                 else:
                     self._broke(error)
                 return
             parsed = parsed or bool(data)
+
+    def _break_soon(self, error: BaseException) -> None:
+        # The loop takes a function, but no `functools.partial`.
+        self._net.call_soon(lambda: self._broke(error))
 
     def _broke(self, error: BaseException) -> None:
         if not self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
@@ -9,12 +10,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from kafka.net.selector import NetworkSelector
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 from kafka.protocol.frame import KafkaBytes
 from kafka.protocol.parser import KafkaProtocol
 
 from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe.kafkapython import sockets
+from kafkasafe.kafkapython.loop import Loop
 
 
 def received(size: int) -> sockets._Incoming:
@@ -190,6 +193,31 @@ def test_what_came_before_the_end_is_told_first():
         for step in receiving.ready:
             step()
         assert "closed the connection" in str(receiving.errors[0])
+
+
+@pytest.mark.parametrize("loop", [NetworkSelector, Loop])
+@pytest.mark.parametrize("end", [b"", b"\xff\xff\xff\xff" * 8], ids=["closed", "garbage"])
+def test_an_end_right_after_a_response_ends_the_connection(loop, end):
+    """The loop of kafka-python takes functions and methods as tasks, but no other callables.
+
+    1. A broker answers, and then closes the connection or sends garbage. One call of the loop reads both.
+    2. The connection's end is a task of the loop. If the loop refused it, nobody would learn of the end: bytes that could
+       not be decoded are read only once.
+    """
+    near, far = socket.socketpair()
+    with near, contextlib.closing(loop()) as net:
+        near.setblocking(False)
+        receiving = Receiving(near)
+        receiving._net = net
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1_000_000)
+        far.sendall(response(receiving, 64 * 1024) + end)
+        far.close()
+        until = time.monotonic() + 10
+        while not receiving.responses and time.monotonic() < until:
+            receiving._receive()  # if the kernel passed it on in parts
+        assert len(receiving.responses) == 1
+        net.drain()
+        assert len(receiving.errors) == 1
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
