@@ -277,7 +277,7 @@ MUTANTS = {
         "test_where_the_batches_of_a_unit_are_stands_behind_its_end",
     ),
     "a log is surveyed while a transaction is open": Mutant(
-        source(Schedule, "abort_on_partition", "return vacant", "return True"), first=202557, recreated=True
+        source(Schedule, "abort_on_partition", "return vacant", "return True"), first=302702, recreated=True
     ),
     "a unit's batch is not the newest": Mutant(
         source(

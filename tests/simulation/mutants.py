@@ -202,9 +202,11 @@ ENGINE: dict[str, Mutant] = {
     "all are known": Mutant(
         lambda patch: patch.setattr(questions, "_view", lambda *_: ProducerView(0, 2**30, 2**50))
     ),
-    "ten in flight": Mutant(source(LaneKeeper, "_read", "window=config.window", "window=10")),
+    "ten in flight": Mutant(source(LaneKeeper, "_read_locked", "window=config.window", "window=10")),
     "new id before dead_at": Mutant(
-        source(LaneKeeper, "_read", "request_timeout_s=config.request_timeout_s", "request_timeout_s=0.0")
+        source(
+            LaneKeeper, "_read_locked", "request_timeout_s=config.request_timeout_s", "request_timeout_s=0.0"
+        )
     ),
     "an earlier life sent nothing": Mutant(
         source(
@@ -223,7 +225,9 @@ ENGINE: dict[str, Mutant] = {
         "refused",
     ),
     "refused for good at once": Mutant(
-        source(LaneKeeper, "_read", "blocked_timeout_s=config.blocked_timeout_s", "blocked_timeout_s=0.0"),
+        source(
+            LaneKeeper, "_read_locked", "blocked_timeout_s=config.blocked_timeout_s", "blocked_timeout_s=0.0"
+        ),
         "denied",
     ),
     # Whom it belongs to.
