@@ -417,6 +417,11 @@ class SpoolDirectory:
                     del self._taken[number]
                 self._taken[lock.number] = lock
         except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise SpoolError(
+                    f"another volume is mounted at {self.path} or above it, and files cannot be moved there. Unmount"
+                    " it. To use that volume, then stop the producer, and move the spool there before the next start"
+                ) from error
             raise SpoolError(f"{self.path} cannot be made again: {error}") from error
 
     def _make_again(self) -> None:
