@@ -28,6 +28,7 @@ from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolError, Spool
 from kafkasafe.logs import LOGGED_ON, apart
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.at_exit import at_end_of_child
+from kafkasafe.process.weak_members import members
 from kafkasafe.producer import SafeProducer
 
 __all__ = ["KafkaHandler"]
@@ -181,7 +182,8 @@ class KafkaHandler(logging.Handler):
         name = record.threadName or getattr(record, LOGGED_ON, None) or threading.current_thread().name
         if name == _THREAD:
             return True
-        clients = {each._configs["client_id"] or DEFAULT_CLIENT_ID for each in list(_HANDLERS)}  # noqa: SLF001  # this class
+        configs = [each._configs for each in members(lambda: _HANDLERS)]  # noqa: SLF001  # this class
+        clients = {each["client_id"] or DEFAULT_CLIENT_ID for each in configs}
         if record.name in _OF_PRODUCERS:
             return getattr(record, "client_id", None) in clients
         # Compare the thread's name, because the thread itself may have ended.

@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
 from kafkasafe.delivery.metric_samples import AT_CLOSE
+from kafkasafe.process.weak_members import members
 from kafkasafe.stats import BUCKETS_S, Definition, Histogram, Sample
 
 __all__ = [
@@ -491,7 +492,7 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch
 
 
 def _closed(source: object) -> None:
-    for collector in list(_installed.values()):
+    for collector in members(_installed.values):
         collector.closed(source)
     for mirror in list(_mirrors.values()):
         mirror.copy(_SCRAPE_S)

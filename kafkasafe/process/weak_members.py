@@ -1,0 +1,20 @@
+"""Reading a weak collection to which other threads may add."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def members(begin: Callable[[], Iterable[_T]]) -> list[_T]:
+    """The members of a weak collection. If another thread adds a member meanwhile, it reads the collection again.
+
+    Args:
+        begin: Begins an iteration of the collection.
+    """
+    while True:
+        with contextlib.suppress(RuntimeError):  # "changed size during iteration"
+            return list(begin())
