@@ -49,6 +49,8 @@ class Partitioning:
         """Maps a topic to its partition count. A topic is missing as long as a record of the topic waits until its
         partition is chosen.
         """
+        self._recalled: set[str] = set()
+        """Topics whose partition count is that of an earlier run. They may have more partitions now."""
         self._unchosen: set[str] = set()
         """Topics with records that wait, or waited, until their partitions are chosen."""
         self._rotation = random.randrange(1 << 16)
@@ -59,6 +61,7 @@ class Partitioning:
         """
         self._unchosen.update(unchosen)
         self._counts.update(counts)
+        self._recalled.update(counts)
 
     def knows(self, topic: str) -> bool:
         """Return whether the number of partitions is known, and no record waits until its partition is chosen."""
@@ -72,6 +75,7 @@ class Partitioning:
         """Record the number of a topic's partitions."""
         if self._counts.get(topic) != partitions:
             self._counts[topic] = partitions
+        self._recalled.discard(topic)
 
     def leave_open(self, topic: str) -> None:
         """Record that this topic has records that wait until their partitions are chosen."""
@@ -89,9 +93,10 @@ class Partitioning:
             ValueError: The topic has no such partition.
         """
         number = as_int(partition, "partition", _MAX_PARTITION)
-        known = self._counts.get(topic)
+        known = None if topic in self._recalled else self._counts.get(topic)
         if known is None and (info := self._cluster.topic(topic)) is not None and info.partitions:
-            # `_counts` lacks the topic while records wait until their partitions are chosen.
+            # `_counts` lacks the topic while records wait until their partitions are chosen, and may be out of date
+            # until the metadata have come.
             known = max(info.partitions) + 1
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")

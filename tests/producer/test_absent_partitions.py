@@ -45,6 +45,18 @@ def test_one_wrong_partition_number_stops_nothing_else(cluster, tmp_path):
     assert sorted(cluster.values("orders")) == [b"0", b"1", b"more"]
 
 
+def test_a_topic_that_grew_between_two_runs_has_its_new_partitions_at_once(cluster, tmp_path):
+    """The number of partitions that the spool knows is that of the earlier run."""
+    options = {"bootstrap_servers": cluster.bootstrap_servers, "spool_dir": tmp_path / "spool"}
+    with SafeProducer(**options) as producer:
+        producer.send("orders", b"before", partition=1).get(PROMPT_S)
+    cluster.grow_topic("orders", 4)
+    with SafeProducer(**options) as producer:
+        assert producer.send("orders", b"after", partition=3).get(PROMPT_S).partition == 3
+        with pytest.raises(ValueError, match="Unrecognized partition 4 for topic orders: it has 4"):
+            producer.send("orders", b"never", partition=4)
+
+
 def left_behind(cluster, path) -> None:
     """A producer ends before it knows that the partition does not exist; the batch has its id by then."""
     producer = SafeProducer(bootstrap_servers=cluster.bootstrap_servers, spool_dir=path, client_id="a")
