@@ -11,8 +11,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import logging
 import math
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -198,9 +200,25 @@ class Pump:
             self._wake.set()
 
     def _beside(self, job: Callable[[], None]) -> None:
-        threading.Thread(
+        """Runs a slow job on a thread of its own. If the process may start no more threads, runs it here: callers wait
+        longer then, but the job is done.
+        """
+        thread = threading.Thread(
             target=apart()(job), name=f"kafkasafe-look-{self._config.client_id}", daemon=True
-        ).start()
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            self._log.limited(
+                logging.WARNING,
+                "no_thread",
+                "",
+                "The process cannot start another thread. The producer does without, and calls may wait longer",
+            )
+            try:
+                thread.run()
+            except Exception:
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accepts parcels, in this order. See `Ledger.submit`."""

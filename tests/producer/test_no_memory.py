@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import collections
 import sys
+import threading
 
+import harness
 import pytest
 
 from kafkasafe import SafeProducer, aio
@@ -240,3 +242,26 @@ def test_a_send_to_an_atomic_batch_without_stack_adds_the_record_or_raises(clust
                 continue
             added += 1
         assert batch.commit().get(60).records == added
+
+
+def test_without_another_thread_the_lane_of_a_dead_producer_is_read_by_the_producers_own(
+    cluster, tmp_path, monkeypatch
+):
+    """The process has reached its limit of threads (`ulimit -u`, or that of a container)."""
+    options = {"bootstrap_servers": cluster.bootstrap_servers, "spool_dir": tmp_path}
+    cluster.stop(1)
+    dead = SafeProducer(**options)
+    dead.send("orders", b"left", partition=0).durable(10)
+    dead.close(0)
+    cluster.start(1)
+    start = threading.Thread.start
+
+    def refused(thread):
+        if thread.name.startswith("kafkasafe-look-"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with SafeProducer(**options, spool_lane=1) as producer:
+        harness.until(lambda: cluster.values("orders") == [b"left"], 20, "the delivery")
+        producer.send("orders", b"own").get(10)
