@@ -39,10 +39,17 @@ class OwnLane:
     def may_move(self, lines: Collection[u.GroupPartition]) -> bool:
         """Return whether the lane has an unfinished atomic batch that commits offsets for one of `lines`.
 
-        Reads the whole lane without taking its lock, because another process may own the lane and deliver the batch.
+        Reads the whole lane without taking its lock, because another process may own the lane and deliver the batch. If
+        the lane cannot be read, it may have such a batch.
         """
-        if self.in_memory or not self.path.is_dir():
+        if self.in_memory:
             return False
+        try:
+            self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # it is there, or nobody knows
         try:
             log = read_lane(self.path, files=OsFiles())
         except SpoolError:
