@@ -15,14 +15,14 @@ from sinks import STEPS, crash, new_name, numbers, options, read, values
 
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
 from kafkasafe.record.partition import partition_for_key
-from kafkasafe.spark import FencedError, MetricsListener, foreach_batch_sink, stats, write_batch
+from kafkasafe.spark import FencedError, MetricsListener, foreach_batch_sink, sink, stats, write_batch
 from kafkasafe.spark.appender import RestartError
 from kafkasafe.spark.java import map_in_arrow
 from kafkasafe.spark.listener import _behind, _Collector
 from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.plans import commits_are_validated
 from kafkasafe.spark.session import Outcome
-from kafkasafe.spark.sink import _exchange_settings, _Job, _with_settings
+from kafkasafe.spark.sink import _exchange_settings, _Job, _Turns, _with_settings
 from kafkasafe.spark.sink_transaction import SinkTransaction
 from kafkasafe.spark.txn import Marker
 
@@ -284,6 +284,7 @@ def test_a_driver_that_was_replaced_cannot_write_any_more(spark, kafka, topic, m
 
     def slow(self, grant, marker):
         mark.side_effect = real
+        mocker.patch.object(sink, "_turns", _Turns())  # another driver is another process
         new(rows(spark, 10, 20), 1)
         real(self, grant, marker)
 
