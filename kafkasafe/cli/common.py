@@ -258,7 +258,13 @@ def lanes_of(
 
 def is_gone(path: Path) -> bool:
     """Whether another command has deleted a lane or a spool directory since it was listed. This is no trouble."""
-    return not (path.exists() or path.is_symlink())
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False  # this user may not see it
+    return False
 
 
 def inspected(

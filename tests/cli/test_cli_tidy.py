@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from commands import run
 
 from kafkasafe import SafeProducer, marks
+from kafkasafe.cli.common import is_gone
 from kafkasafe.cli.spool import tree
 from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.errors import SpoolFormatError
@@ -434,3 +437,19 @@ def test_a_producer_that_starts_while_its_directory_is_pruned_makes_it_again(tmp
     assert (path / "FORMAT").read_bytes().startswith(b"kafkasafe-spool ")
     assert taken.path == path / "lane-000"
     taken.release()
+
+
+def test_a_lane_that_this_user_may_not_see_is_not_gone(tmp_path, monkeypatch):
+    """The user may list the spool directory, but not enter it. What is wrong with the lane is reported."""
+    lane = tmp_path / "lane-000"
+    lane.mkdir()
+    real = os.stat
+
+    def stat(path, *arguments, **more):
+        if not isinstance(path, int) and Path(os.fsdecode(path)) == lane:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert not is_gone(lane)
+    assert is_gone(tmp_path / "lane-001")
