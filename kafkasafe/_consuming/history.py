@@ -167,10 +167,13 @@ class History:
             end: Leave out records from this offset on; None: keep everything.
         """
         with self._lock:
-            lineage = self.lineage.copy()
-            if end is not None:
-                lineage.truncate(self._read_before(end))
-            return lineage, self.topic_id
+            return self._copy(end), self.topic_id
+
+    def _copy(self, end: int | None) -> Lineage:
+        lineage = self.lineage.copy()
+        if end is not None:
+            lineage.truncate(self._read_before(end))
+        return lineage
 
     def for_commit(self, end: int) -> tuple[Lineage, bytes | None]:
         """Return the lineage that a commit of this offset carries, and the topic id. Any thread may call it.
@@ -179,8 +182,7 @@ class History:
         entry for it without an epoch.
         """
         with self._lock:
-            lineage = self.lineage.copy()
-            lineage.truncate(self._read_before(end))
+            lineage = self._copy(end)
             if self._skipped:
                 lineage = _without_skipped(lineage, self._skipped)
             return lineage, self.topic_id

@@ -267,6 +267,12 @@ def is_gone(path: Path) -> bool:
     return False
 
 
+def note_trouble(path: Path, error: SpoolError, troubles: list[tuple[str, str]]) -> None:
+    """Notes that a lane could not be read, unless another command has deleted it meanwhile."""
+    if not is_gone(path):
+        troubles.append((path.name, str(error)))
+
+
 def inspected(
     directory: Path | SpoolDirectory, troubles: list[tuple[str, str]]
 ) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
@@ -287,16 +293,14 @@ def inspected(
             resent += resent_in(read_lane(path, files=lanes.files))
             whole.append(number)
         except SpoolError as error:
-            if not is_gone(path):
-                troubles.append((path.name, str(error)))
+            note_trouble(path, error, troubles)
     for lanes, number in lanes_of(directory):
         path = lanes.lane_path(number)
         try:
             if number in whole:
                 yield lanes, number, inspect(path, files=lanes.files, resent=resent)
         except SpoolError as error:
-            if not is_gone(path):
-                troubles.append((path.name, str(error)))
+            note_trouble(path, error, troubles)
 
 
 def duration_s(text: str, hint: str) -> float:

@@ -28,8 +28,8 @@ from kafkasafe.cli.common import (
     counted,
     duration_s,
     id_as_json,
-    is_gone,
     missing_lines,
+    note_trouble,
     open_directory,
     progress,
     rejected_lines,
@@ -164,8 +164,7 @@ def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneCo
             try:
                 contents.append(read_content(path, files=lanes.files))
             except SpoolError as error:
-                if not is_gone(path):
-                    troubles.append((path.name, str(error)))
+                note_trouble(path, error, troubles)
             report(len(contents), len(numbers))
     resent = [mark for content in contents for mark in resent_in(content.log)]
     return [content.without(resent) for content in contents]

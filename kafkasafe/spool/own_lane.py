@@ -44,14 +44,14 @@ class OwnLane:
         """
         if self.in_memory:
             return False
+        files = OsFiles()
         try:
-            self.path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+            if files.identity_of(self.path) is None:
+                return False
         except OSError:
-            return True  # it is there, or nobody knows
+            return True  # this process cannot see whether it exists
         try:
-            log = read_lane(self.path, files=OsFiles())
+            log = read_lane(self.path, files=files)
         except SpoolError:
             return True
         if log.lane_id != self.lane_id:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkasafe.cli.common import CODES, is_gone, lanes_of
+from kafkasafe.cli.common import CODES, lanes_of, note_trouble
 from kafkasafe.delivery.engine.parcels import given_partitions
 from kafkasafe.errors import SpoolError
 from kafkasafe.history.identity import add_sequence
@@ -47,8 +47,7 @@ def contents_of(
             try:
                 contents.append(read_content(path, files=files))
             except SpoolError as error:
-                if not is_gone(path):
-                    troubles.append((path.name, str(error)))
+                note_trouble(path, error, troubles)
         resent = [mark for content in contents for mark in resent_in(content.log)]
         yield [content.without(resent) for content in contents]
 

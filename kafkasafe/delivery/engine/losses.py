@@ -5,7 +5,7 @@ from __future__ import annotations
 from kafkasafe import events
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
-from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext
+from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext, another_topic
 from kafkasafe.delivery.engine.end_check import EndCheck
 from kafkasafe.delivery.engine.intake import Intake
 from kafkasafe.delivery.engine.lane import Lane
@@ -240,9 +240,7 @@ class LossWatch:
         if (
             info is not None
             and not info.error_code
-            and any(known)
-            and any(info.topic_id)
-            and known != info.topic_id
+            and another_topic(known, info.topic_id)
             and destination in lane.journal.views.acknowledged()
         ):
             evidence = f"topic id {known.hex()} became {info.topic_id.hex()}"

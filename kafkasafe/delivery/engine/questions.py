@@ -8,7 +8,6 @@ from typing import Final
 import kafka.errors as kafka_errors
 
 from kafkasafe import journal as j
-from kafkasafe import marks as m
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster.procedures import Pause, Procedure
 from kafkasafe.delivery.engine.context import EngineContext
@@ -120,8 +119,7 @@ class Baseline:
         except NoAnswerError as failed:
             journal.ask_failed(ask.destination, failed.reason, code=failed.code, now=self._context.now())
             return
-        info = self._context.cluster.topic(self._leader.address[0])
-        topic_id = info.topic_id if info is not None else t.NO_TOPIC_ID
+        topic_id = self._context.topic_id(self._leader.address[0])
         self._context.progress.note()
         journal.baseline(ask.destination, listed.offset, topic_id)
 
@@ -390,8 +388,7 @@ class LossInquiry:
         return Survey(ask.acked, log_end, log_start, begin, ask.ours, doubted_from, released), epoch_end
 
     def _id_now(self) -> bytes:
-        info = self._context.cluster.topic(self._leader.address[0])
-        return m.NO_TOPIC_ID if info is None else info.topic_id
+        return self._context.topic_id(self._leader.address[0])
 
 
 class Inquiries:
