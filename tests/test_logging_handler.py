@@ -21,6 +21,15 @@ PROGRAM = Path(__file__).parent / "logged_program.py"
 LONG_S = 90.0
 
 
+def completed(program, options):
+    """Runs a program in a process of its own, until it has succeeded."""
+    servers = ",".join(options["bootstrap_servers"])
+    command = [sys.executable, "-c", program, servers, str(options["spool_dir"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 @pytest.fixture
 def options(fake_kafka, tmp_path):
     fake_kafka.create_topic("logs")
@@ -449,10 +458,7 @@ if process.is_alive():
     process.kill()
     sys.exit("the child hangs")
 """
-    servers = ",".join(options["bootstrap_servers"])
-    command = [sys.executable, "-c", program, servers, str(options["spool_dir"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
-    assert done.returncode == 0, done.stderr
+    completed(program, options)
 
 
 def test_a_child_of_multiprocessing_sends_what_it_logged_last(options, fake_kafka):
@@ -487,8 +493,5 @@ if process.is_alive():
     process.kill()
     sys.exit("the child hangs")
 """
-    servers = ",".join(options["bootstrap_servers"])
-    command = [sys.executable, "-c", program, servers, str(options["spool_dir"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
-    assert done.returncode == 0, done.stderr
+    done = completed(program, options)
     assert lines(fake_kafka) == ["first", *(f"last {number}" for number in range(20))], done.stderr

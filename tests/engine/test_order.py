@@ -608,8 +608,8 @@ def test_a_lane_that_sends_does_not_hide_damage_in_another_lane():
         assert errors.damaged
 
 
-def test_a_lane_of_another_directory_whose_cluster_cannot_be_read_is_given_back():
-    """It stayed locked until the producer ended, so that nobody delivered its records."""
+def beside_records_of_a_dead_producer():
+    """A world, and a producer in it. A dead one has left three records in another directory."""
     made = world()
     far = made.start(spool_dir="/far")
     made.run(1)
@@ -620,6 +620,12 @@ def test_a_lane_of_another_directory_whose_cluster_cannot_be_read_is_given_back(
     made.set_outage(False)
     life = made.start()
     made.run(1)
+    return made, life
+
+
+def test_a_lane_of_another_directory_whose_cluster_cannot_be_read_is_given_back():
+    """It stayed locked until the producer ended, so that nobody delivered its records."""
+    _, life = beside_records_of_a_dead_producer()
     directory = SpoolDirectory.look(Path("/far"), files=life.files)
     sibling = LeftBehind(Path("/far"), directory.cluster_id(), True, (0,), 3, 3, directory.content(0))
     fault = SpoolError("too many open files")
@@ -632,16 +638,7 @@ def test_a_lane_of_another_directory_whose_cluster_cannot_be_read_is_given_back(
 
 def test_records_of_a_lane_that_is_being_read_do_not_go_with_the_producer_to_another_cluster():
     """To read gigabytes of another directory may take longer than to move to the cluster that answers now."""
-    made = world()
-    far = made.start(spool_dir="/far")
-    made.run(1)
-    made.set_outage(True)
-    send(far, 0, 3)
-    made.run(1)
-    made.kill(far)
-    made.set_outage(False)
-    life = made.start()
-    made.run(1)
+    made, life = beside_records_of_a_dead_producer()
     reads = []
     life.context.beside = reads.append
     directory = SpoolDirectory.look(Path("/far"), files=life.files)
