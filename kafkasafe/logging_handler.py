@@ -249,7 +249,7 @@ class KafkaHandler(logging.Handler):
             self.handleError(record)
 
     def _drop_rest(self) -> None:
-        """Count the records of threads that logged while the handler was closed: nobody takes them any more."""
+        """Count the records of threads that logged while the handler was closed: no thread takes them any more."""
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._queue.get_nowait()

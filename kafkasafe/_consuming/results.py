@@ -146,7 +146,7 @@ class Results:
         history = part.history
         # 1. A topic is deleted. Its partitions are no longer assigned, and the group's offsets are deleted.
         # 2. The topic is created again. The position would be reset, although the consumer has read the former topic.
-        # 3. So the position becomes the end of what was read. The check finds that these records are gone.
+        # 3. So the position becomes the end of the records that were read. The check finds that these records are gone.
         is_gone = (
             leadership is not None
             and part.reset is not None
@@ -216,7 +216,7 @@ class Results:
         if not part.history.reaches_below(part.position):
             is_another = part.history.is_of_another(walked.topic_id)
             if is_another:
-                part.history.cut(part.position)  # what was read from there on is not in this topic
+                part.history.cut(part.position)  # the records read from there on are not in this topic
             part.history.adopt(walked.topic_id)
             self._moves.on(tp, part, PositionEvent.AGREED, offset=part.position)
             if is_another and part.position > 0:

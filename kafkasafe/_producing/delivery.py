@@ -177,7 +177,7 @@ class Delivery:
             )
 
     def _await_settled(self, number: int, deadline: float | None) -> bool:
-        """Wait for the results, and log from time to time what is missing. Return the last result of
+        """Wait for the results, and log from time to time which results are missing. Return the last result of
         `settled_or_never`.
         """
         pump = self.pump

@@ -206,7 +206,8 @@ class Shutdown:
             f"{counted(records, 'record')} that {were} accepted could not be encoded for lack of memory, and {are}"
             " lost with the producer. Everything that durable() or get() confirmed is safe"
         )
-        self._pump.ledger.lose(error)  # first: whoever waits for the records then gets an error in any case
+        # First: callers that wait for the records then get an error in any case.
+        self._pump.ledger.lose(error)
         self._accumulator.give_up(error)
         return error
 

@@ -257,7 +257,7 @@ def lanes_of(
 
 
 def is_gone(path: Path) -> bool:
-    """Whether another command has deleted a lane or a spool directory since it was listed. This is no trouble."""
+    """Whether another command has deleted a lane or a spool directory since it was listed. This is not trouble."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

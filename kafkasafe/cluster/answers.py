@@ -323,7 +323,7 @@ class EpochEnd:
     Attributes:
         error_code: Kafka's error code, 0 for success.
         leader_epoch: The largest epoch in the leader's log that is not larger than the requested epoch; -1 if unknown
-            (which is no sign of data loss).
+            (which is not a sign of data loss).
         end_offset: End of this epoch (exclusive); -1 if unknown.
     """
 

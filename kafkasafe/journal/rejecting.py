@@ -99,7 +99,7 @@ class Rejecter:
         elif not partition.rejection.is_done:
             return True
         else:
-            # If the cluster refuses later batches, the duration of that refusal starts anew.
+            # If the cluster refuses later batches, the duration of that refusal starts at zero again.
             self._refusals.clear_refusal(partition, accepted=False)
         if isinstance(partition, UnassignedTopic):
             partition.progress.on(FlowEvent.KEPT)

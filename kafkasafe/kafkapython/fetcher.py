@@ -92,7 +92,7 @@ class Fetcher(KafkaFetcher):
         self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
 
     def sought(self, tp: TopicPartition) -> None:
-        """Begins with small requests again, because the application sought: what was fetched is discarded."""
+        """Begins with small requests again, because the application sought, and fetched records are discarded."""
         self._held.forget()
         self.taken.forget(tp)
         if self._size is not None:
@@ -234,7 +234,7 @@ class Fetcher(KafkaFetcher):
 
     def _rest_before(self, completed: Any) -> Any:
         """Returns the rest of the partition's earlier response, if the rest has waited while the partition was paused;
-        otherwise None. If there is a rest, `completed` is put back and waits for its turn.
+        otherwise None. If there is a rest, `completed` returns to its place and waits for its turn.
         """
         rest = self._paused_partition_records.pop(completed.topic_partition, None)
         if rest is not None:

@@ -68,7 +68,10 @@ def find_runs(
 
 
 def count_ids(spark: SparkSession, options: ReadOptions, ids: _Ids, *, committed: bool) -> IdCount:
-    """Counts how many ids of records are distinct, repeated or missing. An id of more than 38 digits is no number."""
+    """Counts how many ids of records are distinct, repeated or missing.
+
+    An id of more than 38 digits does not count as a number.
+    """
     from pyspark.sql import functions as f
 
     assert isinstance(options.what, Subscribe)  # noqa: S101  # audit always passes topics

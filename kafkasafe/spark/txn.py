@@ -160,7 +160,7 @@ class MicroBatch:
             raise IllegalEventError(f"{event.name} at {self.step.name} of an epoch that FENCE granted")
         if following is Step.FENCE:
             self.is_carried = False
-            # LAPSED is no restart: it means that the attempt could not begin its first transaction.
+            # LAPSED is not a restart: it means that the attempt could not begin its first transaction.
             self.restarts += event is not Event.LAPSED
             if self.restarts > self._max_restarts:
                 following = Step.FAILED

@@ -86,8 +86,9 @@ class Files(Protocol):
         """Reserves space without changing the file's size. Returns False if that is impossible. Never raises."""
 
     def drop_cache(self, handle: int, size: int) -> None:
-        """Tells the system that nobody will soon read the first `size` bytes of a file, all of them durable. The system
-        may use the memory of its copy again. Never raises.
+        """Tells the system that no process will soon read the first `size` bytes of a file.
+
+        All of these bytes are durable. The system may use the memory of its copy again. Never raises.
         """
 
     def size(self, handle: int) -> int:

@@ -278,7 +278,7 @@ class _Reasons:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What is left to deliver in lanes without an owner, and in some lanes that this process owns.
+    """The undelivered records in lanes without an owner, and in some lanes that this process owns.
 
     Attributes:
         damaged: A description of the damage; empty without damage.

@@ -117,7 +117,7 @@ class DeliveryProgress:
 
         1. A broker refuses a batch each time. After each refusal, the producer reads the end of the log, and the batch
            is not there.
-        2. A caller that waits in `close` must not wait for ever. So reading the same offsets again is no progress.
+        2. A caller that waits in `close` must not wait for ever. So reading the same offsets again is not progress.
         """
         if next_offset > self._read_to.get((topic, partition), -1):
             self._read_to[topic, partition] = next_offset

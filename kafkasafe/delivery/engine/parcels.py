@@ -72,7 +72,7 @@ class Parcel:
         log_append_time: Timestamp that the broker gave the records, ms since the epoch; -1 if the broker gave none.
         children: The parcels that have this one's records now: the parts of a divided parcel, or the parcel into which
             this one was joined. Each is (child, indexes of the child's records in this parcel).
-        parent: The parcel of which this one is a part, or the first of `parents`.
+        parent: The parcel that contains this one, or the first of `parents`.
         parents: The small pending parcels that were joined into this one, if any.
         shift: If this parcel was joined into another one, the index of its first record there.
         given: If `partition` is UNCHOSEN, the partitions that the caller gave for some of the records: see
@@ -236,7 +236,7 @@ class Parcel:
         self.log_append_time = log_append_time
 
     def fail(self, error: BaseException) -> None:
-        """Set the error because of which the parcel is not delivered."""
+        """Set the error that prevents the delivery of the parcel."""
         self.error = error
 
     def expire(self) -> None:

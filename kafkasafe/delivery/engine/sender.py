@@ -161,7 +161,7 @@ class Sender:
         """Whether the metadata differ from those at the last request to this partition, which failed: another topic has
         this name now, or the leader has changed or become known.
 
-        If the partition was refused as missing, another leader is no news:
+        If the partition was refused as missing, another leader does not count as news:
 
         1. A topic is missing for an hour, so the pauses have grown to half a minute.
         2. The topic is there for some seconds. Metadata name it, so the pause ends, and the leader takes the batches.

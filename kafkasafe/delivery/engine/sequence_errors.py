@@ -41,7 +41,7 @@ class SequenceErrors:
     def answered(
         self, address: Address, name: str, *, log_start_offset: int = -1, last_acked: int = -1
     ) -> None:
-        """Record the outcome of a Produce request. An outcome that is no sequence error drops the pending error.
+        """Record the outcome of a Produce request. An outcome other than a sequence error drops the pending error.
 
         Args:
             address: Topic and partition.

@@ -1,4 +1,4 @@
-"""The questions that a consumer asks a live leader, to find where the leader's log differs from what was read."""
+"""The questions that a consumer asks a live leader, to find where its log differs from the records that were read."""
 
 from __future__ import annotations
 
