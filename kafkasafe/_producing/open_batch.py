@@ -20,6 +20,7 @@ from kafka.structs import TopicPartition
 from kafkasafe._producing.open_batch_room import MAX_RECORDS
 from kafkasafe.delivery.callbacks import CallbackThread, take
 from kafkasafe.delivery.engine.parcels import Indexes, Parcel
+from kafkasafe.record.batch import Sizes
 
 _FEW_RECORDS: Final = 16
 """Size of the lists of a new open batch, in records. They grow fourfold."""
@@ -29,8 +30,6 @@ ABSENT: Final[Any] = object()
 Headers = Sequence[tuple[str, bytes | None]]
 Special = tuple[int | None, Headers, int | None]
 """Partition, headers and timestamp of a record for which the caller gave at least one of the three."""
-Sizes = int | list[int]
-"""Sizes of the records' keys or values, bytes, -1 for null; a single number if all are equal."""
 
 
 @dataclass(frozen=True, slots=True)
