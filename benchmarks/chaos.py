@@ -169,8 +169,11 @@ class Program(threading.Thread):
             child.send_signal(signal.SIGUSR1)
             time.sleep(1)  # the stacks say for what the process waits
             self._print_log()
-        # A signal that arrives before the process has set its handlers ends the process directly.
-        if child.returncode not in {None, 0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}:
+        # A signal that arrives before the process has set its handlers ends the process directly. If Python's own start
+        # is interrupted (`init_import_site`), the exit code is 1.
+        started = number_in(self.folder / "open") == child.pid
+        expected = {None, 0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
+        if child.returncode not in (expected if started or how != "interrupt" else {*expected, 1}):
             self._say(f"a life ended with exit code {child.returncode} ({how})")
             self._print_log()
 
