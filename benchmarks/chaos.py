@@ -167,12 +167,15 @@ class Program(threading.Thread):
         except subprocess.TimeoutExpired:
             self._say(f"hung after {how}")
             child.send_signal(signal.SIGUSR1)
-            time.sleep(1)
-            # The folder of the run may be removed. The stacks say for what the process waits.
-            print((self.folder / "lives.log").read_text(errors="replace")[-5000:], flush=True)
-        # A signal that arrives before the process has set its handlers ends the process directly.
-        if child.returncode not in {None, 0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}:
+            time.sleep(1)  # the stacks say for what the process waits
+            self._print_log()
+        # A signal that arrives before the process has set its handlers ends the process directly. If Python's own start
+        # is interrupted (`init_import_site`), the exit code is 1.
+        started = number_in(self.folder / "open") == child.pid
+        expected = {None, 0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}
+        if child.returncode not in (expected if started or how != "interrupt" else {*expected, 1}):
             self._say(f"a life ended with exit code {child.returncode} ({how})")
+            self._print_log()
 
     # --- its directory ------------------------------------------------------------------------------------------
 
@@ -250,6 +253,10 @@ class Program(threading.Thread):
                 self._say(f"drain of the old directory: {done.returncode} {done.stdout} {done.stderr}")
                 return
             time.sleep(1)
+
+    def _print_log(self) -> None:
+        """Prints the end of the log, because the folder of the run may be removed."""
+        print((self.folder / "lives.log").read_text(errors="replace")[-5000:], flush=True)
 
     def _say(self, what: str) -> None:
         self.wrong.append(what)

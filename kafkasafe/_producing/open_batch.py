@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from kafka.structs import TopicPartition
 from kafkasafe._producing.open_batch_room import MAX_RECORDS
 from kafkasafe.delivery.callbacks import CallbackThread, take
 from kafkasafe.delivery.engine.parcels import Indexes, Parcel
+from kafkasafe.record.batch import Sizes
 
 _FEW_RECORDS: Final = 16
 """Size of the lists of a new open batch, in records. They grow fourfold."""
@@ -29,8 +31,6 @@ ABSENT: Final[Any] = object()
 Headers = Sequence[tuple[str, bytes | None]]
 Special = tuple[int | None, Headers, int | None]
 """Partition, headers and timestamp of a record for which the caller gave at least one of the three."""
-Sizes = int | list[int]
-"""Sizes of the records' keys or values, bytes, -1 for null; a single number if all are equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,26 @@ class Encoded:
 
 NOT_ENCODED: Final = Encoded([])
 """`OpenBatch.encoded` before sealing."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Callbacks and errbacks of records of one parcel.
+
+    Attributes:
+        indexes: Numbers of the records of the `callbacks`, in several arrays.
+        error_indexes: Numbers of the records of the `errbacks`.
+    """
+
+    parcel: Parcel
+    indexes: list[Indexes] = field(default_factory=list)
+    callbacks: list[Any] = field(default_factory=list)
+    error_indexes: list[int] = field(default_factory=list)
+    errbacks: list[Any] = field(default_factory=list)
+
+    def all_indexes(self) -> Indexes:
+        """Return the numbers of the records of the `callbacks` in one array."""
+        return np.concatenate(self.indexes) if self.indexes else np.array([], np.int64)
 
 
 class OpenBatch:
@@ -160,7 +180,7 @@ class OpenBatch:
         self._taken: list[list[bytes | None]] = []
         self._first_calls: list[Sequence[Any]] = []
         self._first_due = -1
-        self._sorted: dict[int, tuple[Parcel, list[Any], list[Any]]] = {}
+        self._sorted: dict[int, _Waiting] = {}
         self._sorted_calls = 0
 
     def put(self, index: int, key: bytes | None, value: bytes | None, special: Special | None) -> None:
@@ -313,7 +333,7 @@ class OpenBatch:
             header_size,
         )
 
-    def all_metadata(self, parcel: Parcel, indexes: Sequence[int]) -> Iterator[RecordMetadata]:
+    def all_metadata(self, parcel: Parcel, indexes: Sequence[int] | Indexes) -> Iterator[RecordMetadata]:
         """Return the metadata of many records of one parcel, usually without Python code for each record.
 
         Args:
@@ -321,14 +341,14 @@ class OpenBatch:
             indexes: The records' numbers; a range stands for all records in order.
         """
         if self.special or parcel.parent is not None:
-            return map(self.metadata, indexes)
-        base, every, index_in = parcel.base_offset, isinstance(indexes, range), self.encoded.index_in
+            return map(self.metadata, _as_ints(indexes))
+        base, index_in = parcel.base_offset, self.encoded.index_in
         offsets: Iterable[int] = itertools.repeat(-1, len(indexes))
-        if base >= 0 and every and index_in is None:
+        if base >= 0 and isinstance(indexes, range) and index_in is None:
             offsets = range(base, base + len(indexes))
         elif base >= 0:
-            at = indexes if index_in is None else index_in[indexes].tolist()
-            offsets = map(base.__add__, at)
+            at = np.asarray(indexes) if index_in is None else index_in[indexes]
+            offsets = (base + at).tolist()
         place = parcel.topic, parcel.partition, TopicPartition(parcel.topic, parcel.partition)
         stamp = self.timestamp_ms if parcel.log_append_time < 0 else parcel.log_append_time
         keys, values = self.encoded.sizes
@@ -339,6 +359,7 @@ class OpenBatch:
                 *((field,) for field in place), offsets, (stamp,), (None,), (keys,), (values,), (-1,)
             )
         else:
+            indexes = _as_ints(indexes)
             fields = zip(
                 *map(itertools.repeat, place),
                 offsets,
@@ -438,34 +459,39 @@ class OpenBatch:
                 if callbacks or errbacks or due:
                     self._call(parcels[0], callbacks[::2], callbacks[1::2], errbacks[1::2], due)
             return
-        indexes, functions = self._take_firsts()
-        self._sort([*itertools.chain.from_iterable(zip(indexes, functions, strict=True))], [])
-        self._sort(take(self.callbacks), take(self.errbacks))
-        for key, (parcel, callbacks, errbacks) in list(self._sorted.items()):
-            if not _speaks(parcel):
+        self._sort(*self._take_firsts(), errors=False)
+        for flat, errors in ((take(self.callbacks), False), (take(self.errbacks), True)):
+            self._sort(flat[::2], flat[1::2], errors=errors)
+        for key, waiting in list(self._sorted.items()):
+            if not _speaks(waiting.parcel):
                 del self._sorted[key]
-                self._sort(callbacks, errbacks)
-        done = [key for key, (parcel, _, _) in self._sorted.items() if parcel.done]
+                self._sort(waiting.all_indexes(), waiting.callbacks, errors=False)
+                self._sort(waiting.error_indexes, waiting.errbacks, errors=True)
+        done = [key for key, waiting in self._sorted.items() if waiting.parcel.done]
         for key in done:
-            parcel, callbacks, errbacks = self._sorted.pop(key)
-            self._call(parcel, callbacks[::2], callbacks[1::2], errbacks[1::2], due)
+            waiting = self._sorted.pop(key)
+            self._call(waiting.parcel, waiting.all_indexes(), waiting.callbacks, waiting.errbacks, due)
             due = 0
-        self._sorted_calls = sum(len(calls) + len(more) for _, calls, more in self._sorted.values()) // 2
+        self._sorted_calls = sum(
+            len(waiting.callbacks) + len(waiting.errbacks) for waiting in self._sorted.values()
+        )
         if not done:
             self.thread.call((), (), due)
 
-    def _sort(self, callbacks: list[Any], errbacks: list[Any]) -> None:
-        """Group callbacks by the parcels of their records."""
-        for calls, which in ((callbacks, 1), (errbacks, 2)):
-            if not calls:
-                continue
-            indexes, functions = np.array(calls[::2]), calls[1::2]
-            for parcel, picked in self._by_parcel(indexes):
-                mine = [None] * (2 * len(picked))
-                mine[::2] = indexes[picked].tolist()
-                mine[1::2] = map(functions.__getitem__, picked.tolist())
-                found = self._sorted.setdefault(id(parcel), (parcel, [], []))
-                (found[1] if which == 1 else found[2]).extend(mine)
+    def _sort(self, indexes: Sequence[int] | Indexes, functions: Sequence[Any], *, errors: bool) -> None:
+        """Group callbacks, or with `errors` errbacks, by the parcels of their records."""
+        if not functions:
+            return
+        numbers = np.asarray(indexes)
+        for parcel, picked in self._by_parcel(numbers):
+            waiting = self._sorted.setdefault(id(parcel), _Waiting(parcel))
+            mine = itemgetter(*picked.tolist())(functions) if len(picked) > 1 else (functions[picked[0]],)
+            if errors:
+                waiting.error_indexes += numbers[picked].tolist()
+                waiting.errbacks += mine
+            else:
+                waiting.indexes.append(numbers[picked])
+                waiting.callbacks += mine
 
     def _by_parcel(self, indexes: Indexes) -> Iterator[tuple[Parcel, Indexes]]:
         """Yield the parcels of records, each with the places of its records in `indexes`.
@@ -490,7 +516,7 @@ class OpenBatch:
     def _call(
         self,
         parcel: Parcel,
-        indexes: Sequence[int],
+        indexes: Sequence[int] | Indexes,
         callbacks: Sequence[Any],
         errbacks: Sequence[Any],
         due: int,
@@ -504,6 +530,12 @@ class OpenBatch:
 def headers_bytes(headers: Headers) -> int:
     """Return by how many bytes a `Special` with these headers increases the size that counts for a record."""
     return 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
+
+
+def _as_ints(indexes: Sequence[int] | Indexes) -> Sequence[int]:
+    """Return Python's integers: a record's metadata must not contain numpy's."""
+    numbers: Sequence[int] = indexes.tolist() if isinstance(indexes, np.ndarray) else indexes
+    return numbers
 
 
 def _all_there(firsts: Sequence[Any]) -> bool:

@@ -11,7 +11,7 @@ import operator
 import random
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from kafka.structs import TopicPartition
@@ -20,7 +20,8 @@ from kafkasafe.cluster.api import Broker, Cluster, TopicInfo
 from kafkasafe.config import ProducerConfig
 from kafkasafe.delivery.engine.parcels import Indexes
 from kafkasafe.logs import EventLog, apart
-from kafkasafe.record.partition import partition_for_key, partitions_for_keys
+from kafkasafe.record.batch import Sizes, sizes_of
+from kafkasafe.record.partition import partitions_for_keys
 
 log = EventLog("producer")
 
@@ -133,9 +134,22 @@ class Partitioning:
         return led[self._rotation % len(led)] if led else chosen
 
     def choose(
-        self, topic: str, partitions: int, keys: Sequence[bytes | None], values: Sequence[bytes | None]
+        self,
+        topic: str,
+        partitions: int,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        key_sizes: Sizes | None = None,
     ) -> Indexes:
-        """Return the partition of each record: by the application's partitioner, or as KafkaProducer chooses it."""
+        """Return the partition of each record: by the application's partitioner, or as KafkaProducer chooses it.
+
+        Args:
+            topic: Name of the topic.
+            partitions: Number of its partitions.
+            keys: Key of each record.
+            values: Value of each record.
+            key_sizes: Sizes of the keys, if the caller knows them.
+        """
         if self.asks:
             view = _ClusterView(topic, partitions, self._cluster)
             try:
@@ -163,11 +177,14 @@ class Partitioning:
         # All records of a batch that have no key go to one partition; those of the next batch go to another one
         # (KIP-480).
         rotated = self.next_partition(topic, partitions)
-        if None not in keys:
-            if len(keys) == 1:
-                return np.array([partition_for_key(keys[0] or b"", partitions)], np.int64)
-            return np.asarray(partitions_for_keys([key or b"" for key in keys], partitions), np.int64)
+        if key_sizes is None:
+            key_sizes = sizes_of(keys)
+        one_size = key_sizes if isinstance(key_sizes, int) else None
+        if one_size != -1 and (isinstance(key_sizes, int) or -1 not in key_sizes):
+            return partitions_for_keys(cast("Sequence[bytes]", keys), partitions, one_size)
         chosen = np.full(len(keys), rotated, np.int64)
+        if one_size == -1:
+            return chosen
         keyed = [i for i, key in enumerate(keys) if key is not None]
         if keyed:
             chosen[keyed] = partitions_for_keys([keys[i] or b"" for i in keyed], partitions)

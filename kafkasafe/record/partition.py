@@ -43,15 +43,20 @@ def partition_for_key(key: bytes, n: int) -> int:
     return (murmur2(key) & _POSITIVE) % n
 
 
-def partitions_for_keys(keys: Sequence[bytes], n: int) -> npt.NDArray[np.int64]:
-    """`partition_for_key` of each key."""
+def partitions_for_keys(keys: Sequence[bytes], n: int, size: int | None = None) -> npt.NDArray[np.int64]:
+    """`partition_for_key` of each key.
+
+    Args:
+        keys: The keys.
+        n: Number of partitions of the topic, ≥ 1.
+        size: Size of each key, if all are equal; None if their sizes differ.
+    """
     if len(keys) <= _FEW:
         return np.array([partition_for_key(key, n) for key in keys], np.int64)
-    lengths = list(map(len, keys))
     data = b"".join((*keys, bytes(_WORD_BYTES)))
-    if lengths[0] == lengths[-1] and lengths.count(lengths[0]) == len(lengths):
-        return _partitions_of_one_size(data, lengths[0], len(lengths), n)
-    sizes = np.array(lengths, np.int64)
+    if size is not None:
+        return _partitions_of_one_size(data, size, len(keys), n)
+    sizes = np.array(list(map(len, keys)), np.int64)
     return _partitions(data, np.cumsum(sizes) - sizes, sizes, n)
 
 

@@ -103,6 +103,16 @@ class TestAgainstKafkaPython:
         ours[12:16] = theirs[12:16]  # theirs leaves the leader epoch to the broker with another placeholder
         assert ours == theirs
 
+    @given(columns(), st.booleans())
+    def test_known_sizes_do_not_change_the_bytes(self, data, as_lists):
+        keys, values, timestamps, headers = data
+        known = tuple(None if column is None else batch.sizes_of(column) for column in (keys, values))
+        if as_lists:  # equal sizes need not be a single number
+            known = tuple([s] * len(values) if isinstance(s, int) else s for s in known)
+        assert batch.encode(
+            keys, values, timestamps=timestamps, headers=headers, sizes=known
+        ) == batch.encode(keys, values, timestamps=timestamps, headers=headers)
+
     @given(columns(), st.sampled_from([Compression.NONE, Compression.GZIP]))
     def test_it_reads_what_we_write(self, data, compression):
         keys, values, timestamps, headers = data

@@ -60,7 +60,9 @@ def test_many_keys_go_where_each_one_goes(keys, n):
 @pytest.mark.parametrize("length", range(9))
 def test_many_keys_of_one_length(length):
     keys = [bytes([i] * length) for i in range(100)]
-    assert partitions_for_keys(keys, 7).tolist() == [partition_for_key(key, 7) for key in keys]
+    expected = [partition_for_key(key, 7) for key in keys]
+    assert partitions_for_keys(keys, 7).tolist() == expected
+    assert partitions_for_keys(keys, 7, length).tolist() == expected
 
 
 def test_any_kind_of_bytes():

@@ -17,7 +17,7 @@ with zigzag varints for all numbers, and -1 as the length of a null key or value
 
 from kafkasafe.record.batch.compression import load_codec
 from kafkasafe.record.batch.decoding import Columns, decode
-from kafkasafe.record.batch.encoding import encode, encode_control, frame, varint
+from kafkasafe.record.batch.encoding import Sizes, encode, encode_control, frame, sizes_of, varint
 from kafkasafe.record.batch.header import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -49,6 +49,7 @@ __all__ = [
     "Compression",
     "CorruptBatchError",
     "Headers",
+    "Sizes",
     "crc_and_count",
     "decode",
     "encode",
@@ -61,6 +62,7 @@ __all__ = [
     "last_header",
     "load_codec",
     "read_header",
+    "sizes_of",
     "stamp_address",
     "stamp_identity",
     "varint",

@@ -22,6 +22,8 @@ from kafkasafe.record.batch.header import (
 )
 
 _T = TypeVar("_T")
+Sizes = int | Sequence[int]
+"""Sizes of the keys or values of several records, bytes, -1 for null; a single number if all are equal."""
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
 
@@ -34,6 +36,7 @@ def encode(
     headers: Headers | None = None,
     compression: Compression = Compression.NONE,
     compression_level: int | None = None,
+    sizes: tuple[Sizes | None, Sizes | None] = (None, None),
 ) -> bytearray:
     """Encodes one whole batch, with base offset 0, leader epoch -1, no batch id and a valid CRC.
 
@@ -46,6 +49,8 @@ def encode(
         headers: Record headers by record index; records without headers may be left out.
         compression: How to compress the records.
         compression_level: Level in the codec's own scale; None for the codec's default. NONE and SNAPPY have no levels.
+        sizes: Sizes of the keys and of the values, if the caller knows them and has only bytes and None; otherwise
+            None. Wrong sizes make an invalid batch.
 
     Returns:
         The batch, ready for `stamp_identity` and `stamp_address`.
@@ -83,8 +88,9 @@ def encode(
         for index, record_headers in headers.items():
             tails[index] = _encode_headers(record_headers, index)
 
-    key_column = None if keys is None else _Column.of(keys, "key")
-    value_column = _Column.of(values, "value")
+    key_sizes, value_sizes = sizes
+    key_column = None if keys is None else _Column.of(keys, "key", key_sizes)
+    value_column = _Column.of(values, "value", value_sizes)
     if key_column is not None and key_column.uniform_length == -1:
         key_column = None
     pieces = _pieces(key_column, value_column, deltas, tails)
@@ -207,6 +213,17 @@ def _field_bytes(length: int) -> int:
 _FIELD_BYTES: Final = _Cache(_field_bytes)
 
 
+def sizes_of(items: Sequence[object]) -> Sizes:
+    """Returns the sizes of keys or values that are bytes; -1 for anything else, and if there are no items."""
+    if not items:
+        return -1
+    try:
+        sizes = list(map(len, cast("Sequence[bytes]", items)))  # raises for None
+    except TypeError:
+        sizes = [len(item) if isinstance(item, bytes) else -1 for item in items]
+    return sizes[0] if sizes.count(sizes[0]) == len(sizes) else sizes
+
+
 @dataclass(frozen=True, slots=True)
 class _Column:
     """The keys or the values of a batch.
@@ -218,11 +235,13 @@ class _Column:
     """
 
     items: Sequence[Buffer]
-    lengths: list[int]
+    lengths: Sequence[int]
     uniform_length: int | None
 
     @classmethod
-    def of(cls, items: Sequence[Buffer | None], what: str) -> _Column:
+    def of(cls, items: Sequence[Buffer | None], what: str, sizes: Sizes | None) -> _Column:
+        if sizes is not None:
+            return cls._of_sizes(items, sizes)
         types = set(map(type, items))
         if not types <= _BYTES_TYPES:
             # Joining accepts any buffer, but len() of a buffer with wider items is not its size in bytes.
@@ -232,10 +251,22 @@ class _Column:
             items = [b"" if item is None else item for item in items]
         else:
             lengths = list(map(len, cast("Sequence[Buffer]", items)))
-        first = lengths[0]
-        # The first comparison avoids the count for most columns with different lengths.
-        uniform = first == lengths[-1] and lengths.count(first) == len(lengths)
-        return cls(cast("Sequence[Buffer]", items), lengths, first if uniform else None)
+        return cls(cast("Sequence[Buffer]", items), lengths, _only(lengths))
+
+    @classmethod
+    def _of_sizes(cls, items: Sequence[Buffer | None], sizes: Sizes) -> _Column:
+        """Makes a column of bytes and None, without a look at each item."""
+        lengths, only = ([sizes] * len(items), sizes) if isinstance(sizes, int) else (sizes, _only(sizes))
+        if only == -1 or (only is None and -1 in lengths):
+            items = [b"" if item is None else item for item in items]
+        return cls(cast("Sequence[Buffer]", items), lengths, only)
+
+
+def _only(lengths: Sequence[int]) -> int | None:
+    """Returns the length that all items have; None if their lengths differ."""
+    first = lengths[0]
+    # The first comparison avoids the count for most columns with different lengths.
+    return first if first == lengths[-1] and lengths.count(first) == len(lengths) else None
 
 
 def _as_bytes(item: object, what: str, index: int) -> bytes | bytearray | None:
