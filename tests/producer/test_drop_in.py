@@ -554,3 +554,54 @@ def test_what_the_brokers_remember_is_a_proof_at_any_age(broker, zygote, produce
     harness.send(producer, topic, 6).get(60)
     producer.close()
     assert harness.numbers_of(harness.read_log(broker.servers, topic)[0]) == [6]
+
+
+class Turning(StickyPartitioner):
+    """Keeps what it is asked and told about records without keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+
+    def partition(self, topic, key, serialized_key, value, serialized_value, cluster):
+        chosen = super().partition(topic, key, serialized_key, value, serialized_value, cluster)
+        if key is None:
+            self.calls.append(("partition", chosen))
+        return chosen
+
+    def on_new_batch(self, topic, cluster, prev_partition):
+        self.calls.append(("on_new_batch", prev_partition))
+        super().on_new_batch(topic, cluster, prev_partition)
+
+
+@pytest.mark.also_real
+def test_a_partitioner_is_told_of_a_new_batch(some_kafka, producers):
+    """Without the call, a class derived from StickyPartitioner put all records without keys into one partition."""
+    topics = harness.new_topic(some_kafka, 4), harness.new_topic(some_kafka, 4)
+    partitioners = Turning(), Turning()
+    plain = KafkaProducer(bootstrap_servers=some_kafka.bootstrap_servers, partitioner=partitioners[0])
+    safe = producers(some_kafka.bootstrap_servers, partitioner=partitioners[1])
+    for producer, topic, partitioner in zip((plain, safe), topics, partitioners, strict=True):
+        producer.send(topic, b"first", partition=0).get(60)  # now the topic is known
+        placed = []
+        for _ in range(3):
+            placed.append(producer.send(topic, b"x").get(60).partition)
+            producer.send(topic, b"x", b"key").get(60)
+        kinds = [kind for kind, _ in partitioner.calls]
+        assert kinds == ["partition", "on_new_batch", "partition"] * 3
+        for before, told, after in zip(*[iter(partitioner.calls)] * 3, strict=True):
+            assert before[1] == told[1] != after[1]
+        assert placed == [chosen for _, chosen in partitioner.calls[2::3]]
+    plain.close()
+
+
+def test_records_of_one_batch_stick_to_a_partition(some_kafka, producers):
+    topic, partitioner = harness.new_topic(some_kafka, 4), Turning()
+    producer = producers(some_kafka.bootstrap_servers, partitioner=partitioner, linger_ms=60_000)
+    producer.send(topic, b"first", partition=0).get(60)
+    futures = [producer.send(topic, b"%d" % number) for number in range(10)]
+    producer.flush(60)
+    assert len({future.get(0).partition for future in futures}) == 1
+    assert [kind for kind, _ in partitioner.calls].count("on_new_batch") == 1
+    producer.send(topic, b"last")
+    assert [kind for kind, _ in partitioner.calls].count("on_new_batch") == 2
