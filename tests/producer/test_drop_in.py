@@ -605,3 +605,92 @@ def test_records_of_one_batch_stick_to_a_partition(some_kafka, producers):
     assert [kind for kind, _ in partitioner.calls].count("on_new_batch") == 1
     producer.send(topic, b"last")
     assert [kind for kind, _ in partitioner.calls].count("on_new_batch") == 2
+
+
+class Bytes(bytes):
+    pass
+
+
+class Number(int):
+    pass
+
+
+class Duck:
+    """A serializer that is not derived from kafka-python's."""
+
+    def serialize(self, topic, headers, data):
+        return data
+
+
+class Null(kafka.serializer.Serializer):
+    def serialize(self, topic, headers, data):
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:value_serializer does not implement:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:serializer does not implement:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("options", "record"),
+    [
+        ({}, {"value": Bytes(b"x")}),
+        ({}, {"value": memoryview(b"abcd")[::2]}),
+        ({}, {"value": b"x", "timestamp_ms": Number(5)}),
+        ({"value_serializer": Duck()}, {"value": b"x"}),
+    ],
+    ids=["bytes", "memoryview", "timestamp", "serializer"],
+)
+def test_what_only_we_accept(some_kafka, producers, options, record):
+    """docs/differences.md says so."""
+    both = Both(some_kafka, producers, 1, **options)
+    with pytest.raises(TypeError):
+        both.plain.send(both.topics[0], **record)
+    assert both.safe.send(both.topics[1], **record).get(60).offset == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "record"),
+    [
+        ({}, {"value": b"x", "timestamp_ms": -5}),
+        ({"value_serializer": Null()}, {"value": b"x"}),
+    ],
+    ids=["timestamp", "null"],
+)
+def test_what_only_kafka_producer_sends(some_kafka, producers, options, record):
+    """docs/differences.md says so."""
+    both = Both(some_kafka, producers, 1, **options)
+    assert both.plain.send(both.topics[0], **record).get(60).offset == 0
+    with pytest.raises(ValueError):
+        both.safe.send(both.topics[1], **record)
+
+
+def test_close_with_a_timeout_closes_only_ours(fake_kafka, producers):
+    """docs/differences.md says so."""
+    both = Both(fake_kafka, producers, 1)
+    both.send(b"known")
+    fake_kafka.stall()
+    both.plain.send(both.topics[0], b"x")
+    both.safe.send(both.topics[1], b"x")
+    with pytest.raises(harness.kafka_errors.KafkaTimeoutError):
+        both.plain.close(timeout=0.2)
+    both.safe.close(timeout=0.2)
+    with pytest.raises(harness.kafka_errors.IllegalStateError):
+        both.safe.send(both.topics[1], b"x")
+    both.plain.send(both.topics[0], b"y")
+    fake_kafka.restore()
+    both.plain.close()
+
+
+def test_topics_are_not_created_unless_asked(fake_kafka, producers):
+    """docs/differences.md says so."""
+    options = {"allow_auto_create_topics": False, "max_block_ms": 1500}
+    plain = KafkaProducer(bootstrap_servers=fake_kafka.bootstrap_servers, **options)
+    safe = producers(fake_kafka.bootstrap_servers, **options)
+    assert plain.partitions_for("theirs")
+    with pytest.raises(harness.kafka_errors.KafkaTimeoutError):
+        safe.partitions_for("ours")
+    future = safe.send("ours", b"x")
+    with pytest.raises(harness.kafka_errors.KafkaTimeoutError):
+        future.get(1)
+    fake_kafka.create_topic("ours")
+    assert future.get(60).offset == 0
+    plain.close()
