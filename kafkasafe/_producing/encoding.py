@@ -114,6 +114,7 @@ class Encoder:
         values, keys = open_batch.close(), open_batch.keys
         if open_batch.encoded is not NOT_ENCODED:
             return open_batch.encoded
+        self.partitioning.batch_ended(open_batch.topic)
         count = len(values)
         if not count:
             return Encoded([])

@@ -44,6 +44,10 @@ class Partitioning:
     def __init__(self, config: ProducerConfig, cluster: Cluster, partition_by: Callable[..., Any]) -> None:
         self.asks = config.custom_partitioner
         self._partition_by = partition_by
+        given = config.partitioner
+        self._on_new_batch = given.on_new_batch if hasattr(given, "on_new_batch") else None
+        self._told: set[str] = set()
+        """Topics for which `on_new_batch` was called since their last open batch was sealed."""
         self._client_id = config.client_id
         self._cluster = cluster
         self._counts: dict[str, int] = {}
@@ -103,11 +107,16 @@ class Partitioning:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
         return number
 
+    def batch_ended(self, topic: str) -> None:
+        """Record that an open batch of this topic is sealed: the next record begins a new one."""
+        self._told.discard(topic)
+
     def ask(
         self, topic: str, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
     ) -> int | None:
         """Ask the application's partitioner at once, while the key and the value are known as objects and not only as
-        bytes.
+        bytes. A partitioner may have a method `on_new_batch`. As in KafkaProducer, it is called when a record without a
+        key begins a batch, and the partitioner is asked again: it may choose another partition (KIP-480).
 
         Return None if the topic is not known yet. In that case, the partitioner is asked later, with bytes instead of
         the objects.
@@ -117,6 +126,10 @@ class Partitioning:
             return None
         view = _ClusterView(topic, count, self._cluster)
         chosen = self._partition_by(topic, key, key_bytes, value, value_bytes, view)
+        if self._on_new_batch is not None and key_bytes is None and topic not in self._told:
+            self._told.add(topic)  # before the call: `on_new_batch` may itself send a record
+            self._on_new_batch(topic, view, chosen)
+            chosen = self._partition_by(topic, key, key_bytes, value, value_bytes, view)
         return as_int(chosen, f"the partitioner's choice for topic {topic}", count - 1)
 
     def next_partition(self, topic: str, partitions: int) -> int:

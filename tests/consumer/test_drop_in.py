@@ -9,6 +9,7 @@ import consuming
 import pytest
 from consuming import Consumers, collect, kafka_errors, new_topic, until
 from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
+from kafka.serializer import Deserializer
 from kafka.structs import OffsetAndMetadata, OffsetAndTimestamp
 
 from kafkasafe.consumer import SafeConsumer
@@ -456,3 +457,23 @@ def test_what_is_no_partition_is_refused_at_once(fake_kafka, wrong):
                 call()
         with pytest.raises(TypeError, match="Not a timestamp: '1'"):
             consumer.offsets_for_times({TopicPartition("orders", 0): "1"})
+
+
+class Number(Deserializer):
+    def deserialize(self, topic, headers, data):
+        return int(data)
+
+
+def test_a_deserializer_that_raises_does_so_until_a_seek(fake_kafka):
+    topic = new_topic(fake_kafka)
+    at = TopicPartition(topic, 0)
+    consuming.produce(fake_kafka, topic, [b"0", b"bad", b"2"])
+    with Consumers(fake_kafka) as consumers:
+        consumer = consumers.assigned(topic, auto_offset_reset="earliest", value_deserializer=Number())
+        assert [value for *_, value in collected(consumer, 1)] == [0]
+        for _ in range(3):
+            with pytest.raises(ValueError, match="bad"):
+                consumer.poll(5000)
+            assert consumer.position(at) == 1
+        consumer.seek(at, 2)
+        assert [value for *_, value in collected(consumer, 1)] == [2]

@@ -554,3 +554,143 @@ def test_what_the_brokers_remember_is_a_proof_at_any_age(broker, zygote, produce
     harness.send(producer, topic, 6).get(60)
     producer.close()
     assert harness.numbers_of(harness.read_log(broker.servers, topic)[0]) == [6]
+
+
+class Turning(StickyPartitioner):
+    """Keeps what it is asked and told about records without keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+
+    def partition(self, topic, key, serialized_key, value, serialized_value, cluster):
+        chosen = super().partition(topic, key, serialized_key, value, serialized_value, cluster)
+        if key is None:
+            self.calls.append(("partition", chosen))
+        return chosen
+
+    def on_new_batch(self, topic, cluster, prev_partition):
+        self.calls.append(("on_new_batch", prev_partition))
+        super().on_new_batch(topic, cluster, prev_partition)
+
+
+@pytest.mark.also_real
+def test_a_partitioner_is_told_of_a_new_batch(some_kafka, producers):
+    """Without the call, a class derived from StickyPartitioner put all records without keys into one partition."""
+    topics = harness.new_topic(some_kafka, 4), harness.new_topic(some_kafka, 4)
+    partitioners = Turning(), Turning()
+    plain = KafkaProducer(bootstrap_servers=some_kafka.bootstrap_servers, partitioner=partitioners[0])
+    safe = producers(some_kafka.bootstrap_servers, partitioner=partitioners[1])
+    for producer, topic, partitioner in zip((plain, safe), topics, partitioners, strict=True):
+        producer.send(topic, b"first", partition=0).get(60)  # now the topic is known
+        placed = []
+        for _ in range(3):
+            placed.append(producer.send(topic, b"x").get(60).partition)
+            producer.send(topic, b"x", b"key").get(60)
+        kinds = [kind for kind, _ in partitioner.calls]
+        assert kinds == ["partition", "on_new_batch", "partition"] * 3
+        for before, told, after in zip(*[iter(partitioner.calls)] * 3, strict=True):
+            assert before[1] == told[1] != after[1]
+        assert placed == [chosen for _, chosen in partitioner.calls[2::3]]
+    plain.close()
+
+
+def test_records_of_one_batch_stick_to_a_partition(some_kafka, producers):
+    topic, partitioner = harness.new_topic(some_kafka, 4), Turning()
+    producer = producers(some_kafka.bootstrap_servers, partitioner=partitioner, linger_ms=60_000)
+    producer.send(topic, b"first", partition=0).get(60)
+    futures = [producer.send(topic, b"%d" % number) for number in range(10)]
+    producer.flush(60)
+    assert len({future.get(0).partition for future in futures}) == 1
+    assert [kind for kind, _ in partitioner.calls].count("on_new_batch") == 1
+    producer.send(topic, b"last")
+    assert [kind for kind, _ in partitioner.calls].count("on_new_batch") == 2
+
+
+class Bytes(bytes):
+    pass
+
+
+class Number(int):
+    pass
+
+
+class Duck:
+    """A serializer that is not derived from kafka-python's."""
+
+    def serialize(self, topic, headers, data):
+        return data
+
+
+class Null(kafka.serializer.Serializer):
+    def serialize(self, topic, headers, data):
+        return None
+
+
+@pytest.mark.filterwarnings("ignore:value_serializer does not implement:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:serializer does not implement:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("options", "record"),
+    [
+        ({}, {"value": Bytes(b"x")}),
+        ({}, {"value": memoryview(b"abcd")[::2]}),
+        ({}, {"value": b"x", "timestamp_ms": Number(5)}),
+        ({"value_serializer": Duck()}, {"value": b"x"}),
+    ],
+    ids=["bytes", "memoryview", "timestamp", "serializer"],
+)
+def test_what_only_we_accept(some_kafka, producers, options, record):
+    """docs/differences.md says so."""
+    both = Both(some_kafka, producers, 1, **options)
+    with pytest.raises(TypeError):
+        both.plain.send(both.topics[0], **record)
+    assert both.safe.send(both.topics[1], **record).get(60).offset == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "record"),
+    [
+        ({}, {"value": b"x", "timestamp_ms": -5}),
+        ({"value_serializer": Null()}, {"value": b"x"}),
+    ],
+    ids=["timestamp", "null"],
+)
+def test_what_only_kafka_producer_sends(some_kafka, producers, options, record):
+    """docs/differences.md says so."""
+    both = Both(some_kafka, producers, 1, **options)
+    assert both.plain.send(both.topics[0], **record).get(60).offset == 0
+    with pytest.raises(ValueError):
+        both.safe.send(both.topics[1], **record)
+
+
+def test_close_with_a_timeout_closes_only_ours(fake_kafka, producers):
+    """docs/differences.md says so."""
+    both = Both(fake_kafka, producers, 1)
+    both.send(b"known")
+    fake_kafka.stall()
+    both.plain.send(both.topics[0], b"x")
+    both.safe.send(both.topics[1], b"x")
+    with pytest.raises(harness.kafka_errors.KafkaTimeoutError):
+        both.plain.close(timeout=0.2)
+    both.safe.close(timeout=0.2)
+    with pytest.raises(harness.kafka_errors.IllegalStateError):
+        both.safe.send(both.topics[1], b"x")
+    both.plain.send(both.topics[0], b"y")
+    fake_kafka.restore()
+    both.plain.close()
+
+
+def test_topics_are_not_created_unless_asked(fake_kafka, producers):
+    """docs/differences.md says so."""
+    options = {"allow_auto_create_topics": False, "max_block_ms": 1500}
+    plain = KafkaProducer(bootstrap_servers=fake_kafka.bootstrap_servers, **options)
+    safe = producers(fake_kafka.bootstrap_servers, **options)
+    assert plain.partitions_for("theirs")
+    with pytest.raises(harness.kafka_errors.KafkaTimeoutError):
+        safe.partitions_for("ours")
+    future = safe.send("ours", b"x")
+    with pytest.raises(harness.kafka_errors.KafkaTimeoutError):
+        future.get(1)
+    fake_kafka.create_topic("ours")
+    assert future.get(60).offset == 0
+    plain.close()
