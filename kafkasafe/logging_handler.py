@@ -137,6 +137,10 @@ class KafkaHandler(logging.Handler):
         """Initialise the state for this process: an empty queue and no thread."""
         self._queue: queue.SimpleQueue[Item | _Mark] = queue.SimpleQueue()
         self._once = threading.Lock()
+        """Held while a thread is being started."""
+        self._only = threading.Lock()
+        """Held by the handler's thread from its beginning on."""
+        self._begun = threading.Event()
         self._thread: threading.Thread | None = None
         self._ends_with_child = False
         self._producer: SafeProducer | None = None
@@ -261,23 +265,27 @@ class KafkaHandler(logging.Handler):
     def _start(self) -> None:
         if self._thread is not None or not self._once.acquire(blocking=False):
             return
-        take_locks_early()
-        if not self._ends_with_child:
-            self._ends_with_child = True
-            # A child of multiprocessing does not call `logging.shutdown`.
-            at_end_of_child(self.close)
-        thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
         try:
-            thread.start()
-        except RuntimeError:
-            # The process has too many threads: the next record tries again. Or the interpreter is ending: `close` sends
-            # the queue.
+            take_locks_early()
+            if not self._ends_with_child:
+                # A child of multiprocessing does not call `logging.shutdown`.
+                at_end_of_child(self.close)
+                self._ends_with_child = True
+            # The process may have too many threads: then the next record tries again. Or the interpreter is ending:
+            # `close` sends the queue. If Ctrl-C interrupts this, the next record may start another thread, and one of
+            # the two ends at once.
+            with contextlib.suppress(RuntimeError):
+                threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
+                self._begun.wait()
+        finally:
             self._once.release()
-        else:
-            self._thread = thread
 
     @apart()
     def _run(self) -> None:
+        if not self._only.acquire(blocking=False):
+            return
+        self._thread = threading.current_thread()
+        self._begun.set()
         while True:
             item = self._queue.get()
             if isinstance(item, _Mark):

@@ -329,6 +329,36 @@ def test_a_thread_that_cannot_be_started_yet_is_started_later(options, own_logge
     assert handler.dropped == 0
 
 
+@pytest.mark.parametrize("began", [False, True])
+def test_a_ctrl_c_while_the_thread_starts_does_not_leave_the_records_in_memory(
+    options, own_logger, fake_kafka, monkeypatch, began
+):
+    handler = attach(KafkaHandler("logs", **options), own_logger)
+    start, threads = threading.Thread.start, []
+
+    def interrupted(thread):
+        if thread.name != "kafkasafe-log-handler":
+            start(thread)
+            return
+        threads.append(thread)
+        if began or len(threads) > 1:
+            start(thread)
+        if len(threads) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        own_logger.info("first")
+    own_logger.info("second")
+    handler.flush()
+    producer = handler._producer
+    assert producer is not None
+    producer.flush(LONG_S)
+    assert lines(fake_kafka) == ["first", "second"]
+    handler.close()
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def test_records_for_a_topic_that_cannot_exist_are_counted_in_the_next_one(
     options, own_logger, capsys, fake_kafka
 ):

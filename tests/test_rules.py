@@ -72,6 +72,7 @@ TESTS = {
     "An iteration over a partition's queue": "test_a_backlog_is_the_queue_that_it_would_be_unpacked",
     "Two clocks run": "test_a_machine_that_slept_waits_for_its_own_sockets_but_not_for_brokers_that_forgot",
     "A metadata request may create": "test_a_deleted_topic_stays_deleted_and_is_forgotten",
+    "A connection uses the versions": ("test_brokers_that_are_upgraded_get_the_versions_that_they_speak_now"),
     "A crash of kafka-python's loop": (
         "test_a_crash_of_the_network_thread_leaves_nobody_waiting_and_another_takes_its_place"
     ),

@@ -114,8 +114,17 @@ class Leaders:
         leader = self.leader(*target)
         return leader if isinstance(leader, int) else None
 
-    def take_hint(self, target: TopicPartition, hint: tuple[int, int], brokers: Collection[int]) -> bool:
-        """Stores the leader that a former leader has named, unless the hint is old or the broker is unknown.
+    def take_hint(
+        self, target: TopicPartition, topic_id: bytes, hint: tuple[int, int], brokers: Collection[int]
+    ) -> bool:
+        """Stores the leader that a former leader has named, unless the hint is old, is about a former topic of this
+        name, or names an unknown broker. A former topic's epoch may be so high that later metadata would not count.
+
+        Args:
+            target: The partition.
+            topic_id: The topic's id at the time of the request; `NO_TOPIC_ID` if it was unknown.
+            hint: The leader's node id, and its epoch.
+            brokers: Node ids of the brokers whose addresses are known.
 
         Returns:
             Whether the leader changed.
@@ -125,6 +134,8 @@ class Leaders:
         info = self.topics.get(topic)
         known = info.partitions.get(partition) if info is not None else None
         if info is None or known is None or epoch <= known.leader_epoch or leader not in brokers:
+            return False
+        if info.topic_id != topic_id and any(topic_id):
             return False
         partitions = {**info.partitions, partition: PartitionInfo(leader, epoch)}
         self.topics = {**self.topics, topic: replace(info, partitions=partitions)}

@@ -139,6 +139,20 @@ class DirectManager(Manager):
     plain = DirectPlainSocket
     tls = DirectTlsSocket
 
+    def get_connection(self, node_id: Any, *args: Any, **options: Any) -> Any:
+        """Like kafka-python's method, but the connection uses the versions that its own broker speaks now.
+
+        kafka-python 3.0.12 never uses newer versions than the first broker of `bootstrap_servers` spoke at the first
+        connection. After an upgrade of the brokers, this client would keep using old versions until it is opened again,
+        and could send no transaction of protocol 2 (`transaction.version`).
+        """
+        parent: Any = super()
+        known = self._conns.get(node_id)
+        conn = parent.get_connection(node_id, *args, **options)
+        if conn is not known and self.config["api_version"] is None:
+            conn.broker_version_data = None  # the connection is made later, and then asks its broker
+        return conn
+
     def take_brokers(self, brokers: dict[int, Any]) -> None:
         """Replaces the address book. The dict itself is never changed, so other threads see only complete answers."""
         self.cluster._brokers = brokers

@@ -17,6 +17,7 @@ from kafkasafe.spark.appender import Appender
 from kafkasafe.spark.sink_options import sink_options
 from kafkasafe.spark.transactions import TransactionRequests
 from kafkasafe.testing.fake import request_handler
+from kafkasafe.testing.fake.settings import profile_of
 
 
 @pytest.fixture(params=["virtual", "fake"])
@@ -137,6 +138,36 @@ def test_leader_epochs_of_an_old_broker_are_not_believed(backend, change, monkey
     assert client.topic(topic).partitions[0] == PartitionInfo(1, -1)
     assert backend.once(client.topic_at, 1, topic).partitions[0] == PartitionInfo(1, -1)
     assert client.close(60)
+
+
+def test_brokers_that_are_upgraded_get_the_versions_that_they_speak_now(backend, change, monkeypatch):
+    """1. A client connects to brokers of 2.8. 2. They are upgraded, and `transaction.version=2` is enabled. 3. A
+    transaction needs versions that only the newer brokers speak.
+    """
+    assert backend.client.close(60)  # it may know the later versions already
+    centre, versions = backend.cluster._handler.centre, []
+
+    def seen(ask, answer):
+        versions.append(ask.version)
+        return answer
+
+    change("Produce", seen)
+    new = centre.profile
+    old = dataclasses.replace(new, apis=profile_of("2.8.2").apis)
+    monkeypatch.setattr(centre, "profile", old)
+    backend.client = backend.connect()
+    topic = known(backend)
+    assert not produced(backend, topic).error_code
+    assert versions == [9]
+    monkeypatch.setattr(centre, "profile", new)
+    backend.cluster.cut()
+
+    def is_appended():
+        answer = produced(backend, topic)
+        return not isinstance(answer, Failure) and not answer.error_code
+
+    backend.until(is_appended)
+    assert versions[-1] == 13
 
 
 def test_topics_that_cannot_be_described_are_not_listed(backend, change):

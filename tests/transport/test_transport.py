@@ -42,6 +42,7 @@ from kafkasafe.cluster.api import (
     ProducerIdGranted,
     ProducersDescribed,
     StaleFenceError,
+    TopicInfo,
 )
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.client.produce import ProduceCall, shared_requests
@@ -619,6 +620,33 @@ def test_a_produce_response_that_leaves_a_partition_out(free_port: int) -> None:
     assert results[1].base_offset == 5
     order = transport._produce_router.order
     assert [order.overtaken(("t", p), 2, NO_TOPIC_ID) for p in range(2)] == [None, None]
+    transport.close(60.0)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_hint_at_the_leader_of_a_former_topic_does_not_count(free_port: int, *, same: bool) -> None:
+    """1. A batch is on its way to the former leader of a topic, which has had many elections. 2. The topic is recreated,
+    and metadata name the new one, whose epochs begin at 0. 3. The answer comes late, with a leader and a high epoch.
+    """
+    transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
+    ids = topic_ids("t", "new")
+    entries = [(ProduceRequest("token", "t", 0, b"x"), memoryview(b"x"))]
+    replies = Replies()
+    call = ProduceCall(transport._produce_router, 1, entries, ids, -1, 1000, replies.produced)
+    of_now = TopicInfo("t", ids["t" if same else "new"], {0: PartitionInfo(1, 0)}, 0)
+    transport._leaders.topics = {"t": of_now}
+    topic_of = ProduceResponse.TopicProduceResponse
+    row_of = topic_of.PartitionProduceResponse
+    hint = row_of.LeaderIdAndEpoch(leader_id=2, leader_epoch=7)
+    row = row_of(index=0, error_code=6, base_offset=-1, current_leader=hint)
+    broker = ProduceResponse.NodeEndpoint(node_id=2, host="localhost", port=9, rack=None)
+    former = topic_of(topic_id=uuid.UUID(bytes=ids["t"]), partition_responses=[row])
+    call.succeed(ProduceResponse(responses=[former], node_endpoints=[broker], version=13))
+    (answered,) = replies.take(1)
+    assert answered[1].leader_hint == (2, 7)
+    info = transport.topic("t")
+    assert info is not None
+    assert info.partitions[0] == (PartitionInfo(2, 7) if same else PartitionInfo(1, 0))
     transport.close(60.0)
 
 

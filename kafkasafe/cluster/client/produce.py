@@ -155,9 +155,11 @@ class ProduceRouter:
     def learn_broker(self, endpoint: Any) -> None:
         self._network.learn_broker(endpoint)
 
-    def take_hint(self, target: TopicPartition, hint: tuple[int, int]) -> bool:
-        """Notes a leader and its epoch that an answer named. Returns whether the leader changed."""
-        return self._leaders.take_hint(target, hint, self._network.addresses())
+    def take_hint(self, target: TopicPartition, topic_id: bytes, hint: tuple[int, int]) -> bool:
+        """Notes a leader and its epoch that the answer to a request for the topic with this id named. Returns whether
+        the leader changed.
+        """
+        return self._leaders.take_hint(target, topic_id, hint, self._network.addresses())
 
     def answered(self, *, stale: bool, moved: bool) -> None:
         """Notes an answer that showed out-of-date metadata, or that named another leader."""
@@ -314,7 +316,8 @@ class ProduceCall(Call):
             fence = router.order.raise_fence(target) if answer.error_code else router.order.fence(target)
             stale = stale or answer.error_code in STALE_METADATA
             if answer.leader_hint is not None:
-                moved = router.take_hint(target, answer.leader_hint) or moved
+                topic_id = self._topic_ids[request.topic]
+                moved = router.take_hint(target, topic_id, answer.leader_hint) or moved
             self._answer(request, replace(answer, fence=fence) if fence else answer)
         if stale or moved:
             router.answered(stale=stale, moved=moved)
