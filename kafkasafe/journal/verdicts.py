@@ -152,7 +152,7 @@ class Verdicts:
         if (
             judgement.missing
             and first.former_life
-            and not partition.loss.explained
+            and not (first.identity and partition.loss.expects(first.identity, judgement.missing))
             and not self._replay.is_blind
         ):
             partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
