@@ -356,6 +356,8 @@ class Recovery:
                 continue
             partition = destination
             partition.loss.keep_newest_check()
+            if blind:
+                partition.loss.explain()  # a lost group may have had batches of the partition
             partition.loss.expect(partition.queue.identities(), partition.log.last_acked_id)
             begun = partition.log.has_begun
             if not (begun or blind):

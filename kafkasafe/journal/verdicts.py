@@ -38,7 +38,6 @@ class Verdicts:
         self._suspicions = suspicions
         self._refusals = refusals
         self._durability = durability
-        self._replay = state.replay
         self._request_timeout_s = state.settings.request_timeout_s
 
     def judged(
@@ -153,7 +152,6 @@ class Verdicts:
             judgement.missing
             and first.former_life
             and not (first.identity and partition.loss.expects(first.identity, judgement.missing))
-            and not self._replay.is_blind
         ):
             partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
         # Either retention or a loss removed those batches (KAFKA-5793). If the leader cannot report its producer state,
