@@ -69,6 +69,9 @@ TESTS = {
     ),
     "A position promises nothing": "test_kill_9_loses_no_more_than_was_not_acknowledged",
     "A gap before an earlier incarnation's": "test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that",
+    "An explanation outlives the segment": (
+        "test_a_gap_that_a_power_cut_left_is_no_loss_when_the_segment_that_said_so_is_gone"
+    ),
     "An iteration over a partition's queue": "test_a_backlog_is_the_queue_that_it_would_be_unpacked",
     "Two clocks run": "test_a_machine_that_slept_waits_for_its_own_sockets_but_not_for_brokers_that_forgot",
     "A metadata request may create": "test_a_deleted_topic_stays_deleted_and_is_forgotten",

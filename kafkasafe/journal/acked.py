@@ -7,12 +7,12 @@ happens then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kafkasafe import marks as m
-from kafkasafe.history.identity import BatchId
+from kafkasafe.history.identity import BatchId, add_sequence, sequence_distance
 from kafkasafe.history.loss import Cause, Released
 from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Hole
@@ -326,6 +326,9 @@ class LossCase:
         explained: A gap in the log is expected, because batches were damaged, rejected, skipped or lost. Then the
             journal reports no hole.
         hole: The hole to report if the log turns out to have every acknowledged batch.
+        gaps: The expected gaps before waiting batches of earlier incarnations: the first sequence after each gap, with
+            producer id and epoch, and the first missing sequence. New segments repeat them, so they outlive the marks
+            that explain them.
     """
 
     suspicion: Suspicion | None = None
@@ -333,6 +336,7 @@ class LossCase:
     due: list[EpochCheck] = field(default_factory=list)
     explained: bool = False
     hole: Hole | None = None
+    gaps: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
@@ -396,6 +400,38 @@ class LossCase:
         """Record that a gap is expected."""
         self.explained = True
 
+    def expect(self, waiting: Iterable[BatchId], last_acked: BatchId | None) -> None:
+        """Keep the gaps that are still expected, after recovery.
+
+        Args:
+            waiting: The ids of the waiting batches, in queue order.
+            last_acked: Id of the newest batch that is in the log; None if it is unknown.
+        """
+        known, self.gaps = self.gaps, {}
+        if not (self.explained or known):
+            return
+        before = last_acked
+        for identity in waiting:
+            begin = known.get(identity.fields)
+            if begin is None and self.explained:
+                begin = _first_missing(before, identity)
+            if begin is not None and begin != identity.base_sequence:
+                self.gaps[identity.fields] = begin
+            before = identity
+
+    def read_gaps(self, entries: Sequence[m.Identity]) -> None:
+        """Take over the expected gaps from a mark: for each gap, the first missing sequence and the first one after
+        the gap.
+        """
+        for begin, end in zip(entries[::2], entries[1::2], strict=False):
+            self.gaps[end.producer_id, end.producer_epoch, end.base_sequence] = begin.base_sequence
+
+    def expects(self, identity: BatchId, missing: int) -> bool:
+        """Whether it is expected that the log lacks this number of records before the batch with this id."""
+        begin = self.gaps.get(identity.fields)
+        known = begin is not None and missing <= sequence_distance(begin, identity.base_sequence)
+        return self.explained or known
+
     def miss(self, hole: Hole) -> None:
         """Record that the records before an unfinished batch are neither in the log nor in the spool."""
         self.explained = True
@@ -407,3 +443,13 @@ class LossCase:
         """
         hole, self.hole = self.hole, None
         return hole
+
+
+def _first_missing(before: BatchId | None, identity: BatchId) -> int:
+    """The first sequence that may be missing between two ids. If the ids do not tell, this is 0, the first sequence of
+    each producer id and epoch.
+    """
+    if before is None or before.producer != identity.producer:
+        return 0
+    following = add_sequence(before.last_sequence, 1)
+    return following if sequence_distance(following, identity.base_sequence) >= 0 else 0

@@ -18,6 +18,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, Final
 
+from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchState
 
 _ROW: Final = struct.Struct("=qqqIIiid")
@@ -247,6 +248,13 @@ class PartitionQueue:
     def all(self) -> Iterable[Batch]:
         """All batches that are not packed, in queue order: the near ones, and the batches after the packed ones."""
         return chain(self.near, self._fresh)
+
+    def identities(self) -> Iterator[BatchId]:
+        """The ids of all batches that have one, in queue order. Packed batches stay packed."""
+        near = (batch.identity for batch in self.near)
+        packed = (row.identity and BatchId(*row.identity, row.count) for row in self.packed.rows())
+        fresh = (batch.identity for batch in self._fresh)
+        return (identity for identity in chain(near, packed, fresh) if identity is not None)
 
     def backwards(self) -> Iterator[Batch]:
         """The same as `all`, last batch first."""

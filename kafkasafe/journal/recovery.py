@@ -154,6 +154,8 @@ class Recovery:
                         self._recall(known, recovered[index - 2], recovered[index - 1])
                 case m.Granted(producer_id):
                     self._home.read_grant(producer_id)
+                case m.Identified(number, m.IdentityReason.REIDENTIFIED, -1, entries):
+                    self._destinations.declared_partition(number).loss.read_gaps(entries)
                 case m.Identified():
                     self._recover_identities(mark)
                 case m.Committed():
@@ -354,6 +356,9 @@ class Recovery:
                 continue
             partition = destination
             partition.loss.keep_newest_check()
+            if blind:
+                partition.loss.explain()  # a lost group may have had batches of the partition
+            partition.loss.expect(partition.queue.identities(), partition.log.last_acked_id)
             begun = partition.log.has_begun
             if not (begun or blind):
                 # The first request to a partition waits until the baseline is durable. The log has no baseline, so the

@@ -6,7 +6,7 @@ from itertools import islice
 
 from kafkasafe import marks as m
 from kafkasafe.journal.batch import Batch
-from kafkasafe.journal.destinations import WINDOW, Destination
+from kafkasafe.journal.destinations import WINDOW, Destination, Partition
 from kafkasafe.journal.state import JournalState
 
 
@@ -30,6 +30,7 @@ class Snapshots:
             marks.append(m.Destination(partition.number, partition.topic, partition.partition))
             marks += _newest_marks(partition)
             marks += self.states(partition)
+            marks += _gap_marks(partition)
         return marks
 
     def newest(self, before_position: int) -> list[m.Mark]:
@@ -111,3 +112,24 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
         m.Identified(partition.number, m.IdentityReason.FIRST, -1, (identity,)),
         m.Committed(partition.number, partition.log.leader_epoch, ((at, newest.base_offset),)),
     ]
+
+
+def _gap_marks(partition: Destination) -> list[m.Identified]:
+    """The mark that names the expected gaps. It outlives the segment whose marks or torn batches explain the gaps:
+
+    1. A power cut leaves a batch incomplete. Later batches of the same group are intact.
+    2. The next incarnation copies the later batches forward, and deletes the segment. It is killed before these batches
+       get new ids.
+    3. The incarnation after that would report the incomplete batch as missing, although no caller was promised that it
+       is durable.
+    """
+    gaps = partition.loss.gaps if isinstance(partition, Partition) else {}
+    # No data batch has position 0, so the mark gives no batch an id.
+    entries = [
+        m.Identity(0, producer_id, epoch, sequence)
+        for (producer_id, epoch, end), begin in gaps.items()
+        for sequence in (begin, end)
+    ]
+    return (
+        [m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, -1, tuple(entries))] if entries else []
+    )

@@ -38,7 +38,6 @@ class Verdicts:
         self._suspicions = suspicions
         self._refusals = refusals
         self._durability = durability
-        self._replay = state.replay
         self._request_timeout_s = state.settings.request_timeout_s
 
     def judged(
@@ -152,8 +151,7 @@ class Verdicts:
         if (
             judgement.missing
             and first.former_life
-            and not partition.loss.explained
-            and not self._replay.is_blind
+            and not (first.identity and partition.loss.expects(first.identity, judgement.missing))
         ):
             partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
         # Either retention or a loss removed those batches (KAFKA-5793). If the leader cannot report its producer state,

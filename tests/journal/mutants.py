@@ -211,6 +211,10 @@ MUTANTS: dict[str, Change] = {
         source(LossCase, "add", "overlaps=known.overlaps or overlaps", "overlaps=False"),
         source(Suspicions, "raise_suspicion", "from_offset, epoch, cause is Cause.ACK)", "from_offset, epoch, False)"),
     ),
+    # A gap that marks or torn batches explain is explained no more when their segment is gone.
+    "ForgetsGaps": source(snapshots, "_gap_marks", "for sequence in (begin, end)", "for sequence in ()"),
+    # An expected gap hides whatever else is missing in it.
+    "ExpectsEveryGap": source(LossCase, "expects", "missing <= sequence_distance(begin, identity.base_sequence)", "True"),
     # What was acknowledged in a topic that is gone is remembered beside what is in the one that has its name.
     "RemembersOtherTopics": source(
         Topics, "forget_acknowledged", "partition.forget_acknowledged()",

@@ -1649,6 +1649,85 @@ def test_a_hole_that_something_explains_is_not_reported_twice(hint: str) -> None
     assert heir.notices == []
 
 
+def holed_again(*, vanished: bool, group_lost: bool = False) -> Shell:
+    """A life delivered 2 records and wrote 1 + 2 + 4: the cluster may have the first of these, a power cut left the
+    second incomplete, or its group is damaged. The next life read that, copied the others forward, and died. Its heir finds the copies, or
+    only the last one.
+    """
+    kept, behind = BatchId(7, 0, 2, 1), BatchId(7, 0, 5, 4)
+
+    def find(journal: j.Journal, position: int, identity: BatchId) -> None:
+        journal.recovery.recover_batch(
+            position, 1, count=identity.count, size_bytes=1, max_timestamp=NOW_MS, identity=identity
+        )
+
+    life = Shell()
+    life.journal.recovery.recover_marks(10, [m.Destination(1, "t", 0), m.State(1, 0, -1, -1, TOPIC_ID)])
+    find(life.journal, 14, kept)
+    if group_lost:
+        life.journal.recovery.recover_lost(15, 0)
+    else:
+        life.journal.recovery.recover_torn(1)
+    find(life.journal, 20, behind)
+    life.journal.recovery.recovered(life.now)
+    snapshot = life.journal.snapshot()
+
+    heir = Shell()
+    heir.journal.recovery.recover_marks(30, snapshot)
+    if not vanished:
+        find(heir.journal, 40, kept)
+    find(heir.journal, 50, behind)
+    heir.position = 60
+    heir.journal.recovery.recovered(heir.now)
+    heir.journal.granted(8, 0)
+    heir.turn()
+    doubt, view = (
+        ([behind], ProducerView(0, 1, NOW_MS)) if vanished else ([kept, behind], ProducerView(0, 2, NOW_MS))
+    )
+    for _ in range(2):
+        judgement = judge_by_state(doubt, view, acked_before=False)
+        assert judgement.verdict is IdentityVerdict.GAP
+        heir.journal.judged(1, judgement, stable=True, now=heir.now)
+        heir.turn()
+        doubt = [behind]
+        if not heir.surveys:
+            heir.wait()
+    heir.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=False), 3)
+    return heir
+
+
+@pytest.mark.parametrize("group_lost", [False, True])
+def test_a_hole_that_is_explained_stays_so_when_the_segment_that_explains_it_is_gone(
+    group_lost: bool,
+) -> None:
+    heir = holed_again(vanished=False, group_lost=group_lost)
+    assert [notice for notice in heir.notices if isinstance(notice, j.Hole)] == []
+    assert heir.ids() == [(8, 0, 0)], "what is there is delivered"
+
+
+def test_more_that_is_missing_than_what_is_explained_is_reported() -> None:
+    heir = holed_again(vanished=True)
+    (hole,) = [notice for notice in heir.notices if isinstance(notice, j.Hole)]
+    assert hole.records == 3
+
+
+def test_an_expected_gap_is_told_as_long_as_the_batch_after_it_waits() -> None:
+    """By every snapshot, also that of a later life; and no more when the batch is delivered."""
+    behind = BatchId(7, 0, 5, 4)
+    entries = (m.Identity(0, 7, 0, 3), m.Identity(0, 7, 0, 5))
+    gap = m.Identified(1, m.IdentityReason.REIDENTIFIED, -1, entries)
+    told = [m.Destination(1, "t", 0), m.State(1, 0, -1, -1, TOPIC_ID), gap]
+    for waits in (True, False):
+        heir = Shell()
+        heir.journal.recovery.recover_marks(30, told)
+        if waits:
+            heir.journal.recovery.recover_batch(
+                40, 1, count=4, size_bytes=1, max_timestamp=NOW_MS, identity=behind
+            )
+        heir.journal.recovery.recovered(heir.now)
+        assert [mark for mark in heir.journal.snapshot() if isinstance(mark, m.Identified)] == [gap] * waits
+
+
 def test_a_hole_that_is_a_loss_in_the_cluster_is_reported_as_that() -> None:
     heir = holed()
     heir.surveyed(1, Loss((), 2, 4, 3, {}, oldest_known=False), 2)
@@ -2647,6 +2726,10 @@ MISSED_BY: dict[str, Callable[[], None]] = {
     "RemembersOtherTransactions": test_a_survey_takes_no_producer_id_of_another_cluster_for_its_own,
     "TrustsTheAborted": test_an_aborted_batch_at_the_offset_of_an_acknowledged_one_proves_nothing,
     "TrustsItsOwn": test_what_has_the_place_of_another_proves_nothing_of_that_one,
+    "ForgetsGaps": functools.partial(
+        test_a_hole_that_is_explained_stays_so_when_the_segment_that_explains_it_is_gone, group_lost=False
+    ),
+    "ExpectsEveryGap": test_more_that_is_missing_than_what_is_explained_is_reported,
     "RemembersOtherTopics": functools.partial(test_what_was_forgotten_stays_forgotten, forget, restart=True),
 }
 
