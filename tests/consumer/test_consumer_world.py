@@ -95,6 +95,9 @@ MUTANTS = {
     "a partition that comes back is always reported": Mutant(
         source(Rereading, "resumed", "offset < left.offset", "offset <= left.offset"), 0
     ),
+    "a reset to the end of a truncated log hides the loss": Mutant(
+        source(Results, "_apply_reset", "to.offset < read_to", "False"), 3001873
+    ),
     "history reaches nothing": Mutant(source(History, "reaches_below", "return ", "return False and "), 0),
 }
 SEEDS = 20

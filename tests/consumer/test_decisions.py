@@ -604,6 +604,47 @@ def test_a_position_in_a_former_topic_is_not_the_one_before_if_a_rebalance_inter
     assert [(event.previous, event.skipped) for event in reader.of(PositionReset)] == [(None, (0, 19))]
 
 
+def reassigned_without_an_offset(strategy):
+    """The member has read up to 10, and has to find a position again."""
+    reader = Reader(strategy=strategy)
+    reader.committed(10, Lineage([(2, 6)], 10))
+    valid(reader)
+    reader.client.groups.clear()
+    reader.client.states = {TP: State()}
+    reader.poll()
+    return reader
+
+
+def test_a_reset_to_an_end_before_what_was_read_finds_the_loss():
+    """An unclean election has truncated the log. At its end the log does not differ from what was read."""
+    reader = reassigned_without_an_offset(LATEST)
+    reader.answer("reset", ResetTo(LATEST, 6, 0))
+    assert reader.asks() == [("walk", 10)]
+    assert not reader.part.state.is_fetchable()
+    with pytest.raises(LogDivergedError) as told:
+        reader.answer("walk", walked(GONE))
+    assert (told.value.event.position, told.value.event.rolled_back) == (10, (6, 9))
+
+
+def test_a_reset_to_an_end_that_is_not_the_last_goes_on_after_what_was_read():
+    """A new leader may not have its newest end yet."""
+    reader = reassigned_without_an_offset(LATEST)
+    reader.answer("reset", ResetTo(LATEST, 6, 0))
+    reader.answer("walk", walked(Same(1)))
+    assert [(event.previous, event.position, event.skipped) for event in reader.of(PositionReset)] == [
+        (10, 10, None)
+    ]
+    assert reader.part.state.is_fetchable()
+    assert reader.part.state.position.offset == 10
+
+
+def test_a_reset_to_the_start_reads_again():
+    reader = reassigned_without_an_offset(EARLIEST)
+    reader.answer("reset", ResetTo(EARLIEST, 0, 0))
+    assert [(event.previous, event.position) for event in reader.of(PositionReset)] == [(10, 0)]
+    assert reader.asks() == []
+
+
 def running(activity):
     """A reader whose procedure of this activity waits for its answer."""
     reader = Reader()
