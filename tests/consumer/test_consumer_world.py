@@ -98,6 +98,9 @@ MUTANTS = {
     "a reset to the end of a truncated log hides the loss": Mutant(
         source(Results, "_apply_reset", "to.offset < read_to", "False"), 3001873
     ),
+    "a leader without an epoch is never doubted": Mutant(
+        source(AssignedPartition, "is_due", "self.doubted or ", ""), 3002695
+    ),
     "history reaches nothing": Mutant(source(History, "reaches_below", "return ", "return False and "), 0),
 }
 SEEDS = 20

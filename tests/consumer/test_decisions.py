@@ -39,7 +39,7 @@ from kafkasafe.history.epochs import Diverged, Lineage, Same, Unknown
 TP = TopicPartition("orders", 0)
 OLD, NEW = b"o" * 16, b"n" * 16
 GONE = Diverged(6, (6, 9), (6, 7), None, (2,))
-OUT_OF_RANGE, NOT_AVAILABLE, NO_TOPIC, NO_LEADER = 1, 9, 3, 5
+OUT_OF_RANGE, NOT_AVAILABLE, NO_TOPIC, NO_LEADER, NOT_LEADER = 1, 9, 3, 5, 6
 
 
 class State:
@@ -287,6 +287,26 @@ def test_without_a_leader_epoch_a_lost_connection_is_a_reason_to_compare(reader,
     reader.client.leader = OLD, 1, epoch
     reader.answer("walk", LogCompared(Same(1), epoch, 1, topic_id=OLD, leadership=(OLD, 1, epoch)))
     reader.positions.lost(node)
+    reader.poll()
+    assert reader.asks() == asks
+
+
+@pytest.mark.parametrize(
+    ("epoch", "walked_epoch", "asks"),
+    [(-1, -1, [("walk", 10)]), (-1, 2, [("walk", 10)]), (2, 2, [])],
+    ids=["old brokers", "during an upgrade", "with an epoch"],
+)
+@pytest.mark.parametrize("what", ["lost", "not leader"])
+def test_without_a_leader_epoch_the_same_leader_may_have_been_replaced_for_a_while(
+    reader, what, epoch, walked_epoch, asks
+):
+    """In between, another broker may have truncated the log, and the metadata never named it."""
+    reader.client.leader = OLD, 1, epoch
+    reader.answer("walk", walked(Same(1), walked_epoch)._replace(leadership=(OLD, 1, epoch)))
+    if what == "lost":
+        reader.positions.lost(1)
+    else:
+        assert not reader.fetched(NOT_LEADER)
     reader.poll()
     assert reader.asks() == asks
 

@@ -362,3 +362,8 @@ def test_records_of_a_log_that_was_lost_without_a_trace_may_be_returned_afterwar
 def test_a_reset_to_the_end_of_a_truncated_log_reports_what_was_read_and_is_gone():
     """The group had no offset when the partition came back, and the position was reset to the new end."""
     consumer_world.play(3001873)
+
+
+def test_a_broker_that_leads_again_without_an_epoch_may_have_another_log():
+    """The metadata named no epoch and no other leader. A check had found an epoch, so a lost connection did not count."""
+    consumer_world.play(3002695)
