@@ -367,3 +367,8 @@ def test_a_reset_to_the_end_of_a_truncated_log_reports_what_was_read_and_is_gone
 def test_a_broker_that_leads_again_without_an_epoch_may_have_another_log():
     """The metadata named no epoch and no other leader. A check had found an epoch, so a lost connection did not count."""
     consumer_world.play(3002695)
+
+
+def test_a_position_at_the_first_record_of_a_deleted_topic_is_not_named_as_the_one_before():
+    """The consumer had sought back to it, and the topic was recreated. The check expected it in the `PositionReset`."""
+    consumer_world.play(3004257)
