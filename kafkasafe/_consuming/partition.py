@@ -181,8 +181,8 @@ class AssignedPartition:
         at: The state of the position (`kafkasafe._consuming.position_table`).
         history: The records that were read.
         failures: The failed fetches.
-        doubted: Whether the connection to the leader was lost, and no leader epoch shows which broker has led since
-            then.
+        doubted: Whether the connection to the leader was lost since the last check, or the leader has refused a fetch
+            because it did not lead. It matters only if no leader epoch shows which broker has led since then.
         checked: The leadership under which the position was found valid; None: the position must be checked.
         inquiry: The running procedure, if any.
         position: Offset for which the procedure began or the error was raised.
@@ -232,13 +232,14 @@ class AssignedPartition:
     def is_due(self, leadership: Leadership) -> bool:
         """Return whether the position must be checked. `leadership` is the present one."""
         then = self.checked
-        if then is None or self.doubted or self.at.standing is not Standing.VALID:
+        if then is None or self.at.standing is not Standing.VALID:
             return True
         if then[0] != leadership[0] and then[0] is not None and leadership[0] is not None:
             return True  # another topic has the name
         if leadership[2] >= 0:
             return leadership[2] > then[2]
-        return leadership[1] != then[1]  # brokers before 2.4 do not report the epoch
+        # Brokers before 2.4 do not report the epoch. While a cluster is upgraded, the check may have found one.
+        return self.doubted or leadership[1] != then[1]
 
     def on(self, event: PositionEvent, offset: int = 0) -> list[Action]:
         """Apply an event. Carry out the actions that concern only this object, and return the others.
@@ -367,14 +368,18 @@ class AssignedPartition:
         )
 
     def doubt(self, nodes: Collection[int]) -> None:
-        """Let the position be checked again if it was found valid under one of these leaders, without a leader
-        epoch.
+        """Let the position be checked again if it was found valid under one of these leaders, and the metadata have no
+        leader epochs.
         """
-        if self.checked is not None and self.checked[2] < 0 and self.checked[1] in nodes:
+        if self.checked is not None and self.checked[1] in nodes:
             self.doubted = True
 
+    def doubt_leader(self) -> None:
+        """Let the position be checked again if the metadata have no leader epochs."""
+        self.doubted = True
+
     def looked(self) -> None:
-        """Record that a check begins. The check also settles the doubt after a lost connection."""
+        """Record that a check begins. The check also settles the doubt."""
         self.doubted = False
 
     def check(self, leadership: Leadership | None) -> None:

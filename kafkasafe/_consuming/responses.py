@@ -21,6 +21,7 @@ from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.limits.fetch_ahead import AheadOffset
 
 _TOPIC_AUTHORIZATION_FAILED: Final = 29
+_NOT_LEADER_OR_FOLLOWER: Final = 6
 
 
 class Responses:
@@ -89,6 +90,9 @@ class Responses:
         verdict = classify_code(code, "fetch")
         if not verdict.retriable:
             raise code_error(code, f"{tp.topic}-{tp.partition} at {position}: {verdict.explanation}")
+        if code == _NOT_LEADER_OR_FOLLOWER:
+            # The leader whose log was compared leads no more. It may lead again before the metadata name another one.
+            part.doubt_leader()
         self._port.learn_leader(tp, data)
         if code in OTHER_TOPIC:
             self._moves.on(tp, part, PositionEvent.OTHER_TOPIC)

@@ -144,17 +144,16 @@ class Results:
             return
         leadership = self._port.leadership(tp)
         history = part.history
+        read_to = history.lineage.end_offset
+        has_read = part.reset is not None and part.reset[0] == "no_position" and bool(history.lineage.entries)
         # 1. A topic is deleted. Its partitions are no longer assigned, and the group's offsets are deleted.
         # 2. The topic is created again. The position would be reset, although the consumer has read the former topic.
         # 3. So the position becomes the end of the records that were read. The check finds that these records are gone.
-        is_gone = (
-            leadership is not None
-            and part.reset is not None
-            and part.reset[0] == "no_position"
-            and bool(history.lineage.entries)
-            and history.is_of_another(leadership[0])
-        )
-        offset = history.lineage.end_offset if is_gone else to.offset
+        is_gone = has_read and leadership is not None and history.is_of_another(leadership[0])
+        # An unclean election has truncated the log, and the group has no offset. Before its new end the log does not
+        # differ from what was read, so a check of that position finds nothing.
+        ends_early = has_read and to.strategy == LATEST and to.offset < read_to
+        offset = read_to if is_gone or ends_early else to.offset
         self._port.place(tp, offset)
         self._rereading.placed(tp, offset)
         part.on(PositionEvent.RESET_FOUND)
@@ -174,7 +173,7 @@ class Results:
         if why != "beyond_end" and begin is not None and begin < to.offset:
             skipped = (begin, to.offset - 1)
         self._reports.emit(
-            PositionReset(tp.topic, tp.partition, why, _STRATEGY[to.strategy], previous, to.offset, skipped)
+            PositionReset(tp.topic, tp.partition, why, _STRATEGY[to.strategy], previous, offset, skipped)
         )
 
     def _apply_range(self, tp: TopicPartition, part: AssignedPartition, ranged: LogRange) -> None:

@@ -14,7 +14,7 @@ from tiers import in_tiers
 
 from kafkasafe._consuming import position_table
 from kafkasafe._consuming.history import History
-from kafkasafe._consuming.partition import AssignedPartition
+from kafkasafe._consuming.partition import AssignedPartition, PlaceLeft
 from kafkasafe._consuming.position_table import Action, Activity, PositionEvent
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe._consuming.responses import Responses
@@ -94,6 +94,15 @@ MUTANTS = {
     ),
     "a partition that comes back is always reported": Mutant(
         source(Rereading, "resumed", "offset < left.offset", "offset <= left.offset"), 0
+    ),
+    "a reset to the end of a truncated log hides the loss": Mutant(
+        source(Results, "_apply_reset", "to.offset < read_to", "False"), 3001873
+    ),
+    "a leader without an epoch is never doubted": Mutant(
+        source(AssignedPartition, "is_due", "self.doubted or ", ""), 3002695
+    ),
+    "a position before a rebalance is taken for one in a deleted topic": Mutant(
+        source(PlaceLeft, "is_in", "topic_id == self.topic_id", "False"), 920127
     ),
     "history reaches nothing": Mutant(source(History, "reaches_below", "return ", "return False and "), 0),
 }

@@ -39,7 +39,7 @@ from kafkasafe.history.epochs import Diverged, Lineage, Same, Unknown
 TP = TopicPartition("orders", 0)
 OLD, NEW = b"o" * 16, b"n" * 16
 GONE = Diverged(6, (6, 9), (6, 7), None, (2,))
-OUT_OF_RANGE, NOT_AVAILABLE, NO_TOPIC, NO_LEADER = 1, 9, 3, 5
+OUT_OF_RANGE, NOT_AVAILABLE, NO_TOPIC, NO_LEADER, NOT_LEADER = 1, 9, 3, 5, 6
 
 
 class State:
@@ -287,6 +287,26 @@ def test_without_a_leader_epoch_a_lost_connection_is_a_reason_to_compare(reader,
     reader.client.leader = OLD, 1, epoch
     reader.answer("walk", LogCompared(Same(1), epoch, 1, topic_id=OLD, leadership=(OLD, 1, epoch)))
     reader.positions.lost(node)
+    reader.poll()
+    assert reader.asks() == asks
+
+
+@pytest.mark.parametrize(
+    ("epoch", "walked_epoch", "asks"),
+    [(-1, -1, [("walk", 10)]), (-1, 2, [("walk", 10)]), (2, 2, [])],
+    ids=["old brokers", "during an upgrade", "with an epoch"],
+)
+@pytest.mark.parametrize("what", ["lost", "not leader"])
+def test_without_a_leader_epoch_the_same_leader_may_have_been_replaced_for_a_while(
+    reader, what, epoch, walked_epoch, asks
+):
+    """In between, another broker may have truncated the log, and the metadata never named it."""
+    reader.client.leader = OLD, 1, epoch
+    reader.answer("walk", walked(Same(1), walked_epoch)._replace(leadership=(OLD, 1, epoch)))
+    if what == "lost":
+        reader.positions.lost(1)
+    else:
+        assert not reader.fetched(NOT_LEADER)
     reader.poll()
     assert reader.asks() == asks
 
@@ -602,6 +622,47 @@ def test_a_position_in_a_former_topic_is_not_the_one_before_if_a_rebalance_inter
     reader.poll()
     reader.answer("reset", ResetTo(LATEST, 20, 0))
     assert [(event.previous, event.skipped) for event in reader.of(PositionReset)] == [(None, (0, 19))]
+
+
+def reassigned_without_an_offset(strategy):
+    """The member has read up to 10, and has to find a position again."""
+    reader = Reader(strategy=strategy)
+    reader.committed(10, Lineage([(2, 6)], 10))
+    valid(reader)
+    reader.client.groups.clear()
+    reader.client.states = {TP: State()}
+    reader.poll()
+    return reader
+
+
+def test_a_reset_to_an_end_before_what_was_read_finds_the_loss():
+    """An unclean election has truncated the log. At its end the log does not differ from what was read."""
+    reader = reassigned_without_an_offset(LATEST)
+    reader.answer("reset", ResetTo(LATEST, 6, 0))
+    assert reader.asks() == [("walk", 10)]
+    assert not reader.part.state.is_fetchable()
+    with pytest.raises(LogDivergedError) as told:
+        reader.answer("walk", walked(GONE))
+    assert (told.value.event.position, told.value.event.rolled_back) == (10, (6, 9))
+
+
+def test_a_reset_to_an_end_that_is_not_the_last_goes_on_after_what_was_read():
+    """A new leader may not have its newest end yet."""
+    reader = reassigned_without_an_offset(LATEST)
+    reader.answer("reset", ResetTo(LATEST, 6, 0))
+    reader.answer("walk", walked(Same(1)))
+    assert [(event.previous, event.position, event.skipped) for event in reader.of(PositionReset)] == [
+        (10, 10, None)
+    ]
+    assert reader.part.state.is_fetchable()
+    assert reader.part.state.position.offset == 10
+
+
+def test_a_reset_to_the_start_reads_again():
+    reader = reassigned_without_an_offset(EARLIEST)
+    reader.answer("reset", ResetTo(EARLIEST, 0, 0))
+    assert [(event.previous, event.position) for event in reader.of(PositionReset)] == [(10, 0)]
+    assert reader.asks() == []
 
 
 def running(activity):

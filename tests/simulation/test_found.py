@@ -357,3 +357,18 @@ def test_a_topic_in_which_the_group_has_an_offset_is_not_older_than_the_metadata
 def test_records_of_a_log_that_was_lost_without_a_trace_may_be_returned_afterwards():
     """The answer was under way when the log was lost and written again under the same leader epoch, so nobody can know."""
     consumer_world.play(950110)
+
+
+def test_a_reset_to_the_end_of_a_truncated_log_reports_what_was_read_and_is_gone():
+    """The group had no offset when the partition came back, and the position was reset to the new end."""
+    consumer_world.play(3001873)
+
+
+def test_a_broker_that_leads_again_without_an_epoch_may_have_another_log():
+    """The metadata named no epoch and no other leader. A check had found an epoch, so a lost connection did not count."""
+    consumer_world.play(3002695)
+
+
+def test_a_position_at_the_first_record_of_a_deleted_topic_is_not_named_as_the_one_before():
+    """The consumer had sought back to it, and the topic was recreated. The check expected it in the `PositionReset`."""
+    consumer_world.play(3004257)
