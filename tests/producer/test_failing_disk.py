@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import threading
 import time
@@ -207,3 +208,21 @@ def test_close_raises_if_the_disk_does_not_answer(fake_kafka, tmp_path, disk, mo
     finally:
         disk.answers.set()
     until(producer._pump.ended)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EMFILE, "raise the limit of open files (ulimit -n), or close some"),
+        (errno.EFBIG, "raise the limit of file sizes (ulimit -f)"),
+        (errno.EROFS, "mount the file system read-write"),
+    ],
+)
+def test_the_warning_says_what_helps(producer, disk, code, remedy, caplog):
+    disk.code = code
+    with pytest.raises(kafka_errors.KafkaTimeoutError, match=re.escape(remedy)):
+        producer.send("orders", b"").durable(0.5)
+    assert remedy in producer.health().reasons[0].text
+    (warning,) = [record for record in caplog.records if record.event == "spool_write_failed"]
+    assert warning.getMessage().count(remedy) == 1
+    assert "permissions" not in warning.getMessage()
