@@ -71,6 +71,12 @@ class Delivery:
         if failure is not None:
             raise SpoolError(f"The producer ended by an error: {failure!r}") from failure
 
+    def raise_undurable(self) -> None:
+        """After `close`: raise an error if the pump still runs, and accepted records are not durable yet."""
+        error = None if self.pump.ended() else self.pump.ledger.left_undurable()
+        if error is not None:
+            raise error
+
     def raise_wrong_cluster(self) -> None:
         """Raise WrongClusterError if the brokers belong to a different cluster than the one that the pending records
         are meant for.

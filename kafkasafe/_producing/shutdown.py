@@ -167,6 +167,7 @@ class Shutdown:
                 raise loss
         finally:
             self._delivery.raise_failure()
+            self._delivery.raise_undurable()
             self._delivery.raise_wrong_cluster()
 
     def _refuse_more(self) -> None:

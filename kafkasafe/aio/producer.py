@@ -151,7 +151,12 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         producer = opened.producer
         try:
             # The thread is not a daemon, so accepted records are on disk before the interpreter ends.
-            await call_in_thread("kafkasafe-aio-close", lambda: producer.close(timeout), daemon=False)
+            await call_in_thread(
+                "kafkasafe-aio-close",
+                lambda: producer.close(timeout),
+                daemon=False,
+                otherwise=opened.worker,
+            )
         finally:
             opened.worker.stop()
 

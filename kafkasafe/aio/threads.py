@@ -34,7 +34,12 @@ def running_loop() -> asyncio.AbstractEventLoop:
 
 
 async def call_in_thread(
-    name: str, call: Callable[[], T], *, undo: Callable[[T], object] | None = None, daemon: bool = True
+    name: str,
+    call: Callable[[], T],
+    *,
+    undo: Callable[[T], object] | None = None,
+    daemon: bool = True,
+    otherwise: Worker | None = None,
 ) -> T:
     """Run `call()` on a separate thread, so that busy executors of the program cannot delay the call.
 
@@ -43,6 +48,7 @@ async def call_in_thread(
         call: Function to run. If this coroutine is cancelled, the function still runs to its end.
         undo: Called with the result of `call` after a cancellation.
         daemon: Whether the interpreter may exit before the call ends.
+        otherwise: Runs the call if the process can start no more threads. By default the RuntimeError is raised.
     """
     loop = running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -70,7 +76,12 @@ async def call_in_thread(
             if error is None and undo is not None:
                 undo(result)
 
-    threading.Thread(target=run, name=name, daemon=daemon).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=daemon).start()
+    except RuntimeError:
+        if otherwise is None:
+            raise
+        otherwise.put(run)
     try:
         return await done
     except asyncio.CancelledError:

@@ -57,6 +57,12 @@ class Loop(NetworkSelector):
         """Makes this turn of the loop the last one."""
         self._stop = True
 
+    def discard(self) -> None:
+        """Closes a loop whose thread could not be started."""
+        self.end_soon()
+        self._ready.clear()
+        self.close()  # type: ignore[no-untyped-call]
+
     def call_at(self, when: float, task: Any) -> Any:
         """Like kafka-python's method, but a call that is never due is not scheduled."""
         if when >= _NEVER_AT:

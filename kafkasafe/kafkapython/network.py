@@ -6,6 +6,7 @@ This module knows no topics, and makes no decisions about requests.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import socket
@@ -19,7 +20,7 @@ import kafka.errors as kafka_errors
 from kafkasafe.cluster.api import Broker
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.cluster.network import Service
-from kafkasafe.cluster.terms import NodeId, closed_error
+from kafkasafe.cluster.terms import NodeId, closed_error, log
 from kafkasafe.kafkapython.connection import DirectConnection
 from kafkasafe.kafkapython.loop import Loop
 from kafkasafe.kafkapython.manager import DirectManager
@@ -139,23 +140,42 @@ class SocketNetwork:
         crashed = self._service.interrupted(error)
         if crashed:
             self._crashes = 0 if time.monotonic() - self._born_at > _CALM_S else self._crashes + 1
-            if not self._stopped.wait(_CRASH_BACKOFF.pause_s(self._crashes + 1)):
-                self._begin_anew()
-                return
+            while not self._stopped.wait(_CRASH_BACKOFF.pause_s(self._crashes + 1)):
+                if self._begin_anew():
+                    return
+                self._crashes += 1
         self._ended = True
         self._service.end(error if crashed else closed_error())
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self) -> bool:
         """On the crashed thread: starts another loop with its own connections. Earlier requests have failed.
 
-        The client keeps its metadata, and the jobs that callers have posted meanwhile.
+        The client keeps its metadata, and the jobs that callers have posted meanwhile. Returns False if the process
+        lacks handles, threads or memory for another loop.
         """
         with self._start_lock:
-            self._renew()
-            self.loop.serve(self._service.look, self._on_exit)
-            self._service.begin_anew()
-            self.wake()
-            self._start()
+            former = self.loop
+            try:
+                self._renew()
+                self.loop.serve(self._service.look, self._on_exit)
+                self._service.begin_anew()
+                self.wake()
+                self._start()
+            except Exception as error:
+                self._service.interrupted(error)
+                if self.loop is not former:
+                    self.loop.discard()
+                log.limited(
+                    logging.ERROR,
+                    "network_not_replaced",
+                    self.client_id,
+                    "The network thread ended, and no other one can be started (%r); trying again until one can."
+                    " Raise the limits of open files (ulimit -n), threads (ulimit -u) and memory",
+                    error,
+                    error=type(error).__name__,
+                )
+                return False
+        return True
 
     def _renew(self) -> None:
         make_loop: Any = Loop

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,15 @@ log = EventLog("spool")
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk, and of a full quota."""
+_HANDLES: Final = "raise the limit of open files (ulimit -n), or close some, and it goes on"
+REMEDIES: Final[Mapping[int, str]] = {
+    **dict.fromkeys(NO_ROOM, "make room and it goes on"),
+    errno.EMFILE: _HANDLES,
+    errno.ENFILE: _HANDLES,
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), and it goes on",
+    errno.EROFS: "mount the file system read-write, and it goes on; if the disk has failed, replace it first",
+}
+"""What to do if a write fails, by error number."""
 _NAME: Final = "reserve"
 _MARKS_BYTES: Final = 64 * 1024
 """Size of the part for marks. The rest is for the division of batches whose partitions are not known yet."""

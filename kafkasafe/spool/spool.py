@@ -22,7 +22,7 @@ from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.log_content import Entry, Log
 from kafkasafe.spool.quarantine import keep_torn, quarantine_damage
 from kafkasafe.spool.recovery import scan
-from kafkasafe.spool.reserve import NO_ROOM, Reserve
+from kafkasafe.spool.reserve import NO_ROOM, REMEDIES, Reserve
 from kafkasafe.spool.segment_list import SegmentList
 from kafkasafe.spool.segment_writer import SegmentWriter
 from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
@@ -543,9 +543,9 @@ class Spool:
         return self._error(what, error)
 
     def _error(self, what: str, error: OSError) -> SpoolWriteError:
-        full = error.errno in NO_ROOM
-        hint = "; make room and it goes on" if full else ""
-        return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}", full=full)
+        remedy = REMEDIES.get(error.errno or 0)
+        hint = "" if remedy is None else f"; {remedy}"
+        return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}", full=error.errno in NO_ROOM)
 
     def _put_back(self) -> None:
         """Remove everything after the promised position."""

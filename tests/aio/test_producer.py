@@ -8,6 +8,7 @@ import gc
 import math
 import threading
 import warnings
+from pathlib import Path
 
 import kafka.errors
 import pytest
@@ -494,6 +495,27 @@ async def test_a_cancelled_close_goes_on(options, fake_kafka):
         await closing
     await producer.close()
     assert fake_kafka.values("orders") == [b"%d" % i for i in range(1000)]
+
+
+async def test_close_needs_no_new_thread(options, fake_kafka, mocker):
+    producer = SafeProducer(**options)
+    await producer.start()
+    await producer.send("orders", b"0")
+    started = threading.Thread.start
+
+    def lanes():
+        return [lane.name for lane in Path(options["spool_dir"]).glob("lane-*")]
+
+    def start(thread):
+        if thread.name == "kafkasafe-aio-close":
+            raise RuntimeError("can't start new thread")
+        started(thread)
+
+    mocker.patch.object(threading.Thread, "start", start)
+    await producer.close()
+    assert fake_kafka.values("orders") == [b"0"]
+    async with SafeProducer(**options):
+        assert lanes() == ["lane-000"]
 
 
 def test_a_refused_record_is_an_error_of_its_future_and_none_of_the_block_is_hidden(options, fake_kafka):

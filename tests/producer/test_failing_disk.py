@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
+import threading
 import time
 
 import kafka.errors as kafka_errors
@@ -12,6 +14,7 @@ import pytest
 from waiting import until
 
 from kafkasafe import SafeProducer
+from kafkasafe.delivery.pump import Pump
 from kafkasafe.errors import SpoolCorruptError, SpoolFullError, SpoolWriteError
 from kafkasafe.spool.files import OsFiles
 
@@ -21,9 +24,12 @@ MIB = 1 << 20
 class Failing(OsFiles):
     """The operating system's files, until writing fails."""
 
-    __slots__ = ("code", "directories")
+    __slots__ = ("answers", "code", "directories")
 
     def __init__(self) -> None:
+        self.answers = threading.Event()
+        """While it is not set, no call returns that makes data durable."""
+        self.answers.set()
         self.code = 0
         self.directories = True
         """New ones can be made."""
@@ -37,6 +43,10 @@ class Failing(OsFiles):
         if self.code:
             raise OSError(self.code, os.strerror(self.code))
         return super().writev(handle, buffers, offset)
+
+    def sync_data(self, handle):
+        assert self.answers.wait(100)
+        super().sync_data(handle)
 
 
 @pytest.fixture
@@ -179,3 +189,40 @@ def test_what_was_moved_to_where_it_cannot_be_fetched_from_is_said_to_be_there(t
         producer.close(timeout=1)
     assert f"2 records are not delivered, and the next producer on {spool} does not find them" in caplog.text
     assert f"they are in {tmp_path / 'away' / 'lane-000'}" in caplog.text
+
+
+def test_close_raises_if_the_disk_does_not_answer(fake_kafka, tmp_path, disk, monkeypatch):
+    fake_kafka.create_topic("orders", 1)
+    stop = Pump.stop
+    monkeypatch.setattr(Pump, "stop", lambda pump, _, deadline=None: stop(pump, 0.1, deadline))
+    monkeypatch.setattr("kafkasafe._producing.shutdown._CLOSE_DISK_LEAST_S", 0.1)
+    producer = SafeProducer(bootstrap_servers=fake_kafka.bootstrap_servers, spool_dir=tmp_path / "spool")
+    producer.send("orders", b"first").get(60)
+    disk.answers.clear()
+    try:
+        producer.send("orders", b"second")
+        with pytest.raises(
+            SpoolWriteError, match=r"^1 record was accepted and not durable when the producer ended"
+        ):
+            producer.close(0.1)
+    finally:
+        disk.answers.set()
+    until(producer._pump.ended)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.EMFILE, "raise the limit of open files (ulimit -n), or close some"),
+        (errno.EFBIG, "raise the limit of file sizes (ulimit -f)"),
+        (errno.EROFS, "mount the file system read-write"),
+    ],
+)
+def test_the_warning_says_what_helps(producer, disk, code, remedy, caplog):
+    disk.code = code
+    with pytest.raises(kafka_errors.KafkaTimeoutError, match=re.escape(remedy)):
+        producer.send("orders", b"").durable(0.5)
+    assert remedy in producer.health().reasons[0].text
+    (warning,) = [record for record in caplog.records if record.event == "spool_write_failed"]
+    assert warning.getMessage().count(remedy) == 1
+    assert "permissions" not in warning.getMessage()

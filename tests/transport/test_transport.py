@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import gc
 import os
 import queue
@@ -584,6 +585,64 @@ def test_a_network_thread_that_crashes_each_time_is_not_started_in_a_hurry_and_c
     assert len(crashed) < 10
     until(lambda: transport.close(5.0))
     assert transport.closed
+
+
+@pytest.mark.parametrize("lacking", ["handles", "threads"])
+def test_a_network_thread_that_crashes_while_no_other_can_begin_is_replaced_as_soon_as_one_can(
+    mocker: MockerFixture, free_port: int, lacking: str
+) -> None:
+    with opened(f"127.0.0.1:{free_port}") as transport:
+        until(lambda: transport._reachability.failed)
+        crashed, started, pair = transport._network.loop, threading.Thread.start, socket.socketpair
+        refused: list[str] = []
+
+        def refuses() -> bool:
+            # Other tests' transports may still run in this process.
+            if threading.current_thread() is not crashed._io_thread or len(refused) == 3:
+                return False
+            refused.append(lacking)
+            return True
+
+        def start(thread: threading.Thread) -> None:
+            if lacking == "threads" and refuses():
+                raise RuntimeError("can't start new thread")
+            started(thread)
+
+        def pairs(*args: Any) -> Any:
+            if lacking == "handles" and refuses():
+                raise OSError(errno.EMFILE, "Too many open files")
+            return pair(*args)
+
+        mocker.patch.object(threading.Thread, "start", start)
+        mocker.patch.object(socket, "socketpair", pairs)
+        handles = len(list(Path("/proc/self/fd").iterdir()))
+        crashed._schedule_tasks = lambda: 1 / 0
+        replies = Replies()
+        transport.produce([ProduceRequest("a", "t", 0, plain_batch())], -1, 1000, replies.produced)
+        (first, result), *_ = replies.take(1)
+        assert (first, isinstance(result, Failure), result.sent) == ("a", True, False)
+        failed = transport._reachability.failed
+        until(lambda: transport._reachability.failed > failed)
+        assert len(refused) == 3
+        assert not transport.closed
+        until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= handles)
+        thread = transport._network.thread
+    assert transport.closed
+    assert not thread.is_alive()
+
+
+def test_a_network_that_cannot_begin_again_can_be_closed(mocker: MockerFixture, free_port: int) -> None:
+    transport = over_sockets({"bootstrap_servers": f"127.0.0.1:{free_port}"})
+    transport.start()
+    until(lambda: transport._reachability.failed)
+    renew = mocker.patch.object(transport._network, "_renew", side_effect=MemoryError)
+    transport._network.loop._schedule_tasks = lambda: 1 / 0
+    replies = Replies()
+    transport.refresh_metadata(["t"], replies)
+    until(lambda: renew.call_count >= 2)
+    until(lambda: transport.close(5.0))
+    assert transport.closed
+    assert isinstance(replies.get(), Failure)
 
 
 def test_a_step_that_fails_does_not_end_the_network_thread(mocker: MockerFixture, free_port: int) -> None:

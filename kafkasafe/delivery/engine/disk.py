@@ -23,6 +23,7 @@ from kafkasafe.history.identity import BatchId
 from kafkasafe.limits.run_ahead import PATIENCE_S, RUN_AHEAD_BYTES
 from kafkasafe.limits.uplink import MEMORY_BYTES
 from kafkasafe.record import batch as codec
+from kafkasafe.spool.reserve import REMEDIES
 
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
 """At most this many bytes of durable, unfinished batches stay in memory. The engine reads other batches back from disk
@@ -124,12 +125,10 @@ class DiskWriter:
             logging.WARNING,
             "spool_write_failed",
             lane.name,
-            "%s: a write failed (%s). Durable records are safe; kafkasafe tries again. %s",
+            "%s: a write failed (%s). Durable records are safe; kafkasafe tries again%s",
             lane.name,
             error,
-            "Free space (df -h) or inodes (df -i)"
-            if error.full
-            else "Check the permissions, the disk (dmesg), and whether the file system is mounted read-only",
+            _advice(error),
             lane=lane.name,
             attempt=attempt,
             error=type(error).__name__,
@@ -543,6 +542,16 @@ def _groups(
                 groups[-1][0].append(m.Given(0, batch.given))
             groups[-1][1].append(next(contents))
     return groups
+
+
+def _advice(error: SpoolWriteError) -> str:
+    """What to do, for the end of a message that contains the error; empty if the error says it."""
+    if error.full:
+        return ". Free space (df -h) or inodes (df -i)"
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in REMEDIES:
+        return ""
+    return ". Check the permissions, the disk (dmesg), and whether the file system is mounted read-only"
 
 
 def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:

@@ -282,6 +282,19 @@ class Ledger:
             parcel.fail(error)
             self.finish(parcel)
 
+    def left_undurable(self) -> KafkaSafeError | None:
+        """The error of accepted records that are not durable, if `close` ends while the producer's thread still runs: a
+        write to the disk, or a hook, has not returned. None if there are no such records.
+        """
+        why = "its thread still waits: a write to the disk, or a hook, has not returned"
+        with self.lock:
+            undurable = [parcel for parcel in self.undurable.values() if not parcel.done]
+        if not undurable:
+            return None
+        if self._config.in_memory:
+            return lost_from_memory(undurable, TimeoutError(why), final=False, log=self._log)
+        return not_durable(undurable, why, None)
+
     def lose(self, error: BaseException) -> None:
         """Record that accepted records are lost with the producer, unless an error had ended it before."""
         with self.lock:
