@@ -53,6 +53,7 @@ _MAX_SLOTS: Final = 256  # maximum number of sending tasks if the number of core
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
+_SPECULATION: Final = "spark.speculation"
 # With 16 MiB, the sending tasks took 1.5 times the CPU time in the JVM. It seems that Spark copies an Arrow batch each
 # time that the batch outgrows its memory.
 _EXCHANGE_BYTES: Final = 4 * 1024 * 1024
@@ -443,7 +444,9 @@ class _Job:
         # Without an exchange, the stage that computes the rows runs at most one task for each Kafka partition. If there
         # are fewer partitions than cores, some cores would be idle.
         exchange = (
-            self._bound or options.exchange is True or (options.exchange is None and count < parallelism)
+            self._bound
+            or options.exchange is True
+            or (options.exchange is None and (count < parallelism or _speculates(df)))
         )
         if not exchange and topic is not None:
             write = DirectWrite(
@@ -587,6 +590,19 @@ def _has(df: DataFrame, name: str) -> bool:
         return df.sparkSession.conf.get(name) is not None
     except Exception:  # an older Spark does not know the name
         return False
+
+
+def _speculates(df: DataFrame) -> bool:
+    """Returns whether Spark may run two attempts of a task at once. Without an exchange, such attempts are not safe:
+
+    1. Attempt 0 of a task computes no rows, so it claims no partition, and ends.
+    2. Attempt 1 has computed other rows, because the data frame is not deterministic. Spark ends the attempt, but its
+       Python worker has not noticed that yet.
+    3. The driver compares the logs with the reports. The worker sends its rows after that, and before the commit.
+
+    After an exchange, all attempts get the same rows.
+    """
+    return str(df.sparkSession.conf.get(_SPECULATION, "false")).lower() == "true"
 
 
 def _exchange_settings(df: DataFrame) -> dict[str, str]:

@@ -24,8 +24,8 @@ class SinkOptions:
         version: `txnVersion`, which a batch query uses instead of a batch id; None: it was not given.
         strict: Whether a marker that does not fit the checkpoint is an error (`onMarkerMismatch`).
         marker_topic: Compacted topic that stores the markers.
-        exchange: Whether Spark moves rows between tasks before they are sent; None: the columns and the number of
-            partitions decide.
+        exchange: Whether Spark moves rows between tasks before they are sent; None: the columns, the number of
+            partitions and Spark's speculation decide.
         max_restarts: Maximum number of restarts of a micro-batch's transaction.
         compression: Compression codec of the batches.
         compression_level: Level of the codec; None: the codec's default.

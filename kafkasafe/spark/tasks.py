@@ -155,23 +155,27 @@ class _Sender:
 
 
 def _report_batch(reports: list[Report], appender: Appender, stage: int) -> Any:
-    count = len(reports)
-    first = [1] + [0] * (count - 1) if count else []  # only the first row holds the totals of the task
+    """Makes rows of `REPORT_SCHEMA`. A task that sent nothing reports its stage, in a row without a topic."""
+    places: list[tuple[str | None, int, int]] = [
+        (report.topic, report.partition, report.rows) for report in reports
+    ]
+    topics, partitions, rows = zip(*(places or [(None, -1, 0)]), strict=True)
+    first = [1] + [0] * (len(topics) - 1)  # only the first row holds the totals of the task
     return _arrow.record_batch(
         {
-            "topic": _arrow.array([report.topic for report in reports], _arrow.string()),
-            "partition": _arrow.array([report.partition for report in reports], _arrow.int32()),
-            "rows": _arrow.array([report.rows for report in reports], _arrow.int64()),
+            "topic": _arrow.array(topics, _arrow.string()),
+            "partition": _arrow.array(partitions, _arrow.int32()),
+            "rows": _arrow.array(rows, _arrow.int64()),
             "bytes": _arrow.array([appender.bytes * one for one in first], _arrow.int64()),
             "retries": _arrow.array([appender.retries * one for one in first], _arrow.int64()),
-            "stage": _arrow.array([stage] * count, _arrow.int32()),
+            "stage": _arrow.array([stage] * len(topics), _arrow.int32()),
         }
     )
 
 
 def reports_of(rows: Iterable[Any]) -> list[Report]:
-    """Converts rows of `REPORT_SCHEMA` into reports."""
-    return [Report(row["topic"], row["partition"], row["rows"]) for row in rows]
+    """Converts rows of `REPORT_SCHEMA` into reports. Leaves out the rows of tasks that sent nothing."""
+    return [Report(row["topic"], row["partition"], row["rows"]) for row in rows if row["topic"] is not None]
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -13,17 +14,23 @@ from pathlib import Path
 import psutil
 import pyspark
 import pytest
+import stalling
 from local_spark import spark_session
+from pyspark import TaskContext
 from sinks import new_name, numbers, options, read, values
 
 from kafkasafe.record.partition import partition_for_key
 from kafkasafe.spark import foreach_batch_sink, write_batch
+from kafkasafe.spark import sink as sink_module
 from kafkasafe.spark.java import map_in_arrow
+from kafkasafe.spark.sink_transaction import SinkTransaction
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash, pytest.mark.full]
 
 HERE = Path(__file__).parent
 ROWS = 60_000
+EXCHANGE = {False: "never", True: "auto"}
+"""With speculation, rows without keys would be exchanged too. The tests' rows are the same in each attempt."""
 
 
 @contextlib.contextmanager
@@ -131,7 +138,7 @@ def test_an_executor_that_is_killed_loses_no_row_and_doubles_none(cluster, kafka
     dying = map_in_arrow(rows(cluster), once(str(flag), kill_executor), "value string")
     if keyed:
         dying = dying.selectExpr("value AS key", "value")
-    sink = foreach_batch_sink(topic, **options(kafka, txnAppId=new_name("app")))
+    sink = foreach_batch_sink(topic, **options(kafka, txnAppId=new_name("app"), exchange=EXCHANGE[keyed]))
     try:
         sink(dying, 0)
         assert flag.exists()
@@ -166,9 +173,37 @@ def test_speculation_doubles_no_row(cluster, kafka, tmp_path, keyed):
     wanted = map_in_arrow(rows(cluster), slow, "value string")
     if keyed:
         wanted = wanted.selectExpr("value AS key", "value")
-    assert write_batch(wanted, topic, **options(kafka)).rows == ROWS
+    assert write_batch(wanted, topic, **options(kafka, exchange=EXCHANGE[keyed])).rows == ROWS
     assert any(not path.name.endswith("-0") for path in attempts.iterdir()), "nothing was tried a second time"
     found = read(kafka, topic)
     assert len(found) == ROWS
     assert {m.value() for m in found} == set(numbers(range(ROWS)))
     assert all(m.partition() == partition_for_key(m.key(), 4) for m in found if keyed)
+
+
+def test_an_attempt_that_is_late_adds_no_row(cluster, kafka, tmp_path, monkeypatch):
+    """Attempt 0 of a task gets no row, and claims nothing. Attempt 1 gets some, and stalls until the driver has verified."""
+    topic, folder = new_name(), str(tmp_path)
+    kafka.create_topic(topic, partitions=4)
+
+    def changing(batches):
+        context = TaskContext.get()
+        is_first = context.partitionId() == 0 and context.attemptNumber() == 0
+        if is_first:
+            stalling.wait_for(Path(folder) / "stalled")
+        for batch in batches:
+            if not is_first:
+                yield batch
+
+    real = SinkTransaction.verify
+
+    def verify(*args):
+        real(*args)
+        (tmp_path / "verified").touch()
+        time.sleep(4)
+
+    monkeypatch.setattr(SinkTransaction, "verify", verify)
+    stalled = functools.partial(stalling.StalledWrite, folder=folder)
+    monkeypatch.setattr(sink_module, "DirectWrite", stalled)
+    written = write_batch(map_in_arrow(rows(cluster), changing, "value string"), topic, **options(kafka)).rows
+    assert len(read(kafka, topic)) == written

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from kafka.admin import NewPartitions
 from prometheus_client import CollectorRegistry
+from pyspark import StatusTracker
 from sinks import STEPS, crash, new_name, numbers, options, read, values
 
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
@@ -99,6 +100,20 @@ def test_a_batch_without_rows_moves_the_marker(spark, kafka, topic, make):
     sink(rows(spark, 0, 0), 0)
     sink(rows(spark, 0, 10), 1)
     assert values(kafka, topic) == numbers(range(10))
+
+
+def test_a_stage_that_ran_twice_costs_a_new_transaction_also_where_no_task_has_rows(spark, make, monkeypatch):
+    """Tasks of its first run may still have rows."""
+    real, asked = StatusTracker.getStageInfo, []
+
+    def twice_at_first(tracker, stage):
+        asked.append(stage)
+        return real(tracker, stage)._replace(currentAttemptId=int(len(asked) == 1))
+
+    monkeypatch.setattr(StatusTracker, "getStageInfo", twice_at_first)
+    writing = make()
+    writing(rows(spark, 0, 10).where("value = 'none'"), 0)
+    assert (writing.last.name, writing.last.rows, writing.last.restarts) == ("resumed", 0, 1)
 
 
 def test_keys_headers_and_nulls_arrive_as_from_any_other_producer(spark, kafka, topic, make):
