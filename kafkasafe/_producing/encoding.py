@@ -1,6 +1,7 @@
 """Encode the records of an open batch into parcels, each for one partition.
 
-Encoding has no side effects and does not wait, so it may be repeated after a Ctrl-C, or after memory was short.
+Encoding does not wait, and may be repeated after a Ctrl-C, or after memory was short: it only tells the partitioning
+that an open batch has ended, and telling it twice does no harm.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Encoder:
     batch_bytes: int
 
     def encoded(self, open_batch: OpenBatch) -> Encoded:
-        """Encode an open batch. Encoding has no side effects, so it may be repeated.
+        """Encode an open batch. This may be repeated.
 
         Raises:
             SpoolWriteError: There is not enough memory.

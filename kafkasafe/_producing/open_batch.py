@@ -74,6 +74,20 @@ class _Waiting:
     error_indexes: list[int] = field(default_factory=list)
     errbacks: list[Any] = field(default_factory=list)
 
+    def add(self, indexes: Indexes, functions: Iterable[Any], *, errors: bool) -> None:
+        """Add callbacks, or with `errors` errbacks, of the records with these numbers."""
+        if errors:
+            self.error_indexes += indexes.tolist()
+            self.errbacks += functions
+        else:
+            self.indexes.append(indexes)
+            self.callbacks += functions
+
+    @property
+    def calls(self) -> int:
+        """How many callbacks and errbacks wait."""
+        return len(self.callbacks) + len(self.errbacks)
+
     def all_indexes(self) -> Indexes:
         """Return the numbers of the records of the `callbacks` in one array."""
         return np.concatenate(self.indexes) if self.indexes else np.array([], np.int64)
@@ -472,9 +486,7 @@ class OpenBatch:
             waiting = self._sorted.pop(key)
             self._call(waiting.parcel, waiting.all_indexes(), waiting.callbacks, waiting.errbacks, due)
             due = 0
-        self._sorted_calls = sum(
-            len(waiting.callbacks) + len(waiting.errbacks) for waiting in self._sorted.values()
-        )
+        self._sorted_calls = sum(waiting.calls for waiting in self._sorted.values())
         if not done:
             self.thread.call((), (), due)
 
@@ -486,12 +498,7 @@ class OpenBatch:
         for parcel, picked in self._by_parcel(numbers):
             waiting = self._sorted.setdefault(id(parcel), _Waiting(parcel))
             mine = itemgetter(*picked.tolist())(functions) if len(picked) > 1 else (functions[picked[0]],)
-            if errors:
-                waiting.error_indexes += numbers[picked].tolist()
-                waiting.errbacks += mine
-            else:
-                waiting.indexes.append(numbers[picked])
-                waiting.callbacks += mine
+            waiting.add(numbers[picked], mine, errors=errors)
 
     def _by_parcel(self, indexes: Indexes) -> Iterator[tuple[Parcel, Indexes]]:
         """Yield the parcels of records, each with the places of its records in `indexes`.
