@@ -36,7 +36,7 @@ EXCEPTIONS = {
     "cluster/client": 0,
     "_producing": 0,
     "aio": 1,  # `left`: the open batch's room and the gate's quota, in the fast path of `send`
-    "kafkapython": 38,  # on objects of kafka-python
+    "kafkapython": 39,  # on objects of kafka-python
     "testing": 0,
     "testing/_real": 0,
     "testing/disk": 0,
