@@ -16,6 +16,7 @@ from mutation import nothing, source
 
 from kafkasafe import journal as j
 from kafkasafe import marks as m
+from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.delivery.engine import disk, questions
 from kafkasafe.delivery.engine import engine as engines
 from kafkasafe.delivery.engine.context import EngineContext
@@ -287,6 +288,10 @@ ENGINE: dict[str, Mutant] = {
     # What the cluster loses.
     "no check of the leader before": Mutant(nothing(LossWatch, "check_epoch"), "lossy"),
     "losses are not reported": Mutant(nothing(LossWatch, "acked_loss"), "lossy"),
+    "a hint at a former topic's leader counts": Mutant(
+        source(Leaders, "take_hint", "if info.topic_id != topic_id and any(topic_id):", "if False:"),
+        "former topics",
+    ),
     "undecidable batches are sent again": Mutant(
         source(Endings, "_park", "policy = self._config.on_undecidable", "policy = 'resend'"), "trimmed"
     ),
@@ -340,6 +345,7 @@ _FIRST = {
     "a younger life does not hold back": 8,
     "adoption without a gate": 15,
     "no check of the leader before": 7,
+    "a hint at a former topic's leader counts": 5,
     "undecidable batches are sent again": 23,
     "what a life waits for is forgotten": 15,
     "budget ignored": 22,

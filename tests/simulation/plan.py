@@ -47,6 +47,7 @@ class Settings:
         retains: The spool keeps everything that was acknowledged.
         loses: The cluster loses what it acknowledged.
         own_names: Each worker has a client id of its own.
+        version: Of the brokers. Requests to those of 2.8.2 name topics, not their ids.
     """
 
     spool: str = "always"
@@ -70,6 +71,7 @@ class Settings:
     retains: bool = False
     loses: bool = False
     own_names: bool = False
+    version: str = "4.3.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +305,23 @@ KINDS: Final[Mapping[str, Kind]] = {
             "brokers": (1, 3),
         },
     ),
+    "former topics": Kind(
+        0,
+        _NETWORK | {"kill": 3, "crash_at": 2, "close": 2, "freeze": 1, "replace": 10, "lead": 3, "lag": 2},
+        {
+            "version": ("4.3.0", "4.3.0", "2.8.2"),
+            "loses": (True,),
+            "retains": (True, False),
+            "heals_recreated": (False, True),
+            "partitions": (1, 2, 3),
+            "brokers": (3,),
+        },
+    ),
 }  # fmt: skip
 
 _PERIOD: Final = 24
 _BESIDE: Final = {
+    2: "former topics",
     5: "room",
     8: "late refusals",
     14: "holes",

@@ -83,7 +83,7 @@ class Storm:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.settings = s = plan.settings
-        self.book = Book(durable_first=s.spool == "always")
+        self.book = Book(durable_first=s.spool == "always", topic_ids=s.version >= "4.1")
         self.book.alone = s.workers == 1
         self.entries: dict[Life, LifeEntry] = {}
         self.handed: dict[Life, list[tuple[Parcel, list[Record]]]] = {}
@@ -94,7 +94,13 @@ class Storm:
         self.capacity = 0
         self.calming = False
         self.world = SimWorld(
-            s.brokers, s.workers, self._open_life, self.note, self._look, random.Random(f"turns {plan.seed}")
+            s.brokers,
+            s.workers,
+            self._open_life,
+            self.note,
+            self._look,
+            random.Random(f"turns {plan.seed}"),
+            s.version,
         )
         self.world.cluster.stragglers = random.Random(plan.seed)
         cluster = self.world.cluster
@@ -120,16 +126,18 @@ class Storm:
     def _create(self) -> None:
         s = self.settings
         topic_settings: dict[str, object] = {
-            "message.timestamp.after.max.ms": str(2**63 - 1),
             "unclean.leader.election.enable": "false",
             "retention.ms": "-1",
         }
+        if s.version >= "3.6":  # others take all timestamps
+            topic_settings = {"message.timestamp.after.max.ms": str(2**63 - 1)} | topic_settings
         if s.poison:
             topic_settings["cleanup.policy"] = "compact"
         if s.huge:
             topic_settings["max.message.bytes"] = "1000"
         if TOPIC not in self.home.topics:
             self.home.create_topic(TOPIC, s.partitions, settings=topic_settings)
+            self._displace()
 
     def _open_life(self, worker: Worker) -> Life:
         s = self.settings
@@ -435,6 +443,7 @@ class Storm:
         self.mending.clear()
         world.cluster.refuses.clear()
         world.cluster.swallow = world.cluster.late = 0
+        world.cluster.held.clear()
         world.cluster.restore()
         world.set_outage(False)
         world.disk.heal()
@@ -906,18 +915,65 @@ class Storm:
         """The topic is deleted, and created again after a moment."""
         if TOPIC not in self.home.topics:
             return
-        for number, found in self.home.topics[TOPIC].partitions.items():
-            self.book.recreated.add(number)
-            for record in self._log(number, hidden=True):
-                if record >= 0:
-                    self.book.records[record].excused = True
-            del found
-        self.world.cluster.delete_topic(TOPIC)
+        self._delete()
         self.world.cluster.cut()
         if c % 3:
             self.later((0.0, 1.0, 8.0)[c % 3], "recreate", self._create)
         else:
             self._create()
+
+    def _delete(self) -> None:
+        """What the topic has goes with it; what of that the spool has comes back if the producer may do that."""
+        s = self.settings
+        for number in self.home.topics[TOPIC].partitions:
+            self.book.recreated.add(number)
+            for record in self._log(number, hidden=True):
+                if record >= 0:
+                    self.book.displaced.add(record)
+                    self.book.records[record].excused |= not (s.heals_recreated and s.retains)
+        self._displace()
+        self.world.cluster.delete_topic(TOPIC)
+
+    def _displace(self) -> None:
+        """Brokers without topic ids append what was on its way to a former topic to the one of now."""
+        if self.book.recreated and not self.book.topic_ids:
+            for data in self.world.cluster.unheard():
+                self.book.displaced.update(self.book.numbers_in(data))
+
+    def do_replace(self, a: int, b: int, c: int) -> None:
+        """Leaders change, and the topic is deleted and created again, while connections go on, answers are on their way, and
+        some brokers still name the former topic.
+        """
+        if TOPIC not in self.home.topics:
+            return
+        rng, cluster = random.Random(f"{a} {b} {c}"), self.world.cluster
+        if rng.random() < 0.8:
+            self.do_send(a, b, c)
+            self.world.run(8.0, cluster.is_sending)
+            self.world.run(rng.choice((0.0, 0.0, 0.0015)))
+        for node in rng.sample(cluster.brokers, rng.choice((0, 1, 1, 2))):
+            cluster.held[node] = self.now + rng.choice((0.1, 0.5, 3.0))
+        for number in range(self.settings.partitions):
+            for _ in range(rng.choice((0, 1, 3, 8))):
+                self.do_lead(number, rng.randrange(100), 0)
+        self.world.run(rng.choice((0.0, 0.0015, 0.005)))
+        for node in cluster.brokers:
+            if rng.random() < 0.25:
+                cluster.keep_former(node, TOPIC)
+                self.book.misled = True
+                seconds = rng.choice((0.01, 0.3, 2.0, 15.0))
+                self.later(seconds, ("former", node), lambda node=node: cluster.former.pop(node, None))
+        self._delete()
+        if rng.random() < 0.3:
+            cluster.cut()
+        seconds = rng.choice((0.0, 0.0, 0.01, 1.0, 8.0))
+        if seconds:
+            self.later(seconds, "recreate", self._create)
+        else:
+            self._create()
+        if rng.random() < 0.5:  # as is done now and then
+            for life in self.world.lives:
+                life.context.refresh_topics([TOPIC])
 
     # -- another cluster ---------------------------------------------------------------------------------------------
 

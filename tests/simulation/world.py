@@ -11,19 +11,23 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
-from virtual import Life, StormyCluster, World
+from virtual import TIMEOUT_S, Life, StormyCluster, World
 
 from kafkasafe.errors import SpoolError
 from kafkasafe.record import batch as codec
 from kafkasafe.testing.disk import ProcessKilled
+from kafkasafe.testing.fake.centre import UNKNOWN_TOPIC_ID
 from kafkasafe.testing.fake.request_handler import handler
 
 from .book import Violation
 
 _MOST_TURNS = 60_000
 _MOST_AT_ONCE = 1_000
+_METADATA = 9
+_PRODUCE_BY_ID = 13
 
 
 @contextlib.contextmanager
@@ -57,6 +61,8 @@ class SimCluster(StormyCluster):
         hidden: APIs that brokers do not know.
         refuses: Error codes instead of an answer to Produce, of the next requests: (code, appended all the same).
         late: So many Produce requests from now on arrive after their connections ended.
+        held: By broker, when the answers arrive that it gives until then.
+        former: By broker, topics in Metadata as they were, by name: it has not heard that they were deleted.
         on_out: Gets topic, partition, and how many batches of one producer id are on their way to it.
         whim: Says of a Produce request which code it gets for what is in it, 0 for none.
         on_produce: Gets topic, partition and header of each batch that is sent.
@@ -77,6 +83,9 @@ class SimCluster(StormyCluster):
         self.on_failed: Callable[[str, int, Any], None] = lambda *_: None
         self.on_out: Callable[[str, int, int], None] = lambda *_: None
         self.late = 0
+        self.held: dict[int, float] = {}
+        self.former: dict[int, dict[str, Any]] = {}
+        self._unheard: list[tuple[Any, Any]] = []
         self._late: list[Any] = []
         self._out: dict[tuple[str, int, int], list[tuple[Any, Any]]] = {}
         self.traced = False
@@ -104,12 +113,14 @@ class SimCluster(StormyCluster):
             self._late.append(message)
             self.time.call_later(self.latency_s / 2, lambda: self._end(pipe, "The connection was cut"))
         if name == "Produce":
+            self._unheard.append((pipe, message))
             for place, header in headers.items():
                 self._out.setdefault((*place, header.producer_id), []).append((pipe, message))
                 self.on_out(*place, sum(each.open for each, _ in self._out[*place, header.producer_id]))
 
         def answered(fields) -> None:
             if name == "Produce":
+                self._unheard = [each for each in self._unheard if each[1] is not message]
                 for place, header in headers.items():
                     key = (*place, header.producer_id)
                     self._out[key] = [e for e in self._out[key] if e[0].open and e[1] is not message]
@@ -133,6 +144,38 @@ class SimCluster(StormyCluster):
         self._late = late
         self.straggle(request, always=always)
 
+    def keep_former(self, node: int, topic: str) -> None:
+        """A broker goes on to name a topic as it is now, until this is taken out of `former`."""
+        wanted = SimpleNamespace(name=topic, topic_id=None)
+        message = SimpleNamespace(topics=[wanted], allow_auto_topic_creation=False)
+        (row,) = handler("Metadata")(self._ask(node, _METADATA, message))["topics"]
+        self.former.setdefault(node, {topic: row})
+
+    def is_sending(self) -> bool:
+        """Whether a Produce request is on its way, or its answer."""
+        return any(pipe.open for pipe, _ in self._unheard)
+
+    def unheard(self) -> list[bytes]:
+        """Batches that nobody knows an answer to, and that may still arrive."""
+        since_s = self.time.monotonic() - TIMEOUT_S
+        self._unheard = [each for each in self._unheard if each[0].ended_s >= since_s]
+        return [
+            part.records
+            for _, message in self._unheard
+            for topic in message.topic_data
+            for part in topic.partition_data
+        ]
+
+    def _deliver(self, pipe, name, answer, on_answer) -> None:
+        if name == "Metadata" and (former := self.former.get(pipe.node)):
+            answer |= {"topics": [former.get(row["name"], row) for row in answer["topics"]]}
+        left_s = self.held.get(pipe.node, 0.0) - self.time.monotonic()
+        if left_s <= 0:
+            super()._deliver(pipe, name, answer, on_answer)
+            return
+        deliver = super()._deliver
+        self.time.call_later(left_s, lambda: deliver(pipe, name, answer, on_answer))
+
     def _work(self, pipe) -> bool:
         if (
             pipe.open
@@ -146,6 +189,8 @@ class SimCluster(StormyCluster):
             parts = [part for topic in message.topic_data for part in topic.partition_data]
             code = next((code for part in parts if (code := self.whim(part.records))), 0)
             appended = False
+            if not code and self.former.get(pipe.node) and pipe.requests[0][1] >= _PRODUCE_BY_ID:
+                code = UNKNOWN_TOPIC_ID
             if not code and self.refuses:
                 code, appended = self.refuses.popleft()
             if code:
@@ -225,6 +270,7 @@ class SimWorld(World):
         on_death: Callable[[Life], None],
         look: Callable[[], None],
         rng: random.Random,
+        version: str,
     ) -> None:
         self.rng = rng
         self.turns = 0
@@ -232,7 +278,7 @@ class SimWorld(World):
         self._open_life = open_life
         self._on_death = on_death
         self._look = look
-        super().__init__(brokers, broker_session_timeout_ms=3000, auto_create_topics_enable="false")
+        super().__init__(brokers, version, broker_session_timeout_ms=3000, auto_create_topics_enable="false")
 
     def say(self, line: str) -> None:
         if not self.silent:
