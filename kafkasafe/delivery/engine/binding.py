@@ -40,6 +40,8 @@ class Binding:
         self._disk = disk
         self._reads = reads
         self._astray_since: float | None = None
+        self._begun_again = False
+        """Whether another cluster than the first one that answered may make the first contact."""
 
     def bind(self, cluster_id: str) -> None:
         """Check, before anything is sent to a cluster, that the records in the spool directory are for that cluster."""
@@ -91,9 +93,10 @@ class Binding:
                 f"{holds} They are delivered when theirs answers again. {remedy}",
             )
             return
-        if self._context.own_cluster.cluster_id is None:
+        first = self._context.own_cluster.cluster_id is None
+        if first:
             self._context.timer(0.0, ChoreDue(Chore.LOOK_AROUND))
-        else:
+        if not first or self._begun_again:
             self._context.cluster.repin(cluster_id)
         self._context.own_cluster.bind(cluster_id)
         self._astray_since = None
@@ -120,16 +123,26 @@ class Binding:
 
     def on_other_cluster(self, cluster_id: str) -> None:
         """Handle a connection to another cluster. The transport has closed the connection without sending anything."""
-        if (
-            self._context.own_cluster.cluster_id in {None, cluster_id}
-            or self._context.cluster.connected_to_pinned
-        ):
+        if self._context.own_cluster.cluster_id == cluster_id or self._context.cluster.connected_to_pinned:
             return
         now = self._context.clock.monotonic()
         if self._astray_since is None:
             self._astray_since = now
         elif now - self._astray_since >= _ASTRAY_S:
-            self.bind(cluster_id)
+            if self._context.own_cluster.cluster_id is None:
+                self._begin_again(cluster_id)
+            else:
+                self.bind(cluster_id)
+
+    def _begin_again(self, cluster_id: str) -> None:
+        """Let another cluster make the first contact. The cluster that answered before is gone, and the directory was
+        not bound to it, because its brokers did not know their cluster yet.
+
+        Its metadata may arrive all the same. So `bind` pins the cluster to which it binds the directory.
+        """
+        self._astray_since = None
+        self._begun_again = True
+        self._context.cluster.repin(cluster_id)
 
     def _go_astray(self, cluster_id: str, message: str) -> None:
         self._log.limited(
