@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Final
 
 from kafkasafe.delivery.engine.context import EngineContext
@@ -27,18 +28,23 @@ class Binding:
         context: The engine's state.
         ledger: What callers see.
         disk: Writes to the disk.
-        reads: Returns whether a lane is being read back. Such a lane is not among the context's lanes yet, and may
-            be in a directory beside this producer's.
+        reading: Returns the paths of the lanes that are being read back. Such a lane is not among the context's lanes
+            yet, and may be in a directory beside this producer's.
     """
 
     def __init__(
-        self, context: EngineContext, ledger: Ledger, disk: DiskWriter, *, reads: Callable[[], bool]
+        self,
+        context: EngineContext,
+        ledger: Ledger,
+        disk: DiskWriter,
+        *,
+        reading: Callable[[], Collection[Path]],
     ) -> None:
         self._context = context
         self._log = context.log
         self._ledger = ledger
         self._disk = disk
-        self._reads = reads
+        self._reading = reading
         self._astray_since: float | None = None
         self._begun_again = False
         """Whether another cluster than the first one that answered may make the first contact."""
@@ -167,10 +173,12 @@ class Binding:
         Until a cluster has answered, records that this process accepted do not count: they are for no particular
         cluster.
         """
-        if self._reads():
+        directory = self._context.directory
+        met = self._context.own_cluster.cluster_id is not None
+        reading = self._reading()
+        if any(met or path.parent != directory.path for path in reading):
             return False  # the lane's records may be for the cluster of now
         ours = {lane.lock.path for lane in self._context.lanes}
-        met = self._context.own_cluster.cluster_id is not None
         if any(
             met or batch.former_life
             for lane in self._context.lanes
@@ -187,12 +195,13 @@ class Binding:
         with self._ledger.lock:
             if met and self._ledger.parcels:
                 return False
-        directory = self._context.directory
         for number in directory.lanes():
             path = directory.lane_path(number)
             if path in ours:
                 continue
-            if directory.owners.is_owned(number) or inspect(path, files=self._context.files).unfinished:
+            # This process owns a lane that it is reading, but no record of this process is in it.
+            others = path not in reading and directory.owners.is_owned(number)
+            if others or inspect(path, files=self._context.files).unfinished:
                 return False
         return True
 
