@@ -25,6 +25,7 @@ TESTS = {
     "Retention and loss look alike": (
         "test_old_brokers_that_forgot_us_without_a_reason_may_have_lost_what_they_acknowledged"
     ),
+    "A survey believes the metadata's topic id": "test_a_survey_does_not_read_the_log_of_another_topic",
     "Without topic ids": "test_what_is_left_at_its_place_proves_that_the_topic_is_the_same",
     "Present is not committed": "test_what_the_leader_has_is_probed_before_it_counts",
     "Former incarnations' ids are never bumped": "test_former_ids_are_left_not_bumped",

@@ -38,8 +38,16 @@ class ClusterPin:
         self.pinned = True
         self._on_other_cluster, self._on_pinned_cluster = on_other_cluster, on_pinned_cluster
 
-    def repin(self, cluster_id: str) -> None:
-        self._pinned = cluster_id
+    def repin(self, cluster_id: str) -> BaseException | None:
+        """Pins another cluster. Returns why the connections to the former one must not be used any more; None if this
+        cluster was pinned already.
+        """
+        former, self._pinned = self._pinned, cluster_id
+        if former == cluster_id:
+            return None
+        return WrongClusterError(
+            f"The brokers of cluster {former} are left for those of {cluster_id}: nothing more is sent to them"
+        )
 
     def answered(self, cluster_id: str | None) -> str | None:
         """Notes the cluster id of a metadata answer, and returns it; None for an empty one."""

@@ -187,6 +187,23 @@ def test_another_cluster_behind_the_same_addresses_gets_nothing():
     assert world.client.connected_to_pinned
 
 
+def test_connections_to_the_former_cluster_end_when_the_client_changes_to_another():
+    """1. Only another cluster answers, so the producer decides to change to it, and writes this to its disk. 2. Meanwhile
+    the former cluster answers again, and connections to it open.
+    """
+    world = World(pin=True)
+    world.send(0)
+    world.settle(1)
+    before = world.cluster.values("t")
+    world.client.repin("another")
+    world.send(1)
+    failure = world.settle(2)[1][1]
+    assert isinstance(failure.error, (WrongClusterError, kafka_errors.KafkaConnectionError))
+    world.time.run_for(5)
+    assert not world.client.connected_to_pinned
+    assert world.cluster.values("t") == before
+
+
 def test_questions_to_a_leader():
     world = World(brokers=1)
     for seq in range(3):

@@ -118,6 +118,12 @@ class Links:
             if isinstance(node, str) and not link.busy:
                 link.hang_up()
 
+    def leave(self, error: BaseException | None) -> None:
+        """Closes the connections that lead to the cluster that was pinned until now, if there is an error."""
+        for link in list(self._links.values()) if error is not None else ():
+            if link.usable:
+                link.hang_up(error)
+
     def close(self, error: BaseException) -> None:
         """Fails all waiting requests, and closes all connections."""
         for link in list(self._links.values()):

@@ -161,7 +161,8 @@ class Transport(Coordinated):
 
     def repin(self, cluster_id: str) -> None:
         def run() -> None:
-            self._pin.repin(cluster_id)
+            # Connections to the former cluster may have opened while the caller was deciding.
+            self._links.leave(self._pin.repin(cluster_id))
             self._links.connect_at_once()
             self._schedule.want(urgent=True)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Final
 
 from kafkasafe.delivery.engine.context import EngineContext
@@ -27,19 +28,26 @@ class Binding:
         context: The engine's state.
         ledger: What callers see.
         disk: Writes to the disk.
-        reads: Returns whether a lane is being read back. Such a lane is not among the context's lanes yet, and may
-            be in a directory beside this producer's.
+        reading: Returns the paths of the lanes that are being read back. Such a lane is not among the context's lanes
+            yet, and may be in a directory beside this producer's.
     """
 
     def __init__(
-        self, context: EngineContext, ledger: Ledger, disk: DiskWriter, *, reads: Callable[[], bool]
+        self,
+        context: EngineContext,
+        ledger: Ledger,
+        disk: DiskWriter,
+        *,
+        reading: Callable[[], Collection[Path]],
     ) -> None:
         self._context = context
         self._log = context.log
         self._ledger = ledger
         self._disk = disk
-        self._reads = reads
+        self._reading = reading
         self._astray_since: float | None = None
+        self._begun_again = False
+        """Whether another cluster than the first one that answered may make the first contact."""
 
     def bind(self, cluster_id: str) -> None:
         """Check, before anything is sent to a cluster, that the records in the spool directory are for that cluster."""
@@ -91,9 +99,10 @@ class Binding:
                 f"{holds} They are delivered when theirs answers again. {remedy}",
             )
             return
-        if self._context.own_cluster.cluster_id is None:
+        first = self._context.own_cluster.cluster_id is None
+        if first:
             self._context.timer(0.0, ChoreDue(Chore.LOOK_AROUND))
-        else:
+        if not first or self._begun_again:
             self._context.cluster.repin(cluster_id)
         self._context.own_cluster.bind(cluster_id)
         self._astray_since = None
@@ -120,16 +129,26 @@ class Binding:
 
     def on_other_cluster(self, cluster_id: str) -> None:
         """Handle a connection to another cluster. The transport has closed the connection without sending anything."""
-        if (
-            self._context.own_cluster.cluster_id in {None, cluster_id}
-            or self._context.cluster.connected_to_pinned
-        ):
+        if self._context.own_cluster.cluster_id == cluster_id or self._context.cluster.connected_to_pinned:
             return
         now = self._context.clock.monotonic()
         if self._astray_since is None:
             self._astray_since = now
         elif now - self._astray_since >= _ASTRAY_S:
-            self.bind(cluster_id)
+            if self._context.own_cluster.cluster_id is None:
+                self._begin_again(cluster_id)
+            else:
+                self.bind(cluster_id)
+
+    def _begin_again(self, cluster_id: str) -> None:
+        """Let another cluster make the first contact. The cluster that answered before is gone, and the directory was
+        not bound to it, because its brokers did not know their cluster yet.
+
+        Its metadata may arrive all the same. So `bind` pins the cluster to which it binds the directory.
+        """
+        self._astray_since = None
+        self._begun_again = True
+        self._context.cluster.repin(cluster_id)
 
     def _go_astray(self, cluster_id: str, message: str) -> None:
         self._log.limited(
@@ -154,10 +173,12 @@ class Binding:
         Until a cluster has answered, records that this process accepted do not count: they are for no particular
         cluster.
         """
-        if self._reads():
+        directory = self._context.directory
+        met = self._context.own_cluster.cluster_id is not None
+        reading = self._reading()
+        if any(met or path.parent != directory.path for path in reading):
             return False  # the lane's records may be for the cluster of now
         ours = {lane.lock.path for lane in self._context.lanes}
-        met = self._context.own_cluster.cluster_id is not None
         if any(
             met or batch.former_life
             for lane in self._context.lanes
@@ -174,12 +195,13 @@ class Binding:
         with self._ledger.lock:
             if met and self._ledger.parcels:
                 return False
-        directory = self._context.directory
         for number in directory.lanes():
             path = directory.lane_path(number)
             if path in ours:
                 continue
-            if directory.owners.is_owned(number) or inspect(path, files=self._context.files).unfinished:
+            # This process owns a lane that it is reading, but no record of this process is in it.
+            others = path not in reading and directory.owners.is_owned(number)
+            if others or inspect(path, files=self._context.files).unfinished:
                 return False
         return True
 

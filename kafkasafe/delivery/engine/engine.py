@@ -154,7 +154,7 @@ class Engine:
             context, ledger, disk, intake, self.endings, self._order, newest_reading=newest_reading
         )
         self.surroundings = Surroundings(context, ledger, disk, self._lanes)
-        self._binding = Binding(context, ledger, disk, reads=self._lanes.reads)
+        self._binding = Binding(context, ledger, disk, reading=self._lanes.reading)
         self.topics = TopicKeeper(
             context, ledger, self._losses, self._binding, deleted, drive=self.drive, on_topic=on_topic
         )

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -362,6 +362,10 @@ class LaneKeeper:
         """Whether a lane (of this directory, if one is given) is being read. Any thread may call this method."""
         reading = self._reading.copy()
         return bool(reading) if directory is None else any(path.parent == directory for path in reading)
+
+    def reading(self) -> Collection[Path]:
+        """Paths of the lanes that are being read."""
+        return self._reading
 
     def read(self, path: Path) -> SpoolError | None:
         """Take a lane that was read back, to drain it. Returns why a lane of another directory could not be read."""

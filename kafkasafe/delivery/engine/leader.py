@@ -162,6 +162,12 @@ class Leader:
             step, lambda reply: self._cluster.fetch_headers(*self.address, offset, _PAGE_BYTES, reply)
         )
 
+    def topic(self, step: str) -> Ask:
+        """Ask the leader what it knows about the topic itself."""
+        known = self._context.leader(*self.address)
+        node = -1 if known is None else known.leader
+        return self._ask(step, lambda reply: self._cluster.topic_at(node, self._topic, reply))
+
     def refresh_metadata(self, step: str) -> Ask:
         """Ask for the metadata of the topic."""
         return self._ask(step, lambda reply: self._cluster.refresh_metadata([self._topic], reply))

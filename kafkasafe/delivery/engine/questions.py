@@ -10,7 +10,7 @@ import kafka.errors as kafka_errors
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster.procedures import Pause, Procedure
-from kafkasafe.delivery.engine.context import EngineContext
+from kafkasafe.delivery.engine.context import EngineContext, another_topic
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.leader import Leader, NoAnswerError, RunningInquiry, good, trouble, unsupported
 from kafkasafe.delivery.engine.sender import Sender
@@ -347,7 +347,8 @@ class LossInquiry:
         else:
             leader_epoch = self._leader.epoch
             survey, epoch_end = yield from self._begin()
-        yield from _read_pages(self._context, self._leader, survey, polls=_SCAN_PATIENCE)
+            yield from _read_pages(self._context, self._leader, survey, polls=_SCAN_PATIENCE)
+            yield from self._require_same_topic(topic_id)
         if topic_id != self._id_now():
             # The batches found may be in the log of the earlier topic.
             raise NoAnswerError("the topic was created again meanwhile")
@@ -363,6 +364,19 @@ class LossInquiry:
             same_topic=comparable or survey.any_left,
             leader_epoch=leader_epoch,
         )
+
+    def _require_same_topic(self, topic_id: bytes) -> Procedure[None]:
+        """Check that the log that was read is the log of this topic.
+
+        Requests refer to the topic by name, so the leader may have answered them from the log of a recreated topic
+        although the metadata come from a broker that has not heard of it. A broker learns of a topic before it answers
+        requests for the topic's log. So after the survey, the leader itself knows the topic whose log it has shown.
+        """
+        if not any(topic_id):
+            return
+        seen: t.TopicInfo | t.Failure = yield self._leader.topic("topic")
+        if another_topic(topic_id, good(seen).topic_id):
+            raise NoAnswerError("the leader has another topic of this name than the metadata")
 
     def _begin(self) -> Procedure[tuple[Survey, int]]:
         """Prepare the survey. Return the survey, and the end offset of the last acknowledgement's leader epoch (-1 if

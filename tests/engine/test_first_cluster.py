@@ -1,0 +1,105 @@
+"""At a producer's first contact the brokers of another cluster answer, for a moment or for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from virtual import Life, World
+
+from kafkasafe import events
+
+
+class TwoClusters(World):
+    """Two clusters with the same addresses, which lead to one of them at a time. Both have the topic."""
+
+    def __init__(self, brokers: int = 1) -> None:
+        super().__init__(brokers)
+        self._states: dict[str, dict[str, object]] = {}
+        self.cluster.create_topic("orders", 1)
+
+    def lead_to(self, cluster_id: str) -> None:
+        handler = self.cluster._handler
+        self._states[self.cluster.cluster_id] = dict(vars(handler))
+        self.cluster.replace(cluster_id)
+        if cluster_id in self._states:
+            vars(handler).update(self._states[cluster_id])
+        else:
+            self.cluster.create_topic("orders", 1)
+
+    def deliver(self, life: Life, value: bytes) -> None:
+        parcel = life.send("orders", 0, [value])
+        assert self.run(60, lambda: parcel.done)
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["new", "bound"])
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_brokers_of_another_cluster_that_know_no_brokers_do_not_bar_the_right_ones(brokers, bound):
+    """1. The address leads to a broker of another cluster that has just started. It reports its cluster, but no brokers.
+    2. The address leads to the right cluster.
+    """
+    world = TwoClusters(brokers)
+    if bound:
+        life = world.start()
+        world.deliver(life, b"0")
+        world.kill(life)
+    world.lead_to("other")
+    for broker in world.centre.brokers.values():
+        broker.fenced = True
+    life = world.start()
+    parcel = life.send("orders", 0, [b"1"])
+    world.run(2)
+    assert life.context.own_cluster.cluster_id is None
+    world.lead_to("fake-cluster")
+    assert world.run(60, lambda: parcel.done)
+    assert world.log("orders", 0) == ([b"0", b"1"] if bound else [b"1"])
+    assert life.context.own_cluster.cluster_id == life.context.directory.cluster_id() == "fake-cluster"
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+@pytest.mark.parametrize("read", ["later", "at the end"])
+def test_a_lane_that_is_being_read_bars_another_cluster_only_if_it_has_records(read, waiting):
+    """1. A producer's sibling is killed, with or without records that wait. 2. The producer restarts during an outage, and
+    begins to read the sibling's lane. 3. The outage ends, and another cluster answers.
+    """
+    world = TwoClusters()
+    own, sibling = world.start(), world.start()
+    world.deliver(own, b"own")
+    world.deliver(sibling, b"sibling")
+    world.run(1)
+    world.set_outage(True)
+    if waiting:
+        sibling.send("orders", 0, [b"waits"])
+    world.run(1)
+    world.kill(own)
+    world.kill(sibling)
+    world.lead_to("other")
+    heard: list[events.Event] = []
+    life = world.start(on_event=heard.append, retain_acked_bytes=1 << 20)
+    jobs: list[Callable[[], None]] = []
+    life.context.beside = jobs.append
+    world.run(10)
+    assert jobs
+    world.set_outage(False)
+    early = life.send("orders", 0, [b"early"])
+    world.run(5)
+    if read == "later":
+        for job in jobs:
+            job()
+        world.run(20)
+    if waiting:
+        assert life.context.own_cluster.stranger is not None
+        assert world.log("orders", 0) == []
+    else:
+        assert early.done
+        world.deliver(life, b"other")
+        assert world.log("orders", 0) == [b"early", b"other"]
+        assert life.context.directory.cluster_id() == "other"
+        world.run(60)
+        if read == "at the end":
+            for job in jobs:
+                job()
+            world.run(60)
+        world.deliver(life, b"last")
+        assert world.log("orders", 0) == [b"early", b"other", b"last"]
+    assert not [each for each in heard if isinstance(each, events.DataLost | events.SpoolRecordsMissing)]
