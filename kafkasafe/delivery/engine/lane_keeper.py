@@ -365,7 +365,7 @@ class LaneKeeper:
 
     def reading(self) -> Collection[Path]:
         """Paths of the lanes that are being read."""
-        return self._reading
+        return self._reading.copy()  # other threads change the set
 
     def read(self, path: Path) -> SpoolError | None:
         """Take a lane that was read back, to drain it. Returns why a lane of another directory could not be read."""
