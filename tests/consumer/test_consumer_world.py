@@ -75,7 +75,7 @@ MUTANTS = {
         row(Activity.WALKING, PositionEvent.DIFFERED, Action.RELEASE, to=Activity.IDLE), 0
     ),
     "a decision does not cut the history": Mutant(
-        row(Activity.DIVERGED, PositionEvent.SOUGHT, Action.UNCHECK, Action.ADOPT), 400
+        row(Activity.DIVERGED, PositionEvent.SOUGHT, Action.UNCHECK, Action.ADOPT), 1400
     ),
     "a position is never due": Mutant(source(AssignedPartition, "is_due", "return True", "return False"), 0),
     "a sought position is fetched at once": Mutant(source(Results, "carry_on", "if moved:", "if False:"), 0),
