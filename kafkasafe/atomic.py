@@ -358,6 +358,7 @@ class AtomicBatch(metaclass=Tidy):
                 message says what to do; this batch stays open.
             KafkaTimeoutError: With a SafeConsumer: another producer's batch with this consumer's offsets had no outcome
                 within the consumer's `request_timeout_ms`. This batch stays open.
+            WrongClusterError, SpoolError: The producer has ended. An earlier batch with offsets waits on the disk.
         """
         self.decision.check_open()
         offer = offering(offsets)
@@ -388,6 +389,9 @@ class AtomicBatch(metaclass=Tidy):
             self.offsets.give(given, informed=self._informed)
         except BatchDroppedError:
             self.drop()
+            # If the producer has ended, the earlier batch was not dropped: it waits on the disk.
+            self._parts.delivery.raise_wrong_cluster()
+            self._parts.delivery.raise_failure()
             raise
 
     def commit(self) -> BatchOutcome:

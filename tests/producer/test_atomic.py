@@ -13,10 +13,11 @@ from kafka.structs import OffsetAndMetadata
 from topics import read_values
 from waiting import until
 
-from kafkasafe import BatchDroppedError, SafeProducer, UsageError, events
+from kafkasafe import BatchDroppedError, SafeProducer, UsageError, WrongClusterError, events
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, RejectedError
 from kafkasafe.kafkapython.admin import tidy_client
+from kafkasafe.testing import FakeCluster
 
 
 def read(servers, *topics):
@@ -459,3 +460,24 @@ def test_a_topic_is_not_refused_for_what_stands_beside_it_in_a_batch(fake_kafka,
         assert batch.outcome.get(60)
         assert behind.get(60)
     assert {each.topic for each in seen if isinstance(each, events.TopicBlocked)} == {"forbidden"}
+
+
+def test_offsets_of_a_batch_that_waits_for_its_cluster_are_not_called_dropped(tmp_path):
+    with FakeCluster() as ours, FakeCluster() as other:
+        for cluster in (ours, other):
+            cluster.create_topic("orders", partitions=1)
+        with SafeProducer(bootstrap_servers=ours.bootstrap_servers, spool_dir=tmp_path) as producer:
+            producer.send("orders", b"0").get(60)
+            ours.kill(1)
+            producer.send("orders", b"1").durable(60)
+            producer.close(timeout=0)
+        stranger = SafeProducer(bootstrap_servers=other.bootstrap_servers, spool_dir=tmp_path)
+        with stranger.batch() as batch:
+            batch.send("orders", b"2")
+            batch.send_offsets({TopicPartition("in", 0): 5}, "g")
+        with pytest.raises(WrongClusterError):
+            batch.outcome.get(60)
+        with pytest.raises(WrongClusterError):
+            stranger.batch().send_offsets({TopicPartition("in", 0): 6}, "g")
+        with pytest.raises(WrongClusterError):
+            stranger.close()
