@@ -48,7 +48,7 @@ class Divider:
         refused = batch.state is BatchState.REFUSED
         place = partition.queue.near.index(batch)
         for index, (destination, count, size_bytes, max_timestamp, doomed) in enumerate(children):
-            origin = batch.written_at if batch.rank and not refused else -1
+            origin = batch.origin if refused else batch.written_at if batch.rank else -1
             child = self._sealer.make(
                 destination, count, size_bytes, max_timestamp, owed=batch.durable, origin=origin
             )

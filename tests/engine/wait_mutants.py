@@ -319,6 +319,11 @@ MUTANTS: dict[str, Mutant] = {
         source(Divider, "replaced", " and not kept", ""),
         "test_a_part_that_was_copied_and_is_divided_says_nothing_of_the_batch_that_it_was_part_of",
     ),
+    "the parts of a refused part are as old as it is": Mutant(
+        source(Divider, "replaced", "batch.origin if refused", "-1 if refused"),
+        "test_the_parts_of_a_refused_part_are_as_old_as_its_records",
+        {"copies": 0},
+    ),
     # Pauses that end when another one leads.
     "no pause ends early": Mutant(
         source(Sender, "let_out", "self._context.post(due)", "pass"),

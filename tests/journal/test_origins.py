@@ -168,3 +168,22 @@ def test_a_part_that_was_copied_and_is_divided_says_nothing_of_the_batch_that_it
     shell.divide(3, 1)
     shell.turn()
     assert agreed(shell) == [whole.position] * 3
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+def test_the_parts_of_a_refused_part_are_as_old_as_its_records(copies: int) -> None:
+    """Their owner took them for as old as the part, and held them back for batches that waited for them."""
+    shell, (first,) = unassigned(6)
+    for _ in range(copies):
+        shell.copy()
+    shell.journal.learn_topic("t", TOPIC_ID, 1)
+    shell.turn()
+    (part,) = shell.divide(6)
+    shell.send()
+    shell.segment()
+    shell.refused(part, 10)
+    shell.divide(4, 2)
+    shell.turn()
+    assert agreed(shell) == [first, first]
+    shell.copy()
+    assert agreed(shell) == [first, first]
