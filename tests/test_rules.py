@@ -129,6 +129,9 @@ TESTS = {
     "An acknowledged batch proves nothing": "test_what_was_acknowledged_behind_a_copy_says_nothing_of_it",
     "STATE says how far everything is finished": "test_what_was_acknowledged_behind_a_batch_in_doubt_is_known_in_the_life_after_the_next",
     "A batch keeps its rank": "test_a_copy_keeps_place_and_id_when_its_old_place_is_gone",
+    "The parts of a moved batch": (
+        "test_the_parts_of_a_batch_that_was_copied_forward_are_as_old_as_its_records"
+    ),
     "Restored batches are released only": "test_healing_is_told_by_the_life_that_ends_it_with_all_of_it",
     "The protocol of a transaction": "test_the_same_end_again_is_answered_as_the_first_was",
     "A commit that is refused because of its epoch": "test_an_end_that_is_refused_with_protocol_1_is_asked_about_before_the_name_is",

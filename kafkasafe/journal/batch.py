@@ -321,6 +321,11 @@ class Batch:
             return self.origin
         return self.rank[0] if self.rank else NEVER
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether the batch was copied forward."""
+        return bool(self.rank) and self.rank[-1] != self.position
+
     def write(self) -> None:
         """Record that the disk begins to write the batch."""
         self.writing = True

@@ -48,7 +48,7 @@ class Divider:
         refused = batch.state is BatchState.REFUSED
         place = partition.queue.near.index(batch)
         for index, (destination, count, size_bytes, max_timestamp, doomed) in enumerate(children):
-            origin = batch.written_at if batch.rank and not refused else -1
+            origin = batch.origin if refused else batch.written_at if batch.rank else -1
             child = self._sealer.make(
                 destination, count, size_bytes, max_timestamp, owed=batch.durable, origin=origin
             )
@@ -74,8 +74,13 @@ class Divider:
             self._units.divided(batch.unit, batch, made)
         self._revivals.divide(batch, made)
         self._revivals.finish(batch)
+        kept = refused or batch.heirs > 0
         if batch.position >= 0:
             persist.keep_whole()
+            if batch.is_copy and not kept:
+                # The spool may delete the segment with the MOVED mark while it still has the children. So this mark
+                # says where their records were first written. Readers take the position of the first mark.
+                persist.marks.append(m.Replaced(batch.written_at, first, len(made)))
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:
                 # The spool may delete the segment with the unit's first UNIT mark while the spool still has these
@@ -83,7 +88,7 @@ class Divider:
                 persist.marks.extend(unit_marks(batch.unit, first, len(made)))
         batch.on(BatchEvent.DIVIDED)
         partition.queue.remove(batch)
-        persist.after.append(Ended(batch, Fate.REPLACED, kept=refused or batch.heirs > 0))
+        persist.after.append(Ended(batch, Fate.REPLACED, kept=kept))
         if refused and isinstance(partition, Partition):
             self._identities.reidentify(partition)
         partition.progress.on(FlowEvent.DIVIDED)

@@ -175,6 +175,8 @@ class Committed:
 class Replaced:
     """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
 
+    If several marks name the same batches, these are as old as the batch of the first mark.
+
     Attributes:
         position: Position of the replaced batch, which is in an earlier group.
         first_child: Index of the first child in this group's manifest.

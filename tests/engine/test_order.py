@@ -653,3 +653,24 @@ def test_records_of_a_lane_that_is_being_read_do_not_go_with_the_producer_to_ano
     assert life.context.own_cluster.cluster_id == "fake-cluster"
     assert life.engine.ledger.wrong_cluster is not None
     assert made.log("orders", 0) == []
+
+
+def test_the_parts_of_a_refused_batch_do_not_wait_for_batches_that_wait_for_them():
+    """A batch had waited for its topic. The owner took the parts of it that the broker refused for newer than its own run."""
+    made = World()
+    made.set_outage(True)
+    first = made.start(client_id="a")
+    first.send("late", -1, [b"%d" % number + bytes(600) for number in range(4)])
+    made.run(1)
+    made.kill(first)
+    second = made.start(client_id="b")
+    send(second, 4, 8, partition=-1, topic="late")
+    made.run(1)
+    made.kill(second)
+    first, second = made.start(client_id="a"), made.start(client_id="b")
+    send(first, 8, 12, partition=-1, topic="late")
+    made.run(1)
+    made.centre.create_topic("late", 1, settings={"max.message.bytes": 1500})
+    made.set_outage(False)
+    assert made.run(300, lambda: drained(made))
+    assert [int(value.rstrip(b"\0")) for value in made.log("late", 0)][:8] == list(range(8))

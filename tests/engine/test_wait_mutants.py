@@ -16,9 +16,11 @@ from wait_mutants import MUTANTS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "journal"))
 import test_journal_gathers
+import test_origins
 
 _TESTS = (
     test_journal_gathers,
+    test_origins,
     test_gathering,
     test_new_leaders,
     test_on_error,

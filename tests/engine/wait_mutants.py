@@ -19,6 +19,7 @@ from kafkasafe.delivery.engine.sender import Sender
 from kafkasafe.delivery.engine.unit_pauses import UnitPauses
 from kafkasafe.journal import gathering as joining
 from kafkasafe.journal.answers import Answers
+from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.gathering import Gatherer
 from kafkasafe.journal.machine import Machine
 from kafkasafe.journal.packing import RereadBacklogs
@@ -302,6 +303,26 @@ MUTANTS: dict[str, Mutant] = {
         "recover_lost",
         "self._backlogs.reach(partition, ANYWHERE)",
         test="test_a_lost_group_brings_back_everything",
+    ),
+    # What was copied forward is divided.
+    "the parts of a copy are as old as the copy": Mutant(
+        source(Divider, "replaced", "if batch.is_copy and not kept:", "if False:"),
+        "test_the_parts_of_a_batch_that_was_copied_forward_are_as_old_as_its_records",
+        {"copies": 1, "together": True},
+    ),
+    "the parts of a copy are as old as its records only in name": Mutant(
+        source(Divider, "replaced", "m.Replaced(batch.written_at, first", "m.Replaced(batch.position, first"),
+        "test_the_parts_of_a_batch_that_was_copied_forward_are_as_old_as_its_records",
+        {"copies": 2, "together": False},
+    ),
+    "what has another part is replaced once more": Mutant(
+        source(Divider, "replaced", " and not kept", ""),
+        "test_a_part_that_was_copied_and_is_divided_says_nothing_of_the_batch_that_it_was_part_of",
+    ),
+    "the parts of a refused part are as old as it is": Mutant(
+        source(Divider, "replaced", "batch.origin if refused", "-1 if refused"),
+        "test_the_parts_of_a_refused_part_are_as_old_as_its_records",
+        {"copies": 0},
     ),
     # Pauses that end when another one leads.
     "no pause ends early": Mutant(

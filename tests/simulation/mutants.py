@@ -32,6 +32,7 @@ from kafkasafe.delivery.engine.room import RoomKeeper
 from kafkasafe.delivery.engine.send_queue import SendQueue
 from kafkasafe.delivery.engine.sender import Sender
 from kafkasafe.history.identity import ProducerView
+from kafkasafe.journal.dividing import Divider
 from kafkasafe.journal.forward import CopyForward
 from kafkasafe.journal.precedence import Precedence
 from kafkasafe.journal.recovery import Recovery
@@ -277,6 +278,10 @@ ENGINE: dict[str, Mutant] = {
         ),
         "room",
     ),
+    "the parts of a copy are as old as the copy": Mutant(
+        source(Divider, "replaced", "if batch.is_copy and not kept:", "if False:"),
+        "adopted in little room",
+    ),
     "a copy has the id that was written": Mutant(
         source(DiskWriter, "copy_of", "_stamp(data, batch.identity)", "pass"), "room"
     ),
@@ -352,6 +357,7 @@ _FIRST = {
     "all are known": 10,
     "a life does not look for what others owe": 8,
     "released before the copy is durable": 3,
+    "the parts of a copy are as old as the copy": 174,
 }
 """Where few histories meet it, the search begins at one that does."""
 

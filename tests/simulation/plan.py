@@ -317,6 +317,21 @@ KINDS: Final[Mapping[str, Kind]] = {
             "brokers": (3,),
         },
     ),
+    "adopted in little room": Kind(
+        0,
+        {"darkness": 4, "long": 4, "gone": 4, "kill": 10, "create": 2, "want": 4, "swallow": 2, "close": 1, "send": 40},
+        {
+            "own_names": (True, True, False),
+            "workers": (2, 3, 3),
+            "partitions": (1, 1, 2),
+            "late_topic": (True, True, False),
+            "segment_bytes": (1000, 1500),
+            "spool_bytes": (8_000, 10_000),
+            "memory_bytes": (0, 16 << 20),
+            "packs": (False, False, True),
+            "brokers": (1,),
+        },
+    ),
 }  # fmt: skip
 
 _PERIOD: Final = 24
@@ -326,6 +341,7 @@ _BESIDE: Final = {
     8: "late refusals",
     14: "holes",
     17: "all refused",
+    19: "adopted in little room",
     20: "first lives",
     22: "broken",
 }

@@ -339,6 +339,36 @@ def test_a_topic_that_was_there_in_between_has_not_been_missing_all_the_time():
     )
 
 
+def test_records_that_were_copied_forward_before_their_topic_was_there_go_before_a_later_life():
+    """When the topic came, they were divided, and the segment with the mark of their old positions was deleted."""
+    play(
+        history(
+            ("send", 28997, 64479, 9090),
+            ("send", 23142, 20499, 55545),
+            ("wait", 9422, 6891, 12180),
+            ("kill", 51097, 24870, 21181),
+            ("send", 5343, 8314, 3250),
+            ("kill", 64238, 17945, 28548),
+            ("send", 23529, 8085, 22534),
+            ("send", 46235, 27327, 41364),
+            ("kill", 51362, 13362, 27547),
+            ("send", 42376, 63261, 24512),
+            ("send", 63696, 46063, 36899),
+            ("send", 13674, 30647, 36789),
+            seed=9200123,
+            kind="adopted",
+            workers=3,
+            brokers=1,
+            late_topic=True,
+            segment_bytes=1500,
+            spool_bytes=8000,
+            memory_bytes=0,
+            heals=True,
+            own_names=True,
+        )
+    )
+
+
 def test_a_reset_after_a_rebalance_names_the_groups_offset_as_the_position_before():
     """The topic was recreated after a commit at offset 1. The check expected 0, the position before the rebalance."""
     consumer_world.play(920067)

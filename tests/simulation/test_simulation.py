@@ -33,7 +33,10 @@ def test_a_spool_in_which_partitions_are_stuck_is_bounded(chunk):
         play(plan_of(seed, "room"))
 
 
-@pytest.mark.parametrize("kind", ["late refusals", "holes", "first lives", "broken", "former topics"])
+@pytest.mark.parametrize(
+    "kind",
+    ["late refusals", "holes", "first lives", "broken", "former topics", "adopted in little room"],
+)
 def test_histories_of_what_is_rare_elsewhere_break_no_promise(kind):
     for seed in range(8):
         play(plan_of(seed, kind))
