@@ -19,6 +19,7 @@ from kafkasafe.journal.forward import CopyForward
 from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.packing import Packer, RereadBacklogs
+from kafkasafe.journal.queue import PartitionQueue
 from kafkasafe.journal.quiescence import Clock, alive_s
 from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
@@ -83,6 +84,8 @@ class Recovery:
         known = None if moved is None else self._index.at(moved.position)
         if moved is not None and known is not None and known.destination == destination:
             self._forward.place(known, position)
+            if known.rank != moved.rank:
+                self._put_in_order(known, moved.rank)
             known.read_place(moved.rank, moved.origin)
             known.read_id(identity)
             self._index.reach(position + count)
@@ -107,7 +110,7 @@ class Recovery:
         if moved is not None:
             # The spool has deleted the segment with the original batch. The rank puts the copy before all batches that
             # were accepted later.
-            queue.insert(sum(other.rank < moved.rank for other in queue.near), batch)
+            _insert(queue, batch, moved.rank)
         elif parent is not None and parent.destination == destination:
             # The batch is a part of a divided batch, or was merged from several. The records of the batch keep their
             # place.
@@ -126,6 +129,19 @@ class Recovery:
             batch.read_place(moved.rank, moved.origin)
         self._index.place(batch)
         self._index.reach(position + count)
+
+    def _put_in_order(self, part: Batch, rank: tuple[int, ...]) -> None:
+        """Move a part of a divided batch to the place that its rank gives it.
+
+        1. A batch is divided because it was refused. Its parts are written behind batches that were accepted later.
+        2. The parts are copied forward. The spool deletes the segment with the divided batch, but not yet the one in
+           which its parts were first written.
+        3. The next incarnation reads the parts there and cannot know their place. The copies have their rank.
+        """
+        destination = self._all[part.destination]
+        self._backlogs.reach(destination, rank[0])
+        destination.queue.remove(part)
+        _insert(destination.queue, part, rank)
 
     def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
         """Take the marks of the next group of the log.
@@ -542,6 +558,11 @@ def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
         and isinstance(marks[index + 1], m.State)
         and _newest_of(marks[index - 1], marks[index]) is not None
     )
+
+
+def _insert(queue: PartitionQueue, batch: Batch, rank: tuple[int, ...]) -> None:
+    """Insert a batch before all batches with a higher rank, which are unpacked up to there."""
+    queue.insert(sum(other.rank < rank for other in queue.near), batch)
 
 
 def _is_found_late(partition: Destination, batch: Batch) -> bool:

@@ -324,6 +324,10 @@ MUTANTS: dict[str, Mutant] = {
         "test_the_parts_of_a_refused_part_are_as_old_as_its_records",
         {"copies": 0},
     ),
+    "parts that were copied stay where they were first read": Mutant(
+        source(Recovery, "recover_batch", "if known.rank != moved.rank:", "if False:"),
+        "test_parts_that_were_copied_are_before_later_batches_though_the_segment_of_the_whole_is_gone",
+    ),
     # Pauses that end when another one leads.
     "no pause ends early": Mutant(
         source(Sender, "let_out", "self._context.post(due)", "pass"),

@@ -80,6 +80,18 @@ class Logged(Shell):
         """(position, position where its records were first written) of each batch that waits, as its owner has it."""
         return sorted((batch.position, batch.written_at) for _, _, batch in self.journal.views.batches())
 
+    def copy_before(self, position: int) -> None:
+        """Copies forward what keeps the log before this position, and begins a segment."""
+        batches = self.journal.to_move(position, 1 << 20)
+        assert batches
+        positions = self.group(self.journal.move_marks(batches), batches)
+        self.journal.moved(batches, positions, self.position)
+        self.segment()
+
+    def order(self) -> list[int]:
+        """The positions of the batches that wait, in the order in which they are delivered."""
+        return [batch.position for _, _, batch in self.journal.views.batches()]
+
     def rest(self) -> list[Group]:
         """What is left of the log when all segments are deleted that may be."""
         begin = max(at for at in self.segments if at <= self.journal.views.release_position)
@@ -96,8 +108,8 @@ def owed(log: Sequence[Group]) -> list[tuple[int, int]]:
     return sorted((position, origin) for position, (_, origin) in read.open.items())
 
 
-def recovered(log: Sequence[Group]) -> list[tuple[int, int]]:
-    """`Logged.places` as the lane's next owner reads it."""
+def heir_of(log: Sequence[Group]) -> Shell:
+    """The lane's next owner, who has read this log."""
     heir = Shell()
     for position, marks, rows in log:
         heir.journal.recovery.recover_marks(position, marks)
@@ -107,6 +119,12 @@ def recovered(log: Sequence[Group]) -> list[tuple[int, int]]:
             )
     heir.journal.recovery.recovered_log()
     heir.journal.recovery.recovered(0.0)
+    return heir
+
+
+def recovered(log: Sequence[Group]) -> list[tuple[int, int]]:
+    """`Logged.places` as the lane's next owner reads it."""
+    heir = heir_of(log)
     return sorted((batch.position, batch.written_at) for _, _, batch in heir.journal.views.batches())
 
 
@@ -187,3 +205,24 @@ def test_the_parts_of_a_refused_part_are_as_old_as_its_records(copies: int) -> N
     assert agreed(shell) == [first, first]
     shell.copy()
     assert agreed(shell) == [first, first]
+
+
+def test_parts_that_were_copied_are_before_later_batches_though_the_segment_of_the_whole_is_gone() -> None:
+    """The next owner appended the parts where they were first read, behind the later batch, and delivered that first."""
+    shell = Logged()
+    first, second = shell.seal(4, 2)
+    shell.send()
+    shell.segment()
+    shell.copy_before(second.position)
+    shell.copy_before(second.position + 1)
+    shell.refused(first, 10)
+    parts = shell.divide(3, 1)
+    shell.turn()
+    shell.segment()
+    shell.copy_before(first.position + 1)
+    assert shell.rest()[0][0] > first.position, "the segment of the batch that was divided is gone"
+    expected = [*(part.position for part in parts), second.position]
+    assert shell.order() == expected
+    for log in (shell.log, shell.rest()):
+        heir = heir_of(log)
+        assert [batch.position for _, _, batch in heir.journal.views.batches()] == expected

@@ -329,6 +329,7 @@ KINDS: Final[Mapping[str, Kind]] = {
             "spool_bytes": (8_000, 10_000),
             "memory_bytes": (0, 16 << 20),
             "packs": (False, False, True),
+            "huge": (0, 0, 10),
             "brokers": (1,),
         },
     ),

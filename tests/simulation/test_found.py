@@ -15,6 +15,30 @@ def history(*events: tuple[str, int, int, int], seed: int = 0, kind: str = "", *
     return Plan(seed, kind, Settings(**settings), tuple(Event(*each) for each in events))
 
 
+def test_parts_that_were_copied_are_not_behind_later_batches_for_the_next_life():
+    """They were read where they were first written, behind batches accepted later; their gap was taken for a loss."""
+    play(
+        history(
+            ("wait", 57062, 49314, 55849),
+            ("send", 36383, 63581, 26389),
+            ("wait", 46230, 62082, 46656),
+            ("gone", 21403, 32043, 62958),
+            seed=50547,
+            kind="adopted in little room",
+            workers=2,
+            partitions=1,
+            brokers=1,
+            huge=10,
+            segment_bytes=1000,
+            spool_bytes=8000,
+            memory_bytes=0,
+            packs=True,
+            heals=True,
+            own_names=True,
+        )
+    )
+
+
 def test_a_topic_that_may_not_be_described_any_more_makes_no_producer_spin():
     """Its leader was known, its metadata were refused: the way to the leader was asked for again and again, at once.
 
