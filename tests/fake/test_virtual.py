@@ -5,6 +5,8 @@ import pytest
 from rawclient import make_batch
 
 from kafkasafe.cluster.api import EARLIEST, LATEST, Failure, ProduceRequest, StaleFenceError
+from kafkasafe.cluster.client import broker_questions
+from kafkasafe.cluster.coordinators import metadata_question
 from kafkasafe.errors import UsageError, WrongClusterError
 from kafkasafe.kafkapython.connect import announced, connect
 from kafkasafe.testing.fake import VirtualCluster
@@ -314,3 +316,32 @@ def test_only_acks_that_say_something(acks):
 def test_no_delay_is_negative():
     with pytest.raises(UsageError, match="No time is negative"):
         VirtualCluster().delay(-1)
+
+
+def test_all_who_ask_what_a_broker_knows_of_a_topic_share_its_answers(monkeypatch):
+    """Each partition of a topic had a request of its own after a restart of its broker."""
+    world = World()
+    world.send(0)
+    world.settle(1)
+    asked = []
+
+    def question(*arguments, **more):
+        asked.append(arguments)
+        return metadata_question(*arguments, **more)
+
+    monkeypatch.setattr(broker_questions, "metadata_question", question)
+    found = []
+    node = world.lead()
+    world.client.topic_at(node, "t", lambda answer: found.append((answer, len(asked))))
+    world.time.run_for(0.0001)
+    for _ in range(100):
+        world.client.topic_at(node, "t", lambda answer: found.append((answer, len(asked))))
+    assert world.time.run_while(lambda: len(found) < 101)
+    assert {answer.error_code for answer, _ in found} == {0}
+    # Those who came after the first request are answered by the second one: it says what the broker knew by then.
+    assert [number for _, number in found] == [1] + [2] * 100
+    world.cluster.kill(node)
+    world.client.topic_at(node, "t", found.append)
+    world.client.topic_at(4711, "t", found.append)
+    assert world.time.run_while(lambda: len(found) < 103)
+    assert all(isinstance(answer, Failure) for answer in found[101:])

@@ -38,22 +38,47 @@ class BrokerQuestions:
         self._links = links
         self._refresher = refresher
         self._reachability = reachability
+        self._looks: dict[tuple[int, str], list[Reply[TopicInfo]]] = {}
+        """Maps a broker and a topic, whose answer is under way, to the callers that came since that request."""
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         self.ask(metadata_question(None, topics_listed), reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
+        """See `Cluster.topic_at`.
+
+        The partitions of a topic ask together, for instance all of them after a restart of a broker. So one request is
+        under way at a time, and the next one answers all callers that came since. It begins after they asked, because
+        they want to know what the broker knows by then.
+        """
+
+        def run() -> None:
+            waiting = self._looks.get((node, topic))
+            if waiting is None:
+                self._look(node, topic, [reply])
+            else:
+                waiting.append(reply)
+
+        self._mailbox.post(run, not_sent(reply))
+
+    def _look(self, node: int, topic: str, replies: list[Reply[TopicInfo]]) -> None:
+        self._looks[node, topic] = []
+
         def parse(response: Any) -> TopicInfo:
             return topic_at(response, topic, version=response.API_VERSION)
 
-        def run() -> None:
-            if node not in self._network.addresses():
-                error = kafka_errors.NodeNotReadyError(f"Node {node} is not known")
-                safely(reply, Failure(error, sent=False))
-                return
-            self._submit(self._links.link(node), metadata_question([topic], parse), reply)
+        def answered(answer: TopicInfo | Failure) -> None:
+            waiting = self._looks.pop((node, topic))
+            for reply in replies:
+                safely(reply, answer)
+            if waiting:
+                self._look(node, topic, waiting)
 
-        self._mailbox.post(run, not_sent(reply))
+        if node in self._network.addresses():
+            self._submit(self._links.link(node), metadata_question([topic], parse), answered)
+        else:
+            error = kafka_errors.NodeNotReadyError(f"Node {node} is not known")
+            answered(Failure(error, sent=False))
 
     def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
         """Asks a certain broker, or the best one.
