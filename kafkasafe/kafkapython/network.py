@@ -162,6 +162,8 @@ class SocketNetwork:
                 self.wake()
                 self._start()
             except Exception as error:
+                # The frames of the error hold an unfinished loop and its handles. A log handler may keep the error.
+                error.__traceback__ = None
                 self._service.interrupted(error)
                 if self.loop is not former:
                     self.loop.discard()
