@@ -163,7 +163,7 @@ class SocketNetwork:
                 self._start()
             except Exception as error:
                 # The frames of the error hold an unfinished loop and its handles. A log handler may keep the error.
-                error.__traceback__ = None
+                error.with_traceback(None)
                 self._service.interrupted(error)
                 if self.loop is not former:
                     self.loop.discard()
