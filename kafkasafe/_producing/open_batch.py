@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from kafka.producer.future import RecordMetadata
@@ -23,6 +23,7 @@ from kafkasafe.delivery.callbacks import CallbackThread, take
 from kafkasafe.delivery.engine.parcels import Indexes, Parcel
 from kafkasafe.record.batch import Sizes
 
+_T = TypeVar("_T")
 _FEW_RECORDS: Final = 16
 """Size of the lists of a new open batch, in records. They grow fourfold."""
 ABSENT: Final[Any] = object()
@@ -497,8 +498,7 @@ class OpenBatch:
         numbers = np.asarray(indexes)
         for parcel, picked in self._by_parcel(numbers):
             waiting = self._sorted.setdefault(id(parcel), _Waiting(parcel))
-            mine = itemgetter(*picked.tolist())(functions) if len(picked) > 1 else (functions[picked[0]],)
-            waiting.add(numbers[picked], mine, errors=errors)
+            waiting.add(numbers[picked], pick(functions, picked.tolist()), errors=errors)
 
     def _by_parcel(self, indexes: Indexes) -> Iterator[tuple[Parcel, Indexes]]:
         """Yield the parcels of records, each with the places of its records in `indexes`.
@@ -537,6 +537,14 @@ class OpenBatch:
 def headers_bytes(headers: Headers) -> int:
     """Return by how many bytes a `Special` with these headers increases the size that counts for a record."""
     return 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
+
+
+def pick(items: Sequence[_T], indexes: list[int]) -> Sequence[_T]:
+    """Return the items with these indexes. There is at least one index."""
+    if len(indexes) == 1:
+        return [items[indexes[0]]]
+    picked: tuple[_T, ...] = itemgetter(*indexes)(items)  # takes half the time of a comprehension
+    return picked
 
 
 def _as_ints(indexes: Sequence[int] | Indexes) -> Sequence[int]:

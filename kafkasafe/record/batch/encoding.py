@@ -221,7 +221,8 @@ def sizes_of(items: Sequence[object]) -> Sizes:
         sizes = list(map(len, cast("Sequence[bytes]", items)))  # raises for None
     except TypeError:
         sizes = [len(item) if isinstance(item, bytes) else -1 for item in items]
-    return sizes[0] if sizes.count(sizes[0]) == len(sizes) else sizes
+    only = _only(sizes)
+    return sizes if only is None else only
 
 
 @dataclass(frozen=True, slots=True)
