@@ -687,7 +687,7 @@ class Storm:
                 self.home.replicate()
                 self.world.cluster._settle()
 
-            self.later((0.2, 2.0, 6.0)[c % 3], ("lag", found.number), mend)
+            self.later((0.2, 2.0, 6.0)[c % 3], ("lag", found), mend)  # a recreated partition is another one
 
     def do_code(self, a: int, b: int, c: int) -> None:
         """Leaders answer errors that say little, some of them after the append."""
