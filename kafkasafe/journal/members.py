@@ -122,5 +122,6 @@ class UnitBatches:
         topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
-            # The unit was staged before the new id was known, so the old topic may have had its records.
+            # The unit was staged before the new topic id was known, so the unit's records were perhaps in the old
+            # topic.
             self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")

@@ -63,7 +63,7 @@ class Precedence:
     # -- held batches --------------------------------------------------------------------------------------------------
 
     def hold_back(self, held: Mapping[Address | None, int]) -> bool:
-        """Hold back the batches of each address in `held` from the position that `held` gives for this address. Returns
+        """Hold batches back. `held` maps an address to the position from which the address's batches wait. Returns
         whether this changed anything.
         """
         if held == self._holds:

@@ -205,7 +205,7 @@ class Verdicts:
 
 
 def _is_passed(partition: Partition, newest: Batch) -> bool:
-    """Whether a later batch is acknowledged. This proves, as a probe would, that the replicas have `newest`."""
+    """Whether a later batch is acknowledged. Like a probe, this proves that the replicas have `newest`."""
     last = partition.log.last_acked_id
     return newest.identity is not None and last is not None and last.follows(newest.identity)
 

@@ -81,8 +81,8 @@ class SendWindow:
                 batch.
             now: The current time in seconds.
             old: The batch is so old that the leader may drop our producer state after appending it. Then the leader
-                would append any request still in transit, even one whose answer we stopped waiting for.
-            late: A request whose answer we stopped waiting for may still be in transit.
+                would append any request that is still in transit, even if we no longer wait for its answer.
+            late: A request may still be in transit although we no longer wait for its answer.
         """
         if in_flight.any and (old or in_flight.old or not self.is_open(identity, now)):
             return Admission.WAITS
