@@ -30,9 +30,9 @@ class AckedLog:
     Attributes:
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         last_acked_offset: Offset of the last acknowledged record (inclusive), -1 before the first acknowledgement.
-        clear_offset: All batches of this lane that may be in the log at or before this offset are finished, and this is
-            durable. The offset can be lower than `last_acked_offset`, because the broker may acknowledge a batch while
-            an earlier one is in doubt.
+        clear_offset: All batches of this lane that may be in the log at or before this offset are finished, and their
+            outcomes are durable. The offset can be lower than `last_acked_offset`, because the broker may acknowledge a
+            batch while an earlier one is in doubt.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
         topic_id: Id of the topic to which the offsets belong.
         last_acked_id: Id of the newest batch that is in the log below the high watermark.
@@ -40,8 +40,8 @@ class AckedLog:
         commits: (position, base offset) of acknowledged batches that no mark names yet.
         forgotten_offset: The journal does not remember batches before this offset, except those in `acked`.
         released: Offsets of batches that have left the spool.
-        known_from: An acknowledged batch that the journal does not remember is before this offset, if the log still has
-            the batch; -1 when unknown.
+        known_from: Acknowledged batches that the journal does not remember are before this offset, if they are still in
+            the log; -1 when unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks. These marks stay in
             the spool when the batch is deleted. A later batch in the order may have a lower position: parts of a
             divided batch, and copies, are written to the spool after batches that follow them in the order.
@@ -177,7 +177,9 @@ class AckedLog:
 
     @property
     def next_place(self) -> int:
-        """Lowest possible offset of a committed batch whose offset is unknown: right after the batch before it."""
+        """The lowest possible offset of a committed batch whose offset is unknown. It is right after the previous
+        batch.
+        """
         if not self.acked:
             return max(self.baseline_offset, 0)
         return self.acked[-1].place + self.acked[-1].count
@@ -279,8 +281,8 @@ class AckedLog:
 class EpochCheck:
     """A question after a change of leader: does the former leader's epoch end after `last_acked_offset`?
 
-    If not, the shell calls `suspect()`. If the new leader does not know that epoch, the answer depends on its log: the
-    shell calls `suspect()` if the log begins at or before `last_acked_offset`.
+    If not, the shell calls `suspect()`. If the new leader does not know that epoch, the shell compares offsets instead:
+    it calls `suspect()` if the new leader's log begins at or before `last_acked_offset`.
 
     Attributes:
         destination: Destination number.

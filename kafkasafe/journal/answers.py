@@ -225,7 +225,9 @@ class Answers:
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
-        """Record a partition's end offset before our first batch. The first send waits until this offset is durable."""
+        """Record where the partition's log ended before our first batch. The first send waits until this offset is
+        durable.
+        """
         partition = self._partitions[destination]
         if partition.progress.flow is not Flow.ASKING_BASELINE:
             return

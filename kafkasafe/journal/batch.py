@@ -241,7 +241,8 @@ class Batch:
     """Id of the batch, None while it has none.
 
     Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED, and then covers `count` records. Never set in JOINED,
-    because the unit's transaction numbers the unit's batches. A SEALED batch may have an id that is not durable yet.
+    because the unit's batches get their sequences in the unit's transaction. A SEALED batch may have an id that is not
+    durable yet.
     """
     state: BatchState = BatchState.SEALED
     """See `STATE`."""
@@ -262,8 +263,7 @@ class Batch:
     # -- requests
 
     unanswered: bool = False
-    """A broker may still append a request with this batch and id that got no answer, or has perhaps appended it
-    already.
+    """A broker may have appended, or may still append, an unanswered request with this batch and id.
 
     Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In these three states, the journal may give the
     batch another id, or copy it to `rejected/`. This would be wrong if a broker could still append an earlier request
@@ -415,9 +415,7 @@ class Batch:
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
-        """Set whether a broker may still append a request with this batch and id that got no answer, or has perhaps
-        appended it already.
-        """
+        """Set whether a broker may have appended, or may still append, an unanswered request with this batch and id."""
         self.unanswered = possible
 
     def time_out(self) -> None:

@@ -1,7 +1,7 @@
 """What a destination does: its flows and events, the transition tables `FLOW` and `UNASSIGNED_FLOW`, and `Progress`.
 
 This module decides nothing: `machine` decides what follows from a flow. An event for which the table has no entry is a
-bug, and raises.
+bug, and raises IllegalMoveError.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class IdSequence:
         return identity
 
     def expire(self) -> None:
-        """Record that batches that are not in the log need new ids."""
+        """Record that new ids are needed for the batches that are not in the log."""
         self.stale = True
 
     def renew(self, home: Home) -> None:

@@ -419,7 +419,7 @@ class Journal:
         self._incarnations.hold_back(held)
 
     def halt(self, *, halted: bool) -> None:
-        """Another producer wants to take over this lane, or has given this up."""
+        """Another producer wants to take over this lane, or has withdrawn this request."""
         self._incarnations.halt(halted=halted)
 
     def slept(self, seconds: float, now: float) -> None:
@@ -439,7 +439,7 @@ class Journal:
         return self._snapshots.all()
 
     def tell_newest(self, before_position: int) -> list[m.Mark]:
-        """The marks of the newest acknowledged batches. The spool may delete up to this position only when they are
-        durable.
+        """The marks of the newest acknowledged batches. The spool may delete up to this position only when these marks
+        are durable.
         """
         return self._snapshots.newest(before_position)

@@ -39,8 +39,8 @@ class Incarnations:
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """Hold batches back. `held` maps an address to a position: the address's batches that were written at or after
-        this position wait (see `order.holds`).
+        """Hold batches back. `held` maps an address to a position. A batch for this address waits if it was written at
+        or after the position (see `order.holds`).
         """
         if self._precedence.hold_back(held):
             self._touch_waiting()

@@ -24,7 +24,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Suspicions:
-    """Raises suspicions, and pins the batches in the spool that may have to be sent again."""
+    """Raises suspicions, and makes the spool keep the batches that may have to be sent again."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._partitions = state.destinations.partitions
@@ -165,9 +165,7 @@ class Losses:
         self._heal_recreated = state.settings.heal_recreated
 
     def released(self, before_position: int) -> None:
-        """Record that the spool deleted everything before this position, so the journal cannot send the batches there
-        again.
-        """
+        """Record that the spool deleted everything before this position. These batches cannot be sent again."""
         if before_position == self._index.released:
             return
         self._index.release(before_position)

@@ -91,8 +91,8 @@ class UnitBatches:
         ]
 
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
-        """Divide the unit's batch that the cluster found too large, and the other batches of the unit for the same
-        topic if they are about as large.
+        """Divide the unit's batch that the cluster found too large. Also divide the unit's other batches for the same
+        topic, if they are about as large.
         """
         members = {batch.handle: batch for batch in batches_of(unit)}
         topic = self._all[refused.destination].topic

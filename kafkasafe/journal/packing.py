@@ -183,8 +183,8 @@ class RereadBacklogs:
             self.reach(partition, position if partition.queue.packed.has(position) else -1)
 
     def reach_any(self, position: int) -> None:
-        """Find the partition with a packed batch at this position, and unpack the partition's batches up to there. For
-        marks that do not name the partition.
+        """Find the partition with a packed batch at this position, and unpack the partition's batches up to there.
+        Recovery uses this for marks that do not name the partition.
         """
         if position in self._index:
             return

@@ -2,7 +2,7 @@
 that.
 
 1. An incarnation ends normally. Its last group has a QUIET mark (`marks.Quiet`): the time after which no broker can
-   append its requests.
+   append the incarnation's requests.
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time has passed.
 3. Before the next incarnation sends anything, it revokes the mark, and waits until the revocation is durable. Otherwise
    a third incarnation would believe the first one's mark, and would not wait for the requests of the second one.

@@ -518,7 +518,7 @@ class Recovery:
             partition.doubt.forget_cut()
             for batch in partition.queue.all():
                 if batch.state is BatchState.JOINED:
-                    continue  # the unit's transaction numbers its batches
+                    continue  # it gets its sequences in the unit's transaction
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.read_id(None)
         for entry in mark.entries:

@@ -34,8 +34,8 @@ class RefusalTimer:
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether the current refusal has another subject than this one: the batch with this handle, or the whole
-        destination (-1).
+        """Whether the current refusal is about something other than this handle. -1 stands for the whole destination,
+        any other handle for a batch.
         """
         return self.denial is not None and self.denial.handle != handle
 

@@ -58,7 +58,8 @@ class Sealer:
                 unit's last batch.
 
         Returns:
-            The batch. If it has an `identity` when the shell writes it, the shell puts this id into the written bytes.
+            The batch. If the batch has an `identity` when the shell writes it, the shell puts this id into the written
+            bytes.
         """
         batch = self.make(destination, count, size_bytes, max_timestamp, given=given)
         if unit is not None:
