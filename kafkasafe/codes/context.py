@@ -66,7 +66,7 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
 
 
 def _out_of_order(context: ErrorContext) -> Cell | None:
-    """The broker may answer a batch that is sent again with error 45 although the log has the batch.
+    """If a batch is sent again, the broker may answer with error 45 although the log has the batch.
 
     For each producer, a broker remembers only the last five batches, and after a restart only the last one.
     """

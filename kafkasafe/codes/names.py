@@ -80,10 +80,11 @@ _CODES: Final[Mapping[str, int]] = MappingProxyType(
 
 
 def code_of_name(name: str) -> int | None:
-    """The code whose present or former Kafka name, or Java exception class, is `name`; None if no code matches.
+    """The code with this name; None if no code matches. The name is a present or former name in Kafka, or a Java
+    exception class.
 
     Case and punctuation do not matter. The name of a Java class may begin with the package. In logs, it may also begin
-    with the class in which the Java class is nested.
+    with the enclosing class of a nested class.
     """
     name = class_name(name)
     found = _CODES.get(_squeezed(name))

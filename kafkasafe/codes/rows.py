@@ -51,8 +51,8 @@ class AnswerAction(enum.Enum):
 
 
 class Scope(enum.Enum):
-    """What the journal rejects if the same answer lasts longer than `blocked_timeout_ms`. Until then, the journal
-    waits.
+    """What the journal rejects if the broker gives the same answer for longer than `blocked_timeout_ms`. Until then,
+    the journal waits.
     """
 
     NONE = "none"

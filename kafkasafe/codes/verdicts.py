@@ -69,7 +69,7 @@ class Verdict:
         api: The request kind for which the error was judged, such as `"list_offsets"`; None for any kind.
         action: What to do.
         data_at_risk: The cluster may have lost acknowledged records, or the consumer may skip records unread. Such an
-            error must reach an operator or a repair, never only a retry.
+            error needs an operator or a repair; a retry alone is not enough.
         explanation: The fix, in one sentence.
         note: Why the verdict differs from Kafka's own exception class, or what "refresh" means here; often empty.
     """

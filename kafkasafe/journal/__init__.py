@@ -9,22 +9,22 @@ is that of etcd's raft: *persist before you send, send before you resolve*.
     1. The shell calls `ready()`. It writes the batches and marks of `ready().persist` as one group, makes the group
        durable, and calls `persisted()`. Before that call, `ready()` returns no request and no final fate that depends
        on the group.
-    2. The shell calls `ready()` again. `sends` has the batches for Produce requests; the bytes that the shell sends
-       under an id never change. `asks` has the questions to the cluster. `waits` has the partitions for which the shell
-       calls `retry()` after a pause. `resolved` has the batches whose fate is final and durable.
+    2. The shell calls `ready()` again. `sends` has the batches to send in Produce requests. All requests under one
+       batch id carry the same bytes. `asks` has the questions to the cluster. `waits` has the partitions for which the
+       shell calls `retry()` after a pause. `resolved` has the batches whose fate is final and durable.
 
-Three tables say what follows an event: `STATE` gives the next state of a batch (`Batch.on`), `FLOW` the next activity
-of a partition (`Progress.on`), and `UNASSIGNED_FLOW` the next activity of a topic whose partitions are not known. An
+Three tables say what follows an event: `STATE` gives the next state of a batch (`Batch.on`). `FLOW` gives the next
+activity of a partition (`Progress.on`). `UNASSIGNED_FLOW` does the same for a topic whose partitions are not known. An
 event that a table does not allow is a bug, and raises IllegalMoveError. A batch of an earlier incarnation gets its
 state from the log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED.
 
 Order and the window. A partition's batches are sent in the order in which they were sealed. At any time, at most
-`window` (five) sent batches of a partition lack a durable commit mark. The journal sends the first batch under a
-producer id and epoch alone, until the broker acknowledges it. After a pause in which the broker may have dropped our
-producer state, the journal also sends the first batch alone. The reason: a broker without state accepts *any* base
-sequence, so a second batch could overtake a failed first one. After any failure the partition *settles*: the journal
-sends nothing new until every request in flight has an outcome. If every failed batch is proven absent from the log, the
-journal sends these batches again, in order. Otherwise it asks the cluster first.
+`window` (five) sent batches of a partition lack a durable commit mark. The first batch under a producer id and epoch is
+sent alone: the next one waits until the broker acknowledges it. The first batch after a pause is also sent alone, if
+the broker may have dropped our producer state in the pause. The reason: a broker without producer state accepts *any*
+base sequence. So if the first of two batches failed, the second could overtake it. After any failure the partition
+*settles*: the journal sends nothing new until every request in flight has an outcome. If every failed batch is proven
+absent from the log, the journal sends these batches again, in order. Otherwise it asks the cluster first.
 
 The journal uses no clock, no randomness and no I/O: `now` (float seconds, any epoch) and all answers of the cluster are
 arguments.
@@ -32,8 +32,7 @@ arguments.
 Modules
 -------
 Data that all objects share: `batch` (a batch, its states and its events), `flow` (the activity of a destination),
-`outbox` (what the journal decided and `ready` has not returned yet), `notices` (messages for users). Objects that own
-state:
+`outbox` (decisions that `ready` has not returned yet), `notices` (messages for users). Objects that own state:
 
     home        the lane's cluster and producer ids,        flow        the current activity of a partition
                 the id of the next batch                    window      what may be in flight at once
@@ -41,11 +40,11 @@ state:
                 not exist, batches on their way to                      their loss
                 `rejected/`                                 precedence  batches that other lanes deliver first
     doubt       requests that had no answer                 healing     lost batches that are sent again
-    quiescence  until when late requests may arrive         spool_index positions of the spool that are needed
+    quiescence  how long late requests may arrive           spool_index positions of the spool that are needed
     queue       the batches of a partition                  destinations  partitions, and the known topics
     replay      the group of the log that is being read     snapshots   marks that a new segment repeats
 
-Objects that decide. Each constructor takes the `JournalState`, and the other deciding objects that the new one uses:
+Objects that decide. Each constructor takes the `JournalState` and the deciding objects that the new object uses:
 
     packing     batches that are far from their turn    losses      signs of a loss, surveys, batches to send again
     refusals    destinations that are not accepted      topics      destinations, learned and forgotten

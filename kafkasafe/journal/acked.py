@@ -30,8 +30,9 @@ class AckedLog:
     Attributes:
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         last_acked_offset: Offset of the last acknowledged record (inclusive), -1 before the first acknowledgement.
-        clear_offset: Every batch of this lane that may be at or before this offset is durably finished. The broker may
-            acknowledge a batch while an earlier batch is in doubt, so this can be lower than `last_acked_offset`.
+        clear_offset: All batches of this lane that may be in the log at or before this offset are finished, and their
+            outcomes are durable. The offset can be lower than `last_acked_offset`, because the broker may acknowledge a
+            batch while an earlier one is in doubt.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
         topic_id: Id of the topic to which the offsets belong.
         last_acked_id: Id of the newest batch that is in the log below the high watermark.
@@ -39,14 +40,14 @@ class AckedLog:
         commits: (position, base offset) of acknowledged batches that no mark names yet.
         forgotten_offset: The journal does not remember batches before this offset, except those in `acked`.
         released: Offsets of batches that have left the spool.
-        known_from: If the log still has the batches that the journal does not remember, they are before this offset; -1
-            when unknown.
-        told_position: Position of the last batch whose id the journal wrote into separate marks, which outlive the
-            batch in the spool. A batch that follows in the order may have a lower position, because parts of a divided
-            batch, and copies, are written after the batches that follow them.
+        known_from: Acknowledged batches that the journal does not remember are before this offset, if they are still in
+            the log; -1 when unknown.
+        told_position: Position of the last batch whose id the journal wrote into separate marks. These marks stay in
+            the spool when the batch is deleted. A later batch in the order may have a lower position: parts of a
+            divided batch, and copies, are written to the spool after batches that follow them in the order.
         unwritten: How many baselines are being written to the disk.
-        void: How many of these baselines, counted from the oldest, belong to a log that the journal has forgotten in
-            the meantime.
+        void: How many of these baselines belong to a log that the journal has forgotten in the meantime. They are the
+            oldest ones.
     """
 
     baseline_offset: int = -1
@@ -66,7 +67,7 @@ class AckedLog:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the log's end before our first batch is known, or the broker acknowledged a batch of this lane."""
+        """Whether `baseline_offset` is known, or the broker acknowledged a batch of this lane."""
         return self.baseline_offset >= 0 or self.last_acked_offset >= 0
 
     @property
@@ -98,8 +99,8 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Record that the oldest baseline that was being written is durable. Returns False if the journal has forgotten
-        the log of that baseline in the meantime.
+        """Record that a baseline is durable: the oldest of those that are being written. Returns False if the journal
+        has meanwhile forgotten the log to which this baseline belongs.
         """
         self.unwritten -= 1
         if not self.void:
@@ -134,8 +135,8 @@ class AckedLog:
         self.last_acked_offset = max(self.last_acked_offset, base_offset + count - 1)
 
     def know_from(self, base_offset: int) -> None:
-        """Set `known_from`, if it is unknown, to the offset of a batch that was acknowledged after all batches that are
-        not remembered.
+        """Set `known_from` to this offset, if it is unknown. All batches that the journal does not remember were
+        acknowledged before the batch at this offset.
         """
         if self.known_from < 0:
             self.known_from = base_offset
@@ -176,7 +177,9 @@ class AckedLog:
 
     @property
     def next_place(self) -> int:
-        """Lowest possible offset of a committed batch whose offset is unknown: right after the batch before it."""
+        """The lowest possible offset of a committed batch whose offset is unknown. It is right after the previous
+        batch.
+        """
         if not self.acked:
             return max(self.baseline_offset, 0)
         return self.acked[-1].place + self.acked[-1].count
@@ -265,9 +268,7 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop the lost batches that cannot be sent again, because they are after the log's `last_offset` and have left
-        the spool.
-        """
+        """Drop the batches that are lost for good: those after the log's `last_offset` that have left the spool."""
         self.released.cut(last_offset + 1)
         self.acked = deque(
             batch
@@ -280,8 +281,8 @@ class AckedLog:
 class EpochCheck:
     """A question after a change of leader: does the former leader's epoch end after `last_acked_offset`?
 
-    If not, the shell calls `suspect()`. If the new leader does not know that epoch, the shell calls `suspect()` only if
-    the new leader's log begins at or before `last_acked_offset`.
+    If not, the shell calls `suspect()`. If the new leader does not know that epoch, the shell compares offsets instead:
+    it calls `suspect()` if the new leader's log begins at or before `last_acked_offset`.
 
     Attributes:
         destination: Destination number.
@@ -302,9 +303,9 @@ class Suspicion:
         cause: The sign that raised the suspicion.
         evidence: Human-readable.
         last_acked_offset: The last offset that was acknowledged before the suspicion (inclusive).
-        from_offset: The log is suspected to have lost at least the records from this offset on; -1 when unknown.
+        from_offset: The suspected loss includes at least the records from this offset on; -1 when unknown.
         leader_epoch: Leader epoch of the last acknowledgement before the suspicion, -1 when unknown.
-        overlaps: A batch was acknowledged, or found, at or before the offset of an earlier acknowledged batch.
+        overlaps: A batch was acknowledged, or found, at an offset that is not higher than the last acknowledged one.
     """
 
     cause: Cause
@@ -325,10 +326,10 @@ class LossCase:
         due: The checks to make after `asked`, in this order. A survey makes all of them unnecessary.
         explained: A gap in the log is expected, because batches were damaged, rejected, skipped or lost. Then the
             journal reports no hole.
-        hole: The hole to report if the log turns out to have every acknowledged batch.
-        gaps: The expected gaps before waiting batches of earlier incarnations: the first sequence after each gap, with
-            producer id and epoch, and the first missing sequence. New segments repeat them, so they outlive the marks
-            that explain them.
+        hole: The hole to report if a survey finds every acknowledged batch in the log.
+        gaps: The expected sequence gaps before waiting batches of earlier incarnations. Maps the first id after a gap
+            (producer id, epoch, base sequence) to the first missing sequence. New segments repeat the gaps, because the
+            marks that explain a gap may be deleted earlier.
     """
 
     suspicion: Suspicion | None = None
@@ -354,8 +355,8 @@ class LossCase:
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """Record where a batch was found. The batch may overlap the offsets of batches that were
-        acknowledged earlier.
+        """Record where a batch was found. The batch's offsets may overlap those of batches that were acknowledged
+        earlier.
         """
         if self.suspicion is not None and base_offset <= last_acked_offset:
             self.suspicion = replace(self.suspicion, overlaps=True)
@@ -401,7 +402,7 @@ class LossCase:
         self.explained = True
 
     def expect(self, waiting: Iterable[BatchId], last_acked: BatchId | None) -> None:
-        """Keep the gaps that are still expected, after recovery.
+        """After recovery, keep the gaps that are still expected.
 
         Args:
             waiting: The ids of the waiting batches, in queue order.
@@ -420,14 +421,14 @@ class LossCase:
             before = identity
 
     def read_gaps(self, entries: Sequence[m.Identity]) -> None:
-        """Take over the expected gaps from a mark: for each gap, the first missing sequence and the first one after
-        the gap.
+        """Take over the expected gaps from a mark. The mark has two entries for each gap: the first missing sequence,
+        and the first sequence after the gap.
         """
         for begin, end in zip(entries[::2], entries[1::2], strict=False):
             self.gaps[end.producer_id, end.producer_epoch, end.base_sequence] = begin.base_sequence
 
     def expects(self, identity: BatchId, missing: int) -> bool:
-        """Whether it is expected that the log lacks this number of records before the batch with this id."""
+        """Whether a gap of this many records before the batch with this id is expected."""
         begin = self.gaps.get(identity.fields)
         known = begin is not None and missing <= sequence_distance(begin, identity.base_sequence)
         return self.explained or known
@@ -446,8 +447,8 @@ class LossCase:
 
 
 def _first_missing(before: BatchId | None, identity: BatchId) -> int:
-    """The first sequence that may be missing between two ids. If the ids do not tell, this is 0, the first sequence of
-    each producer id and epoch.
+    """The first sequence that may be missing between two ids. If the ids do not show it, this is 0, the first sequence
+    of each producer id and epoch.
     """
     if before is None or before.producer != identity.producer:
         return 0

@@ -31,7 +31,7 @@ from kafkasafe.journal.snapshots import state_mark
 from kafkasafe.journal.state import JournalState
 
 _TIMEOUTS: Final = 2
-"""After this many time-outs, the journal divides a batch once the log is proven not to have it."""
+"""After this many time-outs of a batch, the journal divides the batch as soon as it is proven absent from the log."""
 
 _INVALID_TIMESTAMP: Final = 32
 
@@ -191,8 +191,8 @@ class Answers:
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
         # An answer is only about the request that it answers. So it proves nothing about the batch while the broker may
-        # still append an older request whose answer was lost. The answer to a probe proves nothing either, because the
-        # leader already has the batch.
+        # still append an older request with it, whose answer was lost. The answer to a probe proves nothing either,
+        # because the leader already has the batch.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -225,7 +225,9 @@ class Answers:
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
-        """Record a partition's end offset before our first batch. The first send waits until this offset is durable."""
+        """Record where the partition's log ended before our first batch. The first send waits until this offset is
+        durable.
+        """
         partition = self._partitions[destination]
         if partition.progress.flow is not Flow.ASKING_BASELINE:
             return
@@ -256,7 +258,7 @@ class Answers:
             )
         else:
             partition.refusal.no_answer()
-        # If the user lacks the permission to ask, batches in doubt may still be in the log. A deleted topic has no
+        # Batches in doubt may be in the log even if the user lacks the permission to ask. But a deleted topic has no
         # batch of ours.
         if lasting and not (partition.queue.has_doubt and code not in MISSING_CODES):
             self._rejecter.reject_all(partition, code, reason)
@@ -329,8 +331,8 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether the broker refused the batch because the batch's timestamps are too new, and will accept these
-        timestamps before the journal rejects the batch.
+        """Whether waiting helps: the broker refused the batch because its timestamps are too new, but will accept them
+        before the journal would reject the batch.
         """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

@@ -1,6 +1,6 @@
 """A batch from `seal` to its end: its states and events, the table of transitions `STATE`, and its data.
 
-This module decides nothing. An event for which `STATE` has no entry is a bug, and raises.
+This module decides nothing. An event for which `STATE` has no entry is a bug, and raises IllegalMoveError.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class BatchState(enum.Enum):
     IN_DOUBT = "in_doubt"
     ACKED = "acked"
     COMMITTED = "committed"
-    """The mark that the batch is acknowledged is durable."""
+    """The mark that records the acknowledgement is durable."""
     REFUSED = "refused"
     """The broker refused the batch. The batch waits until all batches that were in flight with it have their answers.
     """
     REJECTED = "rejected"
     REPLACED = "replaced"
     UNDECIDABLE = "undecidable"
-    """Whether the batch is in the log cannot be determined, so the user decides."""
+    """The journal cannot determine whether the batch is in the log, so the user decides."""
 
     __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
 
@@ -77,7 +77,7 @@ class BatchEvent(enum.Enum):
     ABSENT_CONDEMNED = "absent and condemned"
     """The batch is not in the log. The journal asked only because it wants to reject or divide the batch."""
     UNKNOWABLE = "unknowable"
-    """Whether the batch is in the log cannot be determined."""
+    """The journal cannot determine whether the batch is in the log."""
     RESENT = "resent"
     """The user decided to send an undecidable batch."""
     RESENT_UNCHOSEN = "resent without a partition"
@@ -85,7 +85,8 @@ class BatchEvent(enum.Enum):
     SKIPPED = "skipped"
     """The user decided to take an undecidable batch as delivered."""
     COMMITTED = "committed"
-    """The mark that the batch is acknowledged is durable, or the batch needs no mark because it was never on disk."""
+    """The mark that records the acknowledgement is durable. Or the batch needs no mark, because it was never on disk.
+    """
     LOST = "lost"
     """The cluster lost the acknowledged batch, and the journal sends it again."""
     KEPT = "kept"
@@ -181,12 +182,12 @@ class Fault:
     """
     unconfirmed: bool = False
     """The broker says that it did not append the batch; the producer state has not been checked yet. Invariant: only in
-    REFUSED, in PREPARED after error 59, and in an IN_DOUBT that follows one of these; never without an id.
+    REFUSED, in PREPARED after error 59, and in IN_DOUBT if it follows one of these two states; never without an id.
     """
     condemned: bool = False
     """The journal rejects or divides the batch as soon as the cluster proves that the batch is not in the log.
-    Invariant: only in IN_DOUBT, in SENT as a probe, and in an UNDECIDABLE or REJECTED that follows one of these; only
-    together with `code`. The proof makes the batch REFUSED.
+    Invariant: only in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED if they follow one of these two
+    states; only together with `code`. The proof makes the batch REFUSED.
     """
     overdue: bool = False
     """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. The field
@@ -240,7 +241,8 @@ class Batch:
     """Id of the batch, None while it has none.
 
     Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED, and then covers `count` records. Never set in JOINED,
-    because the unit's transaction numbers the unit's batches. A SEALED batch may have an id that is not durable yet.
+    because the unit's batches get their sequences in the unit's transaction. A SEALED batch may have an id that is not
+    durable yet.
     """
     state: BatchState = BatchState.SEALED
     """See `STATE`."""
@@ -261,11 +263,11 @@ class Batch:
     # -- requests
 
     unanswered: bool = False
-    """A broker may still append a request with this batch and id, or may have appended such a request although its
-    answer never arrived.
+    """A broker may have appended, or may still append, an unanswered request with this batch and id.
 
-    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In these three states, the batch may get another
-    id, or be copied to `rejected/`. So no broker may still append an earlier request with the batch.
+    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In these three states, the journal may give the
+    batch another id, or copy it to `rejected/`. This would be wrong if a broker could still append an earlier request
+    with the batch.
     """
     timeouts: int = 0
     """How many requests with the batch timed out while the batch was the first of its queue. Invariant: at most
@@ -296,10 +298,10 @@ class Batch:
     `position` is -1.
     """
     heirs: int = 0
-    """How many of the batches whose `parent` is this batch are unfinished. Invariant: 0 unless REPLACED."""
+    """Number of unfinished batches whose `parent` is this batch. Invariant: 0 unless REPLACED."""
     origin: int = -1
-    """Spool position where the records were first written, if they were first written in a batch that this batch
-    replaces; otherwise -1 (see `written_at`). Invariant: lower than `position`, if the batch has one.
+    """Spool position where the records were first written, if this was in another batch, which this batch replaces;
+    otherwise -1 (see `written_at`). Invariant: lower than `position`, if the batch has one.
     """
     gathered: bool = False
     """The batch was merged from several waiting batches. Invariant: if set, `owed` is set."""
@@ -308,8 +310,8 @@ class Batch:
     otherwise only in ACKED and the final states.
     """
     given: tuple[tuple[int, int, int], ...] | None = None
-    """The runs of records for which the caller gave the partition. The partitions of the batch's other records are not
-    chosen yet (see `marks.Given`). None if the batch needs no such mark. Invariant: if set, the batch has no id.
+    """Runs of records whose partition the caller gave. The partitions of the batch's other records are not chosen yet
+    (see `marks.Given`). None if the batch needs no such mark. Invariant: if set, the batch has no id.
     """
 
     # -- its place in the spool ----------------------------------------------------------------------------------------
@@ -353,7 +355,7 @@ class Batch:
         self.position = position
 
     def read_place(self, rank: tuple[int, ...], origin: int) -> None:
-        """Take from a mark the batch's rank, and the position where the batch's records were first written."""
+        """Set the batch's rank, and the position where its records were first written, as a mark gives them."""
         self.rank, self.origin = rank, origin
 
     # -- units, parents and parts --------------------------------------------------------------------------------------
@@ -399,7 +401,7 @@ class Batch:
         self.identity = identity
 
     def take_back_id(self) -> None:
-        """Remove the batch's id, because no broker has appended a request under that id, and none can any more."""
+        """Remove the batch's id. No broker has appended a request under that id, and none can do so any more."""
         self.identity = None
         self.unanswered = False
 
@@ -413,9 +415,7 @@ class Batch:
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
-        """Set whether a broker may still append a request with this batch and id, or may have appended such a request
-        although its answer never arrived.
-        """
+        """Set whether a broker may have appended, or may still append, an unanswered request with this batch and id."""
         self.unanswered = possible
 
     def time_out(self) -> None:

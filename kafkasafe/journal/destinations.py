@@ -94,8 +94,8 @@ class Partition(Destination):
 
 
 _DIVIDE_BYTES: Final = 1024 * 1024
-"""How many bytes the journal divides at a time. After a long outage, memory may be too small for all waiting batches,
-and the disk too small for a second copy of them.
+"""The journal divides batches with about this many bytes at a time. After a long outage, memory may be too small for
+all waiting batches, and the disk too small for a second copy of them.
 """
 _DIVISIBLE: Final = frozenset({BatchState.SEALED, BatchState.JOINED})
 
@@ -128,7 +128,7 @@ class UnassignedTopic(Destination):
 class Destinations:
     """All destinations of a lane by number and by address, and the known topics.
 
-    Each destination keeps its number as long as the lane's log names it.
+    The number of a destination does not change while the lane's log names the destination.
 
     Attributes:
         all: The destinations by number, in the order in which they were declared.

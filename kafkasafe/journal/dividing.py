@@ -78,8 +78,8 @@ class Divider:
         if batch.position >= 0:
             persist.keep_whole()
             if batch.is_copy and not kept:
-                # The spool may delete the segment with the MOVED mark while it still has the children. So this mark
-                # says where their records were first written. Readers take the position of the first mark.
+                # The spool may delete the segment with the MOVED mark while the spool still has the children. So this
+                # mark says where their records were first written. Readers take the position of the first mark.
                 persist.marks.append(m.Replaced(batch.written_at, first, len(made)))
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:

@@ -15,7 +15,7 @@ class Doubt:
     Attributes:
         fenced: A newer epoch of our producer id exists, so a batch that the log does not have is undecidable.
         sequence_refused: The leader refuses the sequence of a batch in doubt.
-        dead_at: The time (seconds) from which no broker can append a request of ours whose answer was lost.
+        dead_at: The earliest time (seconds) at which no broker can append an unanswered request of ours any more.
         asked_at: When the pending question was asked (seconds); the answer reflects the log at that time or later.
         asked_from: The offset from which the log is read to answer the pending question.
         rescan_from: The lowest offset at which a batch in doubt may be, if the log may have been truncated below an
@@ -41,7 +41,7 @@ class Doubt:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the answer covers only a part of the range that now has to be read."""
+        """Whether the answer is incomplete, because the log now has to be read from a lower offset."""
         return 0 <= self.rescan_from < self.asked_from
 
     def ask(self, now: float, from_offset: int) -> None:

@@ -68,13 +68,13 @@ class Durability:
             self._follow(consequence)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """Record that these batches could not be written. Those that are acknowledged are finished without the disk.
-        (With `durable_first`, no batch is acknowledged before it is written.)
+        """Record that these batches could not be written. Acknowledged batches among them are finished without the
+        disk. (With `durable_first`, no batch is acknowledged before it is written.)
 
         A failed write may leave a readable copy on disk, until the next group is written. If the process is killed
-        before that, the next one finds the batch there, in doubt, and looks for it in the log. It finds the batch,
-        because the copy has the id under which the batch was acknowledged: a batch that is `writing` gets no id, and is
-        neither divided nor merged.
+        before that, the next process reads the copy, treats the batch as in doubt, and finds it in the log. The copy
+        has the id under which the batch was acknowledged, because a batch that is `writing` gets no id, and is neither
+        divided nor merged.
         """
         self._writes_fail = True
         for batch in batches:
@@ -140,8 +140,9 @@ class Durability:
         self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
     def skip(self, partition: Destination, batch: Batch) -> None:
-        """Commit a batch that the user took as delivered. If it is being written, it waits for the disk: the log may
-        not have it, so the next process would send a copy that a failed write left.
+        """Commit a batch that the user took as delivered. If the batch is being written, it waits for the disk.
+        Otherwise a failed write could leave a copy, and the next process would send the copy if the log does not have
+        the batch.
         """
         if batch.writing:
             self._skipped.add(batch)

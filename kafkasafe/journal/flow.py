@@ -1,7 +1,7 @@
 """What a destination does: its flows and events, the transition tables `FLOW` and `UNASSIGNED_FLOW`, and `Progress`.
 
 This module decides nothing: `machine` decides what follows from a flow. An event for which the table has no entry is a
-bug, and raises.
+bug, and raises IllegalMoveError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Flow(enum.Enum):
     NEW = "new"
     """The lane has never sent to the partition, so the journal asks for the end offset before it sends anything."""
     ASKING_BASELINE = "asking for the baseline"
-    """The journal waits for `baseline()`, and after that call until the end offset is durable."""
+    """The journal waits for `baseline()`, and then until the end offset is durable."""
     FLOWING = "flowing"
     PROBING = "probing"
     """The leader has batches in doubt. The journal sends the newest of them again, to learn that the replicas
@@ -59,7 +59,7 @@ class FlowEvent(enum.Enum):
     """The events of a partition."""
 
     RECOVERED = "recovered"
-    """The log is read, and an earlier incarnation sent to the partition."""
+    """The log is read, and an earlier incarnation sent records to the partition."""
     RECOVERED_IN_DOUBT = "recovered in doubt"
     """The log is read, and an earlier incarnation may have sent batches that are not finished."""
     MARKS_LOST = "marks lost"
@@ -115,7 +115,7 @@ class FlowEvent(enum.Enum):
     UNSTABLE = "unstable"
     """Batches in doubt are in the leader's log, but a change of leader may still remove them."""
     UNKNOWABLE = "unknowable"
-    """Whether a batch in doubt is in the log cannot be determined."""
+    """The journal cannot determine whether a batch in doubt is in the log."""
     JUDGED = "judged"
     """The journal knows for each batch of the question whether the log has it."""
     SURVEYED = "surveyed"
@@ -127,8 +127,8 @@ class FlowEvent(enum.Enum):
     DAMAGED = "damaged"
     """The bytes of a batch that is not in flight are damaged on disk, so the batch can only be rejected."""
     KEPT = "kept"
-    """Copies of all rejected batches are durable in `rejected/`. In an unassigned topic, the event also follows if some
-    copies could not be written; the journal then tries these batches again later.
+    """Copies of all rejected batches are durable in `rejected/`. In an unassigned topic, the event also occurs if some
+    copies could not be written. The journal then tries these batches again later.
     """
     NOT_KEPT = "not kept"
     """A copy could not be written."""
@@ -308,7 +308,7 @@ class Progress:
 
     @property
     def is_confirming(self) -> bool:
-        """Whether the journal compares a refusal with the broker's producer state."""
+        """Whether the journal is comparing a refusal with the broker's producer state."""
         return self.flow is Flow.CONFIRMING or self.flow is Flow.RECONFIRMING
 
     @property

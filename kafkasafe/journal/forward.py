@@ -80,8 +80,8 @@ class CopyForward:
         return list(found.values())
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """The unfinished batches from `first_position` to `end_position`, a lost part of the spool, except those that
-        cannot be copied. None if the caller has to call again later.
+        """The unfinished batches in a lost part of the spool, `first_position` to `end_position`. Batches that cannot
+        be copied are left out. None if the caller has to call again later.
         """
         if self._out.is_writing:
             return None
@@ -104,7 +104,7 @@ class CopyForward:
         )
 
     def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
-        """The marks to write in one atomic group with the copies of these batches, before the copies."""
+        """The marks that precede the copies of these batches in one atomic group."""
         numbers = dict.fromkeys(batch.destination for batch in batches)
         marks: list[m.Mark] = [
             mark for number in numbers for mark in self._snapshots.states(self._all[number])

@@ -15,12 +15,12 @@ from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.state import JournalState
 
 GATHER_LEAST: Final = 8
-"""The journal merges batches only if at least this many wait after those in flight, because a merge costs a group in
-the spool.
+"""The journal merges batches only if at least this many wait behind those in flight, because each merge writes a group
+to the spool.
 """
 _GATHER_MOST: Final = 256
 _GATHERED_SHARE: Final = 8
-"""A batch is merged only if it is at most 1/8 as large as a merged batch may be."""
+"""A batch is merged only if its size is at most 1/8 of the size limit for merged batches."""
 
 
 class Gatherer:

@@ -46,8 +46,8 @@ class Home:
 
         Args:
             cluster_id: Id of the cluster that answers.
-            assumed: The lane's cluster if no mark in the log names one: either the lane has never met a cluster, or an
-                earlier version of kafkasafe, which did not have this mark, wrote the log.
+            assumed: The cluster to assume for the lane if no mark in the log names one. Then the lane has never met a
+                cluster, or an earlier version of kafkasafe, without this mark, wrote the log.
         """
         return (self.cluster_id or assumed or cluster_id) != cluster_id
 
@@ -104,7 +104,7 @@ class IdSequence:
         return identity
 
     def expire(self) -> None:
-        """Record that batches that are not in the log need new ids."""
+        """Record that new ids are needed for the batches that are not in the log."""
         self.stale = True
 
     def renew(self, home: Home) -> None:

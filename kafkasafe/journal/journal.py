@@ -184,7 +184,7 @@ class Journal:
         self._sealer.close_unit(unit)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """The engine wants batches on disk that are only in memory."""
+        """The engine wants some batches, which are only in memory, to be written to disk."""
         self._sealer.spill(batches)
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
@@ -239,7 +239,7 @@ class Journal:
         return self._packer.packable(destination)
 
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
-        """The engine wants the first of these batches packed."""
+        """The engine asks the journal to pack the first of these batches."""
         self._packer.pack(destination, shells)
 
     def delivered_before(self, position: int) -> list[Delivered]:
@@ -415,11 +415,11 @@ class Journal:
         self._incarnations.begin_after(position, debts)
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """Other lanes still owe records of these destinations."""
+        """Other lanes still hold undelivered records for these destinations."""
         self._incarnations.hold_back(held)
 
     def halt(self, *, halted: bool) -> None:
-        """Another producer wants to take over this lane, or no longer does."""
+        """Another producer wants to take over this lane, or has withdrawn this request."""
         self._incarnations.halt(halted=halted)
 
     def slept(self, seconds: float, now: float) -> None:
@@ -427,11 +427,11 @@ class Journal:
         self._incarnations.slept(seconds, now)
 
     def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
-        """The producer ends. Returns the mark that says until when brokers may append the producer's requests."""
+        """The producer ends. Returns the mark with the time after which no broker can append its requests."""
         return self._incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
     def paid(self, debt: m.Debt) -> None:
-        """Another lane has delivered what it owed."""
+        """Another lane has delivered all batches of this debt."""
         self._state.precedence.paid(debt)
 
     def snapshot(self) -> list[m.Mark]:
@@ -439,7 +439,7 @@ class Journal:
         return self._snapshots.all()
 
     def tell_newest(self, before_position: int) -> list[m.Mark]:
-        """The marks of the newest acknowledged batches, which must be durable before the spool deletes up to this
-        position.
+        """The marks of the newest acknowledged batches. The spool may delete up to this position only when these marks
+        are durable.
         """
         return self._snapshots.newest(before_position)

@@ -15,8 +15,8 @@ from kafkasafe.journal.state import JournalState
 
 
 class Incarnations:
-    """Holds batches until those of other lanes are delivered, and makes the mark that says until when brokers may still
-    append this lane's requests.
+    """Holds batches back until those of other lanes are delivered. Also makes the QUIET mark, which has the time after
+    which no broker can append this lane's requests.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -39,8 +39,8 @@ class Incarnations:
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """Hold back, for each address in `held`, the batches that were written at or after the position that `held`
-        gives for this address (see `order.holds`).
+        """Hold batches back. `held` maps an address to a position. A batch for this address waits if it was written at
+        or after the position (see `order.holds`).
         """
         if self._precedence.hold_back(held):
             self._touch_waiting()
@@ -56,7 +56,7 @@ class Incarnations:
                 self._packer.touch(partition)
 
     def slept(self, seconds: float, now: float) -> None:
-        """Record for how long the machine slept; `now` includes that time.
+        """Record that the machine slept for `seconds`; `now` is the time after that.
 
         While the machine slept, the brokers' state of our producer aged. Requests that waited in socket buffers are
         sent only now.
@@ -67,7 +67,8 @@ class Incarnations:
             partition.doubt.sleep(seconds, before)
 
     def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
-        """The mark that says, for a producer that has stopped sending, until when its requests may still be appended.
+        """The QUIET mark of a producer that has stopped sending: the time after which no broker can append its
+        requests.
 
         None if the log already has the mark. Also None if no batch is unfinished or suspected to be lost, because the
         next incarnation then has no question to ask.

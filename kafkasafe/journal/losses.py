@@ -24,7 +24,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Suspicions:
-    """Raises suspicions, and pins the batches in the spool that may have to be sent again."""
+    """Raises suspicions, and makes the spool keep the batches that may have to be sent again."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._partitions = state.destinations.partitions
@@ -165,9 +165,7 @@ class Losses:
         self._heal_recreated = state.settings.heal_recreated
 
     def released(self, before_position: int) -> None:
-        """Record that the spool deleted everything before this position, so the journal cannot send the batches there
-        again.
-        """
+        """Record that the spool deleted everything before this position. These batches cannot be sent again."""
         if before_position == self._index.released:
             return
         self._index.release(before_position)
@@ -291,8 +289,8 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append another request with a lost batch, which the journal sent before the
-        acknowledged request. Returns whether the partition pauses.
+        """Pause while a broker may still append an earlier request with a lost batch: one that the journal sent before
+        the acknowledged request. Returns whether the partition pauses.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at
@@ -395,7 +393,7 @@ class _Extent:
     """The lost records of a partition.
 
     Attributes:
-        first: Offset of the first lost record; -1: none is known.
+        first: Offset of the first lost record; -1: no lost record is known.
         last: Offset of the last lost record (inclusive).
         records: Number of the lost records.
         evidence: How the loss was found.
@@ -410,7 +408,7 @@ class _Extent:
 
     @classmethod
     def of(cls, loss: Loss, evidence: str, lost: Sequence[Batch]) -> _Extent:
-        """The extent that the survey found among the remembered batches."""
+        """The extent of the loss that the survey found among the remembered batches."""
         first = loss.first_offset
         more = [(first, min(batch.place for batch in lost) - 1)] if lost else []
         return cls(first, loss.last_offset, loss.records, evidence, more)
@@ -427,7 +425,9 @@ class _Extent:
         baseline_offset: int,
         lost: Sequence[Batch],
     ) -> _Extent:
-        """The extent if the journal knows the last acknowledged offset, but does not remember all batches up to it."""
+        """The extent of the loss if the journal knows the last acknowledged offset, but does not remember all batches
+        before it.
+        """
         bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
         begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
         # Before the baseline, the log never had a batch of this lane.
@@ -442,7 +442,7 @@ class _Extent:
     def from_epoch_end(
         self, epoch_end_offset: int, baseline_offset: int, forgotten_offset: int, *, recreated: bool
     ) -> _Extent:
-        """The extent if the log lost all records from `epoch_end_offset` on, whether they are remembered or not."""
+        """The extent of the loss if the log lost all records from `epoch_end_offset` on, remembered or not."""
         until = min(self.first, forgotten_offset)
         begin = max(epoch_end_offset, baseline_offset)
         if recreated and until > max(0, baseline_offset):
@@ -461,14 +461,14 @@ def _is_remembered(
     """
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
-    # Before `forgotten_offset`, a remembered batch that ends there proves nothing: it may have replaced a batch that
-    # the journal does not remember.
+    # If that offset is before `forgotten_offset`, a remembered batch that ends there proves nothing: it may have
+    # replaced a batch that the journal does not remember.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
     # The answer is yes in two more cases. Either all records up to that offset are ours. Or a remembered batch ends
-    # there, and the log still has, at the known offset, each batch that has left the spool.
+    # there, and each batch that has left the spool is still in the log at its known offset.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

@@ -61,7 +61,9 @@ def was_asked_early(turn: Turn) -> bool:
 
 
 def was_judged(turn: Turn) -> bool:
-    """No batch is in doubt any more, but `partition.doubt` still has what the leader said about earlier ones."""
+    """No batch is in doubt any more, but `partition.doubt` still has what the leader said about batches that were in
+    doubt.
+    """
     return turn.partition.doubt.fenced or turn.partition.doubt.sequence_refused
 
 
@@ -104,7 +106,7 @@ _SETTLING: Final = frozenset({Flow.SETTLING, Flow.DECIDING})
 
 
 class _Rule(NamedTuple):
-    """An action for partitions where a condition holds.
+    """A rule: an action, and the condition under which the action applies to a partition.
 
     Attributes:
         holds: The condition.
@@ -202,8 +204,8 @@ class Machine:
             self._identities.prepare(partition)
 
     def _quiet_rules(self) -> Sequence[_Rule]:
-        """The rules for a partition without requests in flight and without batches in doubt: in this order, up to the
-        first one that `ends`.
+        """The rules for a partition without requests in flight and without batches in doubt. They apply in this order,
+        up to the first rule that `ends`.
 
         Each comment says why the rule comes before the next one. tests/journal/test_rule_order.py swaps neighbours.
         """
@@ -215,9 +217,9 @@ class Machine:
             # While a broker may still append a late request, any answer may already be out of date. Without this rule,
             # the next one would ask again and again.
             _Rule(has_late_requests, self._wait_for_late),
-            # This rule puts batches in doubt again, so the next rule must not reset `partition.doubt`. What
-            # `partition.doubt` knows (that the leader refused a sequence, or that a newer epoch exists) decides how the
-            # answer about these batches is judged.
+            # This rule puts batches in doubt again, so the next rule must not reset `partition.doubt`.
+            # `partition.doubt` records whether the leader refused a sequence, and whether a newer epoch exists: the
+            # judgement of these batches depends on both.
             _Rule(was_asked_early, self._ask_again),
             # A later rule may put a batch in doubt. The leader's statements about other batches must not count against
             # that batch.
@@ -238,7 +240,7 @@ class Machine:
         )
 
     def _settle(self, partition: Partition, now: float, now_ms: int) -> None:
-        """Decide the next step of a partition, if it has no request in flight any more."""
+        """Decide the next step of a partition, unless it still has a request in flight."""
         if partition.queue.has_in_flight:
             return
         turn = Turn(partition, partition.queue.head, now, now_ms)
@@ -293,8 +295,8 @@ class Machine:
 
     @staticmethod
     def _take_again(turn: Turn) -> None:
-        """Send refused batches again in their turn, because the broker may have refused them only because an earlier
-        batch was missing.
+        """Send refused batches again in their turn. The broker may have refused them only because an earlier batch was
+        missing.
         """
         for batch in turn.partition.queue.near:
             if batch.state is BatchState.REFUSED:

@@ -91,8 +91,8 @@ class UnitBatches:
         ]
 
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
-        """Divide the unit's batch that the cluster found too large, and the other batches of the unit for the same
-        topic if they are about as large.
+        """Divide the unit's batch that the cluster found too large. Also divide the unit's other batches for the same
+        topic, if they are about as large.
         """
         members = {batch.handle: batch for batch in batches_of(unit)}
         topic = self._all[refused.destination].topic
@@ -122,5 +122,6 @@ class UnitBatches:
         topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
-            # The unit was staged before the new id was known, so the old topic may have had its records.
+            # The unit was staged before the new topic id was known, so the unit's records were perhaps in the old
+            # topic.
             self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")

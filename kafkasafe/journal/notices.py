@@ -17,11 +17,11 @@ class AckedLoss:
         destination: Destination number.
         first_offset: First lost offset, -1 when not known.
         last_offset: Last lost offset (inclusive).
-        records: How many of the records in this range were ours.
+        records: How many of our records were in this range.
         cause: The sign that raised the suspicion.
         evidence: Human-readable text.
         revived: How many of the lost records are sent again.
-        gone: (first offset, last offset, records) of the lost records that are not sent again; 0 records: all are sent
+        gone: (first offset, last offset, number) of the lost records that are not sent again; number 0: all are sent
             again.
         recreated: The topic was, or may have been, deleted and created again.
     """
@@ -44,8 +44,8 @@ class Healed:
     Attributes:
         destination: Destination number.
         records: How many records the log has again, including those of earlier incarnations.
-        first_offset: Present offset of the first of these records, -1 when not known.
-        last_offset: Present offset of the last of these records (inclusive), -1 when not known.
+        first_offset: Current offset of the first of these records, -1 when not known.
+        last_offset: Current offset of the last of these records (inclusive), -1 when not known.
     """
 
     destination: int
@@ -75,7 +75,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Undecidable:
-    """A batch whose presence in the log cannot be determined, so the user decides."""
+    """The journal cannot determine whether this batch is in the log, so the user decides."""
 
     batch: Batch
     evidence: str
@@ -114,8 +114,8 @@ class Denial:
         scope: What the journal rejects if the refusal lasts too long.
         handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
         since: When the refusal began, in seconds.
-        counted_from: The time (seconds) from which the duration of the refusal is counted; -1 from a request without an
-            answer until the next refusal.
+        counted_from: The time (seconds) from which the duration of the refusal is counted. A request without an answer
+            sets this to -1, until the next refusal.
         last_at: When the last answer came, in seconds.
         answers: How many refusals came.
         reported: The refusal was reported by a notice.
@@ -153,7 +153,7 @@ class Denial:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The cluster refuses a destination, whose batches keep waiting."""
+    """The cluster refuses a destination. The destination's batches keep waiting."""
 
     destination: int
     denial: Denial

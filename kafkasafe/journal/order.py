@@ -1,16 +1,16 @@
 """Order across the lanes of a directory: for each topic-partition, batches of earlier incarnations are delivered before
 those of later ones.
 
-An *incarnation* is one owner of a lane, from opening the lane to its end. When an incarnation begins, other lanes may
-hold batches of ended incarnations. The new incarnation records (mark AFTER) how far each of those lanes reached. The
-new incarnation's batches of a topic-partition wait until those lanes have no unfinished batch of that topic-partition
-before the recorded positions.
+An *incarnation* is one owner of a lane. It begins when the owner opens the lane, and lasts until the owner ends. When
+an incarnation begins, other lanes may hold batches of ended incarnations. The new incarnation records (mark AFTER) how
+far each of those lanes reached. In each topic-partition, the new incarnation's batches wait until those lanes have no
+unfinished batch before the recorded positions.
 
 Waits cannot be circular. An incarnation waits only for batches that were written before it began, and writes its own
-batches after that. Inside a lane, which is first in, first out, a batch also waits only for earlier ones. So a batch
-only ever waits for batches that were written earlier, whichever producer delivers them. An incarnation does not wait
-for batches of owners that are still running, because kafkasafe promises no order between the batches of owners that run
-at the same time.
+batches after that. A lane is first in, first out, so inside a lane, too, a batch waits only for earlier ones. So a
+batch only ever waits for batches that were written earlier, whichever producer delivers them. An incarnation does not
+wait for batches of owners that are still running, because kafkasafe promises no order between the batches of owners
+that run at the same time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Owed:
                 case m.Replaced(at, first, count):
                     origin = self.open.pop(at, (0, at))[1]
                     for index in range(first, first + count):
-                        origins.setdefault(index, origin)  # a merged batch has its first batch's origin
+                        # A merged batch has the origin of the first of its batches.
+                        origins.setdefault(index, origin)
                     for unit_id, positions in self._units.items():
                         if at in positions:
                             members.update(dict.fromkeys(range(first, first + count), unit_id))
@@ -141,7 +142,7 @@ class Owed:
 def holds(
     afters: Iterable[m.After], owed: Mapping[m.Debt, frozenset[Address] | None]
 ) -> Mapping[Address | None, int]:
-    """The positions where a lane begins to hold its batches back.
+    """The positions from which a lane holds its batches back.
 
     Args:
         afters: The lane's AFTER marks.

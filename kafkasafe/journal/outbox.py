@@ -49,7 +49,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """The ids of already durable batches are durable too.
+    """Batches that were already durable now have durable ids.
 
     Attributes:
         destination: Destination number.
@@ -104,7 +104,7 @@ class UnitGroup:
     unit: u.Unit
     batches: tuple[Batch, ...]
     handle: int
-    """The journal accepted a batch before this unit exactly if the batch's handle is lower than this one."""
+    """Number of the unit in the order of acceptance. Batches with a lower handle were accepted before the unit."""
 
     @property
     def marks(self) -> list[m.Mark]:
@@ -161,8 +161,8 @@ class Persist:
         """Keep only the batches of the division in this group, and move the other batches and the units to `rest`, the
         next group.
 
-        When a failing disk does not take some batches, the shell may first write a later group of decisions. If that
-        group also had another batch, this batch would overtake those that the disk did not take.
+        If the disk fails for some batches, the shell may write a later group of decisions first. Any other batch in
+        that group would overtake the batches that were not written.
         """
         parts: list[Batch] = []
         places: dict[int, int] = {}
@@ -195,7 +195,7 @@ class Persist:
         self.marks, self.after = [], []
 
     def leave_out_void(self) -> None:
-        """Leave out units that ended, and batches that were delivered, before they were written."""
+        """Leave out what no longer has to be written: units that have ended, and batches that are already delivered."""
         if not self.atomic and any(batch.state is BatchState.COMMITTED for batch in self.batches):
             self.batches = [batch for batch in self.batches if batch.state is not BatchState.COMMITTED]
         if any(group.unit.void for group in self.units):
@@ -213,8 +213,8 @@ class Ask:
 
     Attributes:
         destination: Destination number.
-        doubt: The batches in doubt, in queue order, all of one producer id and epoch. Empty: the journal only needs the
-            end offset (answer with `baseline`).
+        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. Empty: the journal only
+            needs the end offset (answer with `baseline`).
         from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
         acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.
         read_log: The answer must come from the log, because the producer state is not reliable (for example, it may
@@ -273,8 +273,8 @@ class Divide:
     def is_due(self) -> bool:
         """Whether the batch still has to be divided. After the journal asked for the division, it may have sent the
         batch again, or rejected it as a whole. While the batch is being written, the division is not due; the journal
-        asks again once the batch is durable. While a transaction sends a batch of a unit, the batch must not become
-        others; if it is refused again, the journal asks again.
+        asks again once the batch is durable. A batch of a unit must not be divided while a transaction sends it; if it
+        is refused again, the journal asks again.
         """
         unit = self.batch.unit
         if unit is not None and unit.transaction is not None:
@@ -290,7 +290,7 @@ class Resolution:
     """A batch whose fate is final and durable.
 
     Attributes:
-        batch: The batch; `base_offset` is -1 if it is in the log at an unknown offset.
+        batch: The batch. Its `base_offset` is -1 if its offset in the log is unknown.
         fate: How it ended.
     """
 
@@ -357,7 +357,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The journal needs a packed batch again and unpacked it.
+    """The journal has unpacked a batch, because it needs the batch again.
 
     Attributes:
         batch: The batch.
@@ -424,8 +424,8 @@ class Outbox:
     Attributes:
         ready: The actions decided since the last `take`.
         touched: Numbers of partitions that changed, in the order in which the next `ready` evaluates them.
-        postponed: Numbers of partitions whose survey waits until no unit has a request to the partition in flight. The
-            next `ready` evaluates them again.
+        postponed: Numbers of partitions whose survey has to wait, because a unit still has a request to the partition
+            in flight. The next `ready` evaluates them again.
         committing: The partitions, by number, with acknowledged batches that no mark names yet.
     """
 

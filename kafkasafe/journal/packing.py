@@ -1,8 +1,8 @@
 """Packs the batches of a long backlog that are far from their turn, and unpacks each of them before its turn. Recovery
 uses this module, too.
 
-Call `touch` after changing a partition. It unpacks batches if only few are left unpacked, and the next `ready`
-evaluates the partition.
+Call `touch` after changing a partition. If only few batches of its queue are unpacked, `touch` unpacks more. The next
+`ready` then evaluates the partition.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Packer:
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
-            # If the batch has an id, the id must be durable: no mark that gives the batch an id may wait to be written.
+            # If the batch has an id, the id must be durable. So the mark that gives the batch its id must not be
+            # waiting to be written.
             named = batch.state is BatchState.PREPARED and not partition.ids.stale
             if not (
                 batch.durable
@@ -149,10 +150,10 @@ class RereadBacklogs:
                 self._packer.pack(partition.number, rows)
 
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
-        """The `packable` batches up to the first batch that has an id although an earlier batch has none.
+        """The `packable` batches, up to the point where a batch with an id follows one without an id.
 
-        A mark that voids ids takes effect on all packed batches together. So a batch that has an id, although an
-        earlier batch has none, is not packed.
+        A mark that voids ids takes effect on all packed batches together. So a batch with an id must not be packed
+        behind a batch without one.
         """
         queue = partition.queue
         without = queue.packed.count > 0 and not queue.packed.identified
@@ -165,7 +166,7 @@ class RereadBacklogs:
     def reach(self, partition: Destination, position: int = -1) -> None:
         """Unpack the batches up to this position, because the next mark refers to one of them.
 
-        As long as any batch is packed, more than `WINDOW` others stay unpacked.
+        While any batch is packed, more than `WINDOW` other batches stay unpacked.
         """
         queue = partition.queue
         if not queue.packed.count:
@@ -182,8 +183,8 @@ class RereadBacklogs:
             self.reach(partition, position if partition.queue.packed.has(position) else -1)
 
     def reach_any(self, position: int) -> None:
-        """Find the partition with a packed batch at this position, and unpack the partition's batches up to there. For
-        marks that do not name the partition.
+        """Find the partition with a packed batch at this position, and unpack the partition's batches up to there.
+        Recovery uses this for marks that do not name the partition.
         """
         if position in self._index:
             return

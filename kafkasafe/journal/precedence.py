@@ -16,7 +16,8 @@ from kafkasafe.journal.order import NEVER, Address, held_from
 
 
 class Precedence:
-    """Which batches of this lane must wait: until debts are paid, or because another producer takes over the lane.
+    """Says which batches of this lane must wait. A batch waits until debts are paid, or because another producer takes
+    over the lane.
 
     Only the journal changes this object. Any thread may call `is_held`.
     """
@@ -63,7 +64,7 @@ class Precedence:
     # -- held batches --------------------------------------------------------------------------------------------------
 
     def hold_back(self, held: Mapping[Address | None, int]) -> bool:
-        """Hold back the batches of each address in `held` from the position that `held` gives for this address. Returns
+        """Hold batches back. `held` maps an address to the position from which the address's batches wait. Returns
         whether this changed anything.
         """
         if held == self._holds:
@@ -90,7 +91,7 @@ class Precedence:
         return self._halted or self.is_held(partition, batch)
 
     def is_in_front(self, batch: u.Member) -> bool:
-        """Whether a unit's batch may be sent, and only batches of units precede it in its queue."""
+        """Whether only batches of units precede a unit's batch in its queue, and nothing stops this batch."""
         partition = self._partitions.get(batch.destination)
         if partition is None:
             return False  # its topic's partitions are not known, so the batch has to be divided before it is sent

@@ -38,7 +38,7 @@ class BacklogRow:
         count: Number of records.
         size_bytes: Size of the whole batch.
         identity: (producer id, epoch, base sequence), None while the batch has no id.
-        sealed_at: Time at which the batch was accepted, seconds, for the shell.
+        sealed_at: When the batch was accepted (seconds); only the shell uses this.
         former_life: Recovery read the batch: an earlier incarnation wrote it.
     """
 
@@ -195,7 +195,7 @@ class PackedRows:
 
 
 def _squeezed(rows: bytearray) -> bytes:
-    """Compress rows. Rows resemble each other, so they are transposed first: equal bytes then stand side by side."""
+    """Compress rows. Rows resemble each other. So they are transposed first, which puts equal bytes side by side."""
     return zlib.compress(b"".join(rows[place :: _ROW.size] for place in range(_ROW.size)), _FASTEST)
 
 
@@ -214,7 +214,7 @@ class PartitionQueue:
     """The unfinished batches of one partition, in three parts (see the module). Positions and numbers of packed batches
     ascend.
 
-    Invariant: batches that are SENT, ACKED or REFUSED are among the first `window` ones.
+    Invariant: batches that are SENT, ACKED or REFUSED are among the first `window` batches.
 
     Attributes:
         near: The first batches. Only the queue's methods change it.
@@ -362,7 +362,7 @@ class PartitionQueue:
         return doubt
 
     def follows_failure(self, batch: Batch) -> bool:
-        """Whether an earlier batch of the queue was not appended. If so, a sequence gap before this batch does not
+        """Whether any earlier batch of the queue was not appended. Then a sequence gap before this batch does not
         indicate a loss.
         """
         return self._has_before(batch, frozenset({BatchState.PREPARED, BatchState.REFUSED}))

@@ -1,8 +1,9 @@
 """Records how long brokers may still append this lane's requests, so that the next incarnation waits no longer than
 that.
 
-1. An incarnation ends normally. Its last group says until when its requests may still be appended (`marks.Quiet`).
-2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time is over.
+1. An incarnation ends normally. Its last group has a QUIET mark (`marks.Quiet`): the time after which no broker can
+   append the incarnation's requests.
+2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time has passed.
 3. Before the next incarnation sends anything, it revokes the mark, and waits until the revocation is durable. Otherwise
    a third incarnation would believe the first one's mark, and would not wait for the requests of the second one.
 """
@@ -37,7 +38,7 @@ class Clock:
 
 
 def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float) -> float:
-    """Upper bound of the time for which brokers may still append requests of earlier incarnations.
+    """For how many seconds, at most, brokers may still append requests of earlier incarnations.
 
     Args:
         quiet: The mark that the last incarnation wrote at its end; None if that incarnation wrote no such mark, or sent
@@ -62,11 +63,11 @@ def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float
 
 
 class Quiescence:
-    """Whether the log has a QUIET mark, and until when brokers may still append requests of earlier incarnations.
+    """Whether the log has a QUIET mark, and the time after which no broker can append requests of earlier incarnations.
 
     Attributes:
         is_announced: The log has the mark. The journal has to revoke the mark before it sends anything.
-        dead_at: The time (seconds) from which no request of an earlier incarnation can be appended.
+        dead_at: The earliest time (seconds) at which no request of an earlier incarnation can be appended any more.
     """
 
     __slots__ = ("_held", "dead_at", "is_announced")
@@ -92,7 +93,8 @@ class Quiescence:
         """The mark for the last group of an owner that has stopped sending.
 
         Args:
-            dead_at: For each partition, the time (seconds) from which no request of this incarnation can be appended.
+            dead_at: For each partition, the earliest time (seconds) at which no request of this incarnation can be
+                appended any more.
             now: The current time in seconds.
             clock: The current time, in a form that another incarnation can compare.
         """

@@ -233,7 +233,7 @@ class Recovery:
 
         Args:
             mark: The mark.
-            ended: Maps a position to the batch there, for the batches of units that earlier marks of this group ended.
+            ended: The batches of units that earlier marks of this group ended, by position.
             repeats: Whether the mark only repeats an earlier one. The journal repeats the mark of the newest
                 acknowledged batch before the spool deletes the segment with the earlier mark.
         """
@@ -267,7 +267,7 @@ class Recovery:
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
     def _recover_replaced(self, at: int, children: range) -> None:
-        """Record that the batches of the group with the indexes `children` replace the batch at position `at`."""
+        """Record that the group's batches with the indexes `children` replace the batch at position `at`."""
         self._backlogs.reach_any(at)
         parent = self._index.at(at)
         if parent is not None and parent not in self._all[parent.destination].queue.near:
@@ -299,7 +299,7 @@ class Recovery:
         self._replay.read_unit(read, range(first, first + mark.batches))
 
     def recover_lost(self, position: int, destination: int) -> None:
-        """Record that a data batch is damaged, or (destination 0) a whole group with its marks.
+        """Record that a data batch is damaged. With destination 0, a whole group is damaged, with its marks.
 
         A lost mark may have given a batch its first id or another one, or may have said that other batches replace it.
         So the journal cannot decide about batches that were unfinished before the group: a batch without an id may have
@@ -327,7 +327,7 @@ class Recovery:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """End the last group. Recovery ends every other group when it reads the next one."""
+        """End the last group. Recovery has ended each earlier group when it read the next one."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach_sent(partition)
@@ -454,8 +454,8 @@ class Recovery:
         return members
 
     def _drop_parents(self) -> None:
-        """End the group. The batches that its marks replace leave their queues, because other batches now have their
-        records.
+        """End the group. The batches that the group's marks replace leave their queues, because other batches now have
+        the records.
         """
         for parent, _ in self._replay.parents:
             if not parent.heirs:
@@ -518,7 +518,7 @@ class Recovery:
             partition.doubt.forget_cut()
             for batch in partition.queue.all():
                 if batch.state is BatchState.JOINED:
-                    continue  # the unit's transaction numbers its batches
+                    continue  # it gets its sequences in the unit's transaction
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.read_id(None)
         for entry in mark.entries:
@@ -540,8 +540,8 @@ def _is_reset(mark: m.Mark) -> bool:
 
 
 def _newest_of(identified: m.Mark, committed: m.Mark) -> tuple[m.Identity, int, int] | None:
-    """The identity, position and base offset of a batch, if each mark names one batch only, and both name the same;
-    else None (see `snapshots`).
+    """The identity, position and base offset of the batch that both marks name. None unless each mark names exactly one
+    batch, and both the same one (see `snapshots`).
     """
     if not (isinstance(identified, m.Identified) and isinstance(committed, m.Committed)):
         return None
@@ -561,7 +561,7 @@ def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
 
 
 def _insert(queue: PartitionQueue, batch: Batch, rank: tuple[int, ...]) -> None:
-    """Insert a batch before all batches with a higher rank, which are unpacked up to there."""
+    """Insert a batch before all batches with a higher rank. The caller has unpacked the queue up to there."""
     queue.insert(sum(other.rank < rank for other in queue.near), batch)
 
 
@@ -571,9 +571,8 @@ def _is_found_late(partition: Destination, batch: Batch) -> bool:
     1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, the answer to batch 1 is lost.
     2. The journal searches for batch 1, finds it at offset 11, and commits it after batch 2.
 
-    Both batches are in order, so nothing suggests that offset 12 is lost. If an acknowledgement gives a lower offset
-    because the log was truncated, its leader epoch differs from the one before, and the journal asks where the earlier
-    epoch ends.
+    Both batches are in order, so nothing suggests that offset 12 is lost. If an acknowledgement has a lower offset
+    because the log was truncated, it also has another leader epoch. The journal then asks where the earlier epoch ends.
     """
     return partition.log.leader_epoch >= 0 and any(
         other.rank > batch.rank

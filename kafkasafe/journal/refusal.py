@@ -1,5 +1,5 @@
-"""How long the cluster has refused a destination or a batch, which destinations may not exist, and which batches are on
-their way to `rejected/`.
+"""How long the cluster has refused a destination or a batch, which destinations perhaps do not exist, and which batches
+are on their way to `rejected/`.
 
 `refusals`, `answers` and `rejecting` decide what follows.
 """
@@ -16,7 +16,7 @@ from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Denial
 
 SILENCE_S: Final = 300.0
-"""If more time than this passes between two refusals, the duration is counted from the second one, because another
+"""If more seconds than this pass between two refusals, the duration is counted from the second one, because another
 answer between them may have been lost.
 """
 CONFIRMED_S: Final = 1.0
@@ -34,8 +34,8 @@ class RefusalTimer:
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether the current refusal is about something other than the batch with this handle (-1: the whole
-        destination).
+        """Whether the current refusal is about something other than this handle. -1 stands for the whole destination,
+        any other handle for a batch.
         """
         return self.denial is not None and self.denial.handle != handle
 
@@ -59,8 +59,8 @@ class RefusalTimer:
         return denial
 
     def no_answer(self) -> None:
-        """Record a request without an answer. The duration of the refusal is then counted from the next refusal: the
-        broker may have restarted, and a broker that has just started refuses what it does not know yet.
+        """Record a request without an answer. The duration of the refusal is then counted from the next refusal. The
+        broker may have restarted, and after a start, a broker refuses what it does not know yet.
         """
         if self.denial is None:
             return
@@ -78,13 +78,13 @@ class RefusalTimer:
 
 
 class Missing:
-    """Partitions that may not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what counts as
-    a proof.
+    """Partitions that perhaps do not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what
+    counts as a proof.
 
     Only the journal changes this object, and only the journal's thread may read it.
 
     Attributes:
-        said: Destinations that may not exist, because the latest answer about each of them said so.
+        said: Destinations that do not exist according to the latest answer about them.
         proven: Destinations that do not exist, each with the proof as human-readable text.
     """
 
@@ -99,7 +99,7 @@ class Missing:
         self.said[destination] = None
 
     def take_back(self, destination: int) -> None:
-        """Withdraw `say`, because another answer came, or no batch waits for the destination. Proofs stay valid."""
+        """Undo `say`, because another answer came, or no batch waits for the destination. Proofs stay valid."""
         self.said.pop(destination, None)
 
     def prove(self, destination: int, reason: str) -> None:

@@ -16,9 +16,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Refusals:
-    """Tracks which destinations the cluster refuses at present, and where it refuses only the first batch of
-    the queue.
-    """
+    """Tracks what the cluster refuses at present: a destination, or only the first batch of the destination's queue."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -75,12 +73,12 @@ class Refusals:
         return lasting or absent
 
     def waits_for(self, ms: float) -> bool:
-        """Whether the journal lets a refusal last for `ms` milliseconds before it rejects the batches."""
+        """Whether the journal waits for at least `ms` milliseconds before it rejects refused batches."""
         return self._refused_timeout_s is None or ms <= self._refused_timeout_s * 1000
 
     def absent(self, destination: int, reason: str) -> None:
-        """Record a proof that a partition does not exist. The next answer then rejects the batches that wait for the
-        partition.
+        """Record a proof that a partition does not exist. At the next answer, the journal rejects the batches that wait
+        for the partition.
 
         The proof holds until `Journal.present` is called. A paused destination tries again at once.
 

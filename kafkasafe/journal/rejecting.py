@@ -175,8 +175,8 @@ class Rejecter:
 def _ask_again(batches: Sequence[Batch]) -> None:
     """Let the cluster decide again about batches that it refused because of their destination.
 
-    1. The user lacks the permission to write to a topic. After `blocked_timeout_ms` the batches are rejected, but
-       `rejected/` is full.
+    1. The user lacks the permission to write to a topic. After `blocked_timeout_ms` the journal begins to reject the
+       batches, but `rejected/` is full.
     2. The batches keep waiting in the state REFUSED. Then an operator grants the permission.
     3. The cluster would accept the batches. But the journal does not send a batch that is REFUSED: it only copies the
        batch, and `rejected/` has no room for the copy.

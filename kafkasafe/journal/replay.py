@@ -21,7 +21,7 @@ class ReadPlace(NamedTuple):
         unit: The batch's unit; None if the batch belongs to no unit.
         parent: The batch that this batch replaces, as a whole or in part; None if it replaces none.
         origin: Position where the batch's records were first written; -1 if that is the batch's present position.
-        given: The runs of the batch's records for which the caller gave the partition.
+        given: Runs of the batch's records whose partition the caller gave.
     """
 
     moved: m.Move | None
@@ -38,9 +38,10 @@ class Replay:
     Attributes:
         index: Index of the next batch in the group.
         blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. Because
-            of the lost marks, neither an id nor a missing id shows whether a batch before this position was sent.
-        quiet: The QUIET mark of the previous incarnation's last group. It says until when requests of that incarnation
-            may still be appended. None if that incarnation wrote no such mark, or revoked it.
+            marks are lost, the id of a batch before this position does not show whether the batch was sent; nor does a
+            missing id.
+        quiet: The QUIET mark of the previous incarnation's last group. After the mark's time, no broker can append a
+            request of that incarnation. None if that incarnation wrote no such mark, or revoked it.
         parents: The batches that the group replaces, each with the indexes of the batches that replace it.
     """
 
@@ -65,8 +66,8 @@ class Replay:
             self.parents.append((parent, children))
 
     def origin_from(self, first: int, default: int) -> int:
-        """Position where the records of the parts that begin at index `first` were first written; `default` if no parts
-        begin there.
+        """For the parts that begin at index `first`: the position where their records were first written. `default` if
+        no parts begin there.
         """
         return next((at for at, children in self._origins if children.start == first), default)
 
@@ -87,8 +88,8 @@ class Replay:
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
-        """Record a QUIET mark: an incarnation says until when its requests may still be appended, or revokes an earlier
-        QUIET mark.
+        """Record a QUIET mark: it gives the time after which no broker can append an incarnation's requests, or revokes
+        an earlier QUIET mark.
         """
         self.quiet = quiet if quiet.until_ms >= 0 else None
 

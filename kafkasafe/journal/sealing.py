@@ -1,8 +1,8 @@
 """Passes new batches from the caller to the queue and to the disk, and gives batches their ids in queue order.
 
 A new batch gets its id when it is sealed, if all batches before it have an id. Other batches get their ids later, in
-queue order. The journal takes the ids of waiting batches back only once each of these batches is proven absent from the
-log, or was never sent. `kafkasafe.history.identity` decides what the cluster's answers prove.
+queue order. The journal takes the ids of waiting batches back only if each of these batches was never sent, or is
+proven absent from the log. `kafkasafe.history.identity` decides what the cluster's answers prove.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Sealer:
                 unit's last batch.
 
         Returns:
-            The batch. If it has an `identity` when the shell writes it, the shell puts this id into the written bytes.
+            The batch. If the batch has an `identity` when the shell writes it, the shell puts this id into the written
+            bytes.
         """
         batch = self.make(destination, count, size_bytes, max_timestamp, given=given)
         if unit is not None:
@@ -171,12 +172,12 @@ class Identities:
                 self._packer.touch(partition)
 
     def prepare(self, partition: Partition) -> None:
-        """Give ids to the next batches that have none. The journal may send a batch on disk when the mark with the new
-        id is durable. It may send a batch that is only in memory without this wait.
+        """Give ids to the next batches that have none. If a batch is on disk, the journal sends it only when the mark
+        with the new id is durable. A batch that is only in memory does not wait for a mark.
         """
         if self._home.producer_id < 0 or partition.ids.stale:
             # While the ids are stale, later batches still have ids, which the journal is about to take back. A new id
-            # would get a higher sequence than theirs, but sequences must ascend in queue order.
+            # for an earlier batch would get a higher sequence than theirs, but sequences must ascend in queue order.
             return
         entries: list[m.Identity] = []
         moved: list[tuple[Batch, BatchId]] = []

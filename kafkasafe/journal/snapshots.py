@@ -81,7 +81,7 @@ def state_mark(partition: Destination) -> m.State:
 
 
 def _newest(partition: Destination) -> Batch | None:
-    """The batch that ends at `clear_offset`, up to which everything is finished."""
+    """The batch that ends at `clear_offset`. Everything up to this offset is finished."""
     return next(
         (
             batch

@@ -35,7 +35,8 @@ class Ordered(dict[int, V]):
         if key not in self:
             heapq.heappush(self._heap, key)
         super().__setitem__(key, value)
-        # While a signal handler interrupted this method and waited, another thread may have removed all keys.
+        # A signal handler may have interrupted this method. While the handler waited, another thread may have removed
+        # all keys.
         self.least = next(iter(self._heap), None)
 
     def pop(self, key: int, default: V | None = None) -> V | None:  # type: ignore[override]  # never raises
@@ -64,8 +65,8 @@ class SpoolIndex:
         end: The spool's next position.
         released: The spool has deleted everything before this position.
         first_packed: The least position of a packed batch; `ANYWHERE` if none is packed.
-        suspected: Maps a destination whose log may have lost batches to the first position of the batches that may have
-            to be sent again. Any thread may read it.
+        suspected: Has an entry for each destination whose log may have lost batches: the first position of the batches
+            that may have to be sent again. Any thread may read it.
     """
 
     __slots__ = ("_batches", "_packed_from", "_resent", "end", "first_packed", "released", "suspected")
@@ -173,7 +174,7 @@ class SpoolIndex:
         self._resent.pop(mark, None)
 
     def pin(self, destination: int, batches: Iterable[Batch]) -> None:
-        """Keep those of these batches that the spool still has, because they may have to be sent again."""
+        """Keep these batches, if the spool still has them, because they may have to be sent again."""
         if destination in self.suspected:
             return
         self.suspected[destination] = min(

@@ -27,13 +27,14 @@ class Settings:
         durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` says which batches to
             write.
         window: How many sent batches of a partition may lack a durable commit mark.
-        state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
+        state_age_s: For this many seconds after a batch's own timestamp, a broker is certain to keep the producer
+            state.
         request_timeout_s: After this time, no broker can append an unanswered request any more.
-        blocked_timeout_s: How long the journal waits before it rejects batches because their destination is missing,
-            forbidden or invalid, because their timestamps are too far ahead, or because the broker fails on one batch;
-            None: for ever. The journal measures this time in the current incarnation only, and starts again after any
-            other answer.
-        missing_grace_s: How long a topic may be unknown to the cluster before a notice says so. A new topic may be
+        blocked_timeout_s: How long the journal waits before it rejects refused batches; None: for ever. This applies if
+            the destination is missing, forbidden or invalid, if the timestamps are too far ahead, or if the broker
+            fails on one batch. The journal measures this time in the current incarnation only, and starts again after
+            any other answer.
+        missing_grace_s: How long a topic may be unknown to the cluster before a notice reports this. A new topic may be
             unknown for a moment.
         heal: Resend acknowledged batches that the cluster lost, if the spool still has them.
         heal_recreated: Resend lost batches even to a topic that was deleted and created again.

@@ -120,8 +120,8 @@ class Topics:
         self._packer.touch(partition)
 
     def forget_acknowledged(self, partition: Destination) -> None:
-        """Forget acknowledged batches and all dependent state. The journal also calls this when the topic is recreated,
-        and in recovery.
+        """Forget acknowledged batches, and all state that depends on them. The journal also calls this when the topic
+        is recreated, and in recovery.
         """
         if isinstance(partition, Partition):
             partition.forget_acknowledged()

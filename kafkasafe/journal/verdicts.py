@@ -56,7 +56,7 @@ class Verdicts:
         Args:
             destination: Destination number.
             judgement: The judgement about the batches of the Ask, in the order in which the Ask names them.
-            stable: The engine read the present batches below the high watermark, so the journal sends no probe.
+            stable: The batches that the engine found are below the high watermark, so the journal sends no probe.
             shrunk_to: The log's end offset if the log ends before the offset of an acknowledged batch; else -1.
             read_from: The offset from which the log was read, if `shrunk_to` is given.
             leader_epoch: Epoch of the leader whose log was read, -1 when unknown.
@@ -205,7 +205,7 @@ class Verdicts:
 
 
 def _is_passed(partition: Partition, newest: Batch) -> bool:
-    """Whether a later batch is acknowledged. This proves, as a probe would, that the replicas have `newest`."""
+    """Whether a later batch is acknowledged. Like a probe, this proves that the replicas have `newest`."""
     last = partition.log.last_acked_id
     return newest.identity is not None and last is not None and last.follows(newest.identity)
 

@@ -1,6 +1,6 @@
 """Read-only queries about the journal's state.
 
-Methods whose docstring says so may be called from any thread: they copy the data first.
+Some methods copy the data first, so any thread may call them. Their docstrings say this.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Views:
 
     @property
     def doubted(self) -> list[int]:
-        """Destinations whose log may have lost acknowledged batches, until a survey decides. Any thread may read it."""
+        """Destinations whose log may have lost acknowledged batches. A survey will decide. Any thread may read it."""
         return list(self._index.suspected)
 
     def doubts(self) -> list[tuple[str, int, str]]:
@@ -77,8 +77,8 @@ class Views:
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
-        """(position, bytes) of the batches that the spool must keep, with everything after them, sorted by position. A
-        run of packed batches counts as one batch.
+        """(position, bytes) of the batches that the spool must keep, sorted by position. It must also keep everything
+        after the first of them. A run of packed batches counts as one batch.
         """
         sizes = self._index.sizes()
         for number in self._index.packed_from:
@@ -187,7 +187,10 @@ class Views:
         return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
 
     def identified_since_ms(self) -> list[int]:
-        """The newest timestamp in each partition's oldest unfinished batch with an id. Any thread may call this."""
+        """For each partition, the newest timestamp in its oldest unfinished batch with an id.
+
+        Any thread may call this.
+        """
         queues = [partition.queue.copy() for partition in list(self._all.values())]
         firsts = (next((b for b in queue if b.identity is not None), None) for queue in queues)
         return [first.max_timestamp for first in firsts if first is not None]
@@ -320,8 +323,8 @@ class Views:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The AFTER marks with the debts (batches of other lanes) for which batches of this lane wait, without debts
-        that are known to be paid.
+        """The AFTER marks. They list the debts (batches of other lanes) for which batches of this lane wait. Debts that
+        are known to be paid are left out.
         """
         return self._precedence.afters
 

@@ -33,8 +33,8 @@ class InFlight:
 
     Attributes:
         any: A request is in flight.
-        old: The batch of one of these requests is so old that the leader may drop our producer state after appending
-            it.
+        old: One of these requests has a batch so old that the leader may drop our producer state after appending the
+            batch.
     """
 
     any: bool = False
@@ -81,8 +81,8 @@ class SendWindow:
                 batch.
             now: The current time in seconds.
             old: The batch is so old that the leader may drop our producer state after appending it. Then the leader
-                would append any request still in transit, even one whose answer we stopped waiting for.
-            late: A request whose answer we stopped waiting for may still be in transit.
+                would append any request that is still in transit, even if we no longer wait for its answer.
+            late: A request may still be in transit although we no longer wait for its answer.
         """
         if in_flight.any and (old or in_flight.old or not self.is_open(identity, now)):
             return Admission.WAITS
@@ -119,7 +119,8 @@ class BrokerClock:
     ours is behind, our batches look older to brokers than to us.
 
     Attributes:
-        state_age_s: How long after a batch's own timestamp a broker is certain to keep the producer state.
+        state_age_s: For this many seconds after a batch's own timestamp, a broker is certain to keep the producer
+            state.
     """
 
     __slots__ = ("_at_least_ms", "_behind_ms", "state_age_s")

@@ -1,4 +1,4 @@
-"""Discards rejected records, and notes this, so that their files do not count as deleted by mistake."""
+"""Discards rejected records, and keeps a note of this. Without it, their files would count as deleted by mistake."""
 
 from __future__ import annotations
 

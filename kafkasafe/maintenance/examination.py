@@ -56,11 +56,11 @@ from kafkasafe.units import Phase
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
 _ABSENT_S: Final = 20.0
-"""How long one of several brokers must report a missing partition while the others do not answer, seconds."""
+"""If only one of several brokers answers, its report of a missing partition is a proof after this many seconds."""
 _PATIENCE: Final = 12
 """Number of polls of a log whose replicas lag. After that, the current state counts."""
 _LEADERS: Final = 3
-"""How many times a log is read again because another leader was elected meanwhile."""
+"""A log is read at most this many times, because another leader may be elected meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ class SpooledBatch:
         max_timestamp: Newest timestamp, ms since the epoch.
         known: The outcome according to the spool.
         file: The batch's file in `rejected/`; None if there is none.
-        given: While no partition is chosen, the partitions that callers gave for some records: see `journal.Batch`.
+        given: While the batch has no partition: the partitions that callers chose for some records (see
+            `journal.Batch`).
     """
 
     lane: str
@@ -99,8 +100,8 @@ class LaneContent:
         journal: The journal, with the unfinished batches.
         batches: The batches, in the order of their positions.
         rejected: The files in `rejected/`, including those that cannot be read.
-        missing: Maps the name of each file of `rejected/` that was deleted, but neither resent nor discarded, to its
-            number of records.
+        missing: Maps a file's name to its number of records, for each file of `rejected/` that was deleted, but neither
+            resent nor discarded.
         extent: The problem with the lane's `extent`; empty if the extent is valid.
         times: Maps the position of each batch outside atomic batches to the times at which the batch reached its steps.
         units: The atomic batches with their steps, in the order of the log.
@@ -183,7 +184,9 @@ class LaneContent:
 
 
 def _may_be_sent(journal: Journal, batch: Batch) -> bool:
-    """Whether the batch may be in a partition's log. Also true if the brokers have the batch's whole atomic batch."""
+    """Whether the batch may be in a partition's log. Also true if the brokers have the whole atomic batch that contains
+    this batch.
+    """
     return journal.views.may_be_sent(batch) or (batch.unit is not None and batch.unit.phase is Phase.STAGED)
 
 
@@ -287,7 +290,9 @@ def _logged_batches(
 
 
 def _completed(fate: SpoolFate, identity: BatchId | None, *, is_held: bool) -> SpoolFate:
-    """Completes an outcome according to the marks with what the batch's id and its file in `rejected/` show."""
+    """Completes an outcome that the marks give: takes into account the batch's id, and whether `rejected/` holds the
+    batch.
+    """
     if fate.fate is SpoolOutcome.NOT_SENT:
         return replace(fate, identified=identity is not None)
     if fate.fate is SpoolOutcome.REJECTED and not is_held:
@@ -428,7 +433,9 @@ def _wait(
 def _examined(
     transport: Cluster, place: _Place, note: Callable[[Exception], None]
 ) -> Procedure[list[Examined]]:
-    """Examines one partition. If another leader was elected meanwhile, does this again: its log may differ."""
+    """Examines one partition. If another leader was elected meanwhile, examines the partition again, because the new
+    leader's log may differ.
+    """
     for _ in range(_LEADERS):
         before = _leader(transport, place)
         found = yield from _read(transport, place, note)
@@ -479,7 +486,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
                     "offset_for_leader_epoch",
                     lambda reply: transport.offset_for_leader_epoch(topic, partition, epoch, reply),
                 )
-            # A log that begins before `begin`, but does not know the epoch, is another log.
+            # If the leader does not know the epoch, although its log begins before `begin`, this is another log.
             cut_at = ended.end_offset if ended.end_offset >= 0 else start.offset
     end = yield from asked("list_offsets", lambda reply: transport.log_end_offset(topic, partition, reply))
     if begin > (end.offset if cut_at < 0 else min(cut_at, end.offset)):

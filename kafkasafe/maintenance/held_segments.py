@@ -1,4 +1,4 @@
-"""A disk for reading lanes that have an owner: a segment that was read stays readable after its owner deletes it."""
+"""A disk for reading lanes that have an owner: a segment that was read stays readable after the owner deletes it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _TOO_MANY_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE})
 class HeldSegments(OsFiles):
     """The operating system's files. Holds segments of lanes open from the first reading on. For one thread.
 
-    The owner of a lane deletes its oldest segments first, and a reader of the lane opens them first. Of very many
-    segments, only those that were opened first are held. The end of the context closes them.
+    The owner of a lane deletes its oldest segments first, and a reader of the lane opens them first. If the segments
+    are very many, only those that were opened first are held. The end of the context closes them.
     """
 
     __slots__ = ("_handles", "_most")
@@ -35,7 +35,7 @@ class HeldSegments(OsFiles):
             super().close(self._handles.popitem()[1])
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, at: int | None = None) -> int:
-        """Opens a file. Opens a held segment again only if another file has its name now."""
+        """Opens a file. Opens a held segment again only if the name now belongs to another file."""
         if write or create or at is not None or not _is_segment(path):
             return self._open(path, write=write, create=create, at=at)
         handle = self._handles.get(path, -1)

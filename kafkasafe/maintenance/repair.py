@@ -153,7 +153,7 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
 
 def _copied(lane: Path, segments: list[str], *, files: Files) -> Path:
     """Copies segments to a new directory of the lane. The directory gets its name when all copies are durable, so
-    nobody takes a part for a copy.
+    nobody mistakes an incomplete copy for a complete one.
 
     Raises:
         SpoolError: Not everything could be copied. No part of the copies is left.
@@ -187,7 +187,7 @@ def _copied(lane: Path, segments: list[str], *, files: Files) -> Path:
 
 
 def _make_empty(files: Files, directory: Path) -> None:
-    """Makes a directory, or deletes the files of one that an interrupted repair left."""
+    """Makes a directory. If an interrupted repair left it behind, deletes the files in it."""
     if not files.make_directory(directory):
         for name in files.list(directory):
             files.unlink(directory / name)

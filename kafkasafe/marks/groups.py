@@ -43,8 +43,8 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
         timestamp: Ms since the epoch.
 
     Raises:
-        MarkError: The format defines no meaning for a value. `decode_group` would refuse such a group, so this function
-            does not write it.
+        MarkError: The format defines no meaning for a value in the group. `decode_group` would refuse such a group, so
+            this function does not write it.
     """
     _check(group, marks)
     try:

@@ -99,12 +99,12 @@ class State:
     """The progress of a destination.
 
     A STATE mark that `knows_nothing` is a reset. After it, the lane writes to the log of another cluster or another
-    topic. That log has none of the batches that marks before the reset call acknowledged.
+    topic. Marks before the reset may name acknowledged batches; the other log has none of these batches.
 
     Attributes:
         baseline_offset: The partition's end offset before this lane's first batch; -1 for none.
-        last_acked_offset: Offset of the last acknowledged record (inclusive) that no unfinished batch precedes; -1 if
-            there is none.
+        last_acked_offset: Offset of the last acknowledged record that has no unfinished batch before it; -1 if there is
+            none.
         leader_epoch: Leader epoch of `last_acked_offset`, -1 when unknown.
         topic_id: Id of the topic to which these offsets belong, 16 bytes.
     """
@@ -144,10 +144,10 @@ class Identified:
     """Gives batch ids to batches of one destination, and may void earlier ids of the destination.
 
     Attributes:
-        reason: Whether the batches get their first ids, or new ones.
-        void_from: An unfinished batch of the destination at this position or later loses its id, unless `entries` lists
-            the batch; -1: no batch loses its id.
-        entries: The batches that get an id, each with this id.
+        reason: Whether the batches get ids for the first time, or new ids.
+        void_from: All unfinished batches of the destination at this position or later lose their ids, except those in
+            `entries`; -1: no batch loses its id.
+        entries: The batches that get an id, each with its id.
     """
 
     destination: int
@@ -175,7 +175,7 @@ class Committed:
 class Replaced:
     """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
 
-    If several marks name the same batches, these are as old as the batch of the first mark.
+    If several marks name the same data batches, these count as old as the batch that the first mark replaces.
 
     Attributes:
         position: Position of the replaced batch, which is in an earlier group.
@@ -201,7 +201,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Undecidable:
-    """Whether the batch is in the log cannot be determined. Evidence above 32,767 bytes is cut when written."""
+    """The journal could not determine whether the batch is in the log. Evidence above 32,767 bytes is cut."""
 
     position: int
     evidence: str
@@ -217,7 +217,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Says from which time on no broker can append a request that an owner of this lane sent before this mark.
+    """Gives the time after which no broker can append a request that an owner of this lane sent before this mark.
 
     Attributes:
         until_ms: That time by the wall clock, ms since the epoch; -1: not known, because the owner sends requests after
@@ -242,8 +242,8 @@ class Revived:
             lost.
         positions: Positions of the lost batches that are sent again, in this order. Lost batches that have left the
             spool are not among them.
-        given_up: Positions of lost batches that are not sent again although the spool has them.
-        moved: (position, base offset) of batches that the log has at another offset than the acknowledged one.
+        given_up: Positions of lost batches that are not sent again, although they are still in the spool.
+        moved: (position, base offset) of batches that are in the log, but at another offset than the acknowledged one.
     """
 
     destination: int
@@ -270,8 +270,8 @@ class Resent:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The cluster to which a lane's offsets belong from this mark on. In a file of `rejected/`: the cluster for which
-    the batches were meant.
+    """From this mark on, the lane's offsets belong to this cluster. In a file of `rejected/`: the cluster for which the
+    batches were meant.
     """
 
     cluster_id: str
@@ -288,7 +288,7 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The partitions that callers gave for some records of a data batch. The batch is in this group, and its
+    """The partitions that callers chose for some records of a data batch. The batch is in this group, and its
     destination has partition -1.
 
     Attributes:
@@ -303,7 +303,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """The batches that ended incarnations wrote to another lane of the same directory.
+    """Batches in another lane of the same directory, written by incarnations that have ended.
 
     Attributes:
         before: Position after the last batch of these incarnations (exclusive).

@@ -1,4 +1,4 @@
-"""Layouts of control records: which fields follow one another, and how docs/spool-format.md names them.
+"""Layouts of control records: their fields in order, and the descriptions of the fields in docs/spool-format.md.
 
 A `Layout` is made of *parts*. The layout writes an object as bytes, reads the object back, and describes the bytes for
 the document. Integers are big-endian.
@@ -226,7 +226,7 @@ class _Repeated(Protocol):
 
 
 class _Values:
-    """The layout of entries that are one fixed field."""
+    """The layout of entries that consist of one fixed field."""
 
     __slots__ = ("_code", "_struct", "says")
 
@@ -244,7 +244,7 @@ class _Values:
 
 
 class _Tuples:
-    """The layout of entries that are several fixed fields."""
+    """The layout of entries that consist of several fixed fields."""
 
     __slots__ = ("_struct", "says")
 
