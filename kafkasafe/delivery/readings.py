@@ -110,8 +110,8 @@ class Carrier:
         Source: GroupCoordinator.validateOffsetCommit in brokers (KIP-447; KIP-345 for static members).
 
         Args:
-            now: The consumer's current membership. None if the consumer has none: its group may still know the former
-                member.
+            now: The consumer's current membership. None if the consumer has none; its group may then still accept the
+                former member.
         """
         return self.member is not None and now is not None and now != self.member
 
@@ -254,7 +254,7 @@ class ReadingRun:
         return consumed != (self.first if handed is None else handed)
 
     def step_back(self) -> None:
-        """Void batches that the program has not committed, because the consumer continues from `accepted` again."""
+        """Void batches that the program has not committed, because the consumer goes back to `accepted`."""
         for claim in self._claims:
             if claim.fate() is OffsetsFate.OPEN:
                 claim.revoke()
@@ -274,7 +274,9 @@ class Readings(Generic[_Partition]):
         self._runs: dict[_Partition, ReadingRun] = {}
         self._suspects: set[_Partition] = set()
         self.used = False
-        """Whether an atomic batch ever had the consumer's offsets. If not, the consumer itself moves its group."""
+        """Whether any atomic batch so far had the consumer's offsets. If not, the consumer itself commits its group's
+        offsets.
+        """
 
     def use(self) -> None:
         """Record that a batch with the consumer's offsets is being made."""

@@ -17,9 +17,10 @@ proof lowers the remembered value:
 Without epochs (old brokers), a lost record and an early answer look the same. There, a lower answer that is repeated
 for `hold_timeout_s` is reported as unproven, and the caller decides which value to believe (`EndOffsets.accept`).
 
-The same holds for the start of a log. The proof of a lower start is the end offset of the epoch of the record at the
-remembered start. If this offset is below the start, the log has lost that record, and the records that the log now has
-before the start are new. If not, this leader has merely not yet deleted records that its predecessor had deleted.
+The same holds for the start of a log. A lower start is proven by one end offset: that of the leader epoch to which the
+record at the remembered start belongs. If this end offset is below the remembered start, the log has lost that record,
+and the records that the log now has before the remembered start are new. If not, this leader has merely not yet deleted
+records that its predecessor had deleted.
 
 Topic ids have no order. An id that was never seen before is taken for a newer topic, but it may be an older one:
 
@@ -82,7 +83,7 @@ class EndOffsets:
         return None if known is None else _or_none(known.end)
 
     def forget(self, key: Key) -> None:
-        """Drop all answers for a key, because the caller no longer follows its partition."""
+        """Drop all answers for a key, because the caller no longer follows the partition."""
         self._known.pop(key, None)
 
     # --- latest ---
@@ -208,7 +209,7 @@ class EndOffsets:
             else RegressedReason.TRUNCATED
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
-        # The held answer may itself be too low, so take only those records as lost that the proof shows to be lost.
+        # The held answer may itself be too low, so count only those records as lost that are proven to be lost.
         return self._lower(known, max(known.lower_ends.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:
@@ -324,7 +325,7 @@ class EndOffsets:
         """Accept the lower start that is held back. If nothing is proven, the caller decides whether to do this.
 
         Unlike an end that is too low, a start that is too low does no harm: the leader has the records at and after it.
-        But if the log is another one, a former start that stays valid hides records.
+        But if the log was replaced by another one, keeping the higher former start hides records.
 
         Returns:
             None when no answer is held.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Self, TypeVar
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
-"""Maximum bytes that are fetched ahead at once. A response counts with the size that its request asked for."""
+"""Maximum bytes that are fetched ahead at once. Each response counts as the size that its request asked for."""
 
 _Place = TypeVar("_Place", bound=Hashable)
 

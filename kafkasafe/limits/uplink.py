@@ -24,13 +24,13 @@ _SHARE: Final = 0.25
 """The bytes in flight may take this fraction of the request timeout."""
 _SAMPLES: Final = 16
 _SAMPLES_S: Final = 10.0
-"""The rate of a link is that of the fastest sample within the last `_SAMPLES` answers and this many seconds, because
-during most samples the link was idle for a part of the time.
+"""The rate of a link is that of the fastest sample within the last `_SAMPLES` answers and this many seconds. The
+fastest one counts, because the link was idle for a part of most samples.
 """
 _FEW_BYTES: Final = 256 * 1024
 """This many bytes may be in flight in any case, until a request times out: a slow broker may have a fast link."""
 _SLOWER: Final = 2.0
-"""How many times slower than measured the link may have become before a request is given up."""
+"""A request is given up if the link has become more than this many times slower than measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class UplinkBudget:
         self.out_bytes = 0
         """Bytes without an answer."""
         self.ready = False
-        """Whether the connection is expected to write a request at once."""
+        """Whether the connection is expected to write a request immediately."""
 
     def open(self) -> None:
         self.ready = True

@@ -124,7 +124,7 @@ class Endings:
 
     def expire(self) -> None:
         """Fail futures whose `delivery_timeout_ms` is over. The records of these futures stay in the spool, and are
-        delivered. For records of an earlier run, the time begins with this run.
+        delivered. For records of an earlier run, the timeout is counted from the start of this run.
         """
         limit = self._config.delivery_timeout_s
         if limit is None:
@@ -254,7 +254,8 @@ class Endings:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first. With `topic`, only those for which this topic waits.
+        """Refused destinations with pending records, oldest first. With `topic`, only destinations that delay records
+        of this topic.
 
         Any thread may call this method.
         """

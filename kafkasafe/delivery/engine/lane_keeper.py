@@ -261,7 +261,7 @@ class LaneKeeper:
         self._ledger.lanes.expect(numbers)
 
     def adopt_now(self) -> None:
-        """Look for lanes of dead producers at once, because a caller waits for them."""
+        """Look for lanes of dead producers immediately, because a caller waits for these lanes."""
         self._hurried = True
         self._look_for_dead()
 
@@ -471,7 +471,7 @@ class LaneKeeper:
                 _give_back(result.lane)
 
     def _lane_name(self, path: Path) -> str:
-        """The lane's name. For a lane of another spool directory, the directory's name precedes it."""
+        """The lane's name, which begins with the directory's name if the lane is in another spool directory."""
         return path.name if path.parent == self._context.directory.path else f"{path.parent.name}/{path.name}"
 
     def close_lane(self, lane: Lane) -> None:
@@ -519,8 +519,8 @@ class LaneKeeper:
 def _give_back(lane: Lane) -> None:
     """Release a lane that was read but not opened, and change nothing in it.
 
-    Its journal does not know yet which requests of the owner may still arrive, or which segments a check for losses
-    needs. So the lane must not be closed like an opened one.
+    Its journal cannot tell yet which requests of the former owner may still reach a broker, or which segments a check
+    for losses needs. So the lane must not be closed in the way of an opened one.
     """
     lane.spool.abandon()
     lane.lock.release(drained=False)

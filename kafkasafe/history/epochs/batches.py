@@ -98,7 +98,7 @@ class BatchWalk:
     starts with the newest batch. If the leader has this batch, the walk assumes that the leader also has the batches
     before it. (This is wrong only if a writer sends the same bytes to the same offset again, after different batches.)
     If the leader does not have the newest batch, a binary search finds the first missing one. A walk takes at most 2 +
-    log2 of the number of remembered batches in rounds, plus one round for each batch that compaction rewrote.
+    log2(number of remembered batches) rounds, plus one round for each batch that compaction rewrote.
     """
 
     __slots__ = ("_bad", "_good", "_log_end", "_marks", "_position", "_skipped", "outcome", "round_trips")

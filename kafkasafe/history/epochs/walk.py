@@ -39,11 +39,11 @@ class Diverged:
     Attributes:
         divergent_offset: First differing offset.
         rolled_back: First and last offset (inclusive) of the records that were read and that the log has lost.
-        replaced: First and last offset (inclusive), within `rolled_back`, that are known to hold other records now.
-            None: no such offsets are known, for instance because the log became shorter.
-        common_epoch: The largest epoch that both logs have; None when they are not known to share one.
+        replaced: First and last offset (inclusive) of the part of `rolled_back` that is known to hold other records
+            now. None: no such offsets are known, for instance because the log became shorter.
+        common_epoch: The largest epoch that both logs have; None when no common epoch is known.
         rolled_back_epochs: Epochs of the rolled-back records, oldest first.
-        exact: False: the logs may already differ before `divergent_offset`, among records that were not read or have
+        exact: If False, the logs may already differ before `divergent_offset`, among records that were not read or have
             no epochs.
     """
 
@@ -115,7 +115,7 @@ _TRIMMED: Final = "what was read is no longer in the leader's log"
 
 
 class EpochWalk:
-    """Finds the first differing offset by asking the leader about one epoch after the other.
+    """Finds the first differing offset by asking the leader about one epoch after another.
 
     Send an OffsetForLeaderEpoch request for the epoch that `query()` returns and pass the response to `answer()`, until
     `query()` returns None; then `outcome` is set. All responses must come from one leader: put the current leader epoch
