@@ -102,7 +102,7 @@ class Fates:
         parcels, ledger = self._records.parcels, self._ledger
         if ledger.failure is not None or ledger.wrong_cluster is not None:
             return True
-        if parcels is None:  # no parcels yet: the encoding thread notifies if they are done at once
+        if parcels is None:  # no parcels yet: the encoding thread will notify this object
             return False
         if len(parcels) > _FEW:
             return True

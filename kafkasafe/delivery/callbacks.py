@@ -4,8 +4,8 @@ The pump holds a lock while it marks a record as done and passes the record's ca
 the same lock to see that the record is done. So if a caller then queues a marker, the record's callbacks have run by
 the time the thread reaches the marker.
 
-The number of due callbacks is bounded: while `full` is true, `send` should wait. The number of callbacks of records
-that are not done is bounded by the size of the spool.
+The number of due callbacks is bounded: while `full` is true, `send` should wait. Callbacks of unfinished records need
+no such bound: the size of the spool limits the number of these records.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class PumpState:
 
 @dataclass(frozen=True, slots=True)
 class _Retire:
-    """The producer was dropped. The pump ends when everything is delivered, or when the patience ends."""
+    """The producer was dropped. The pump ends when everything is delivered, or when its patience ends."""
 
     began: float
     patience: Patience
@@ -392,7 +392,7 @@ class Pump:
         The decision is about the batches of the last raised error. If no error was raised, it is about all undecidable
         batches. A batch that becomes undecidable after that error needs another decision.
         """
-        # Take the batches at once, so that the caller's next `send` does not raise the error again.
+        # Take the batches immediately, so that the caller's next `send` does not raise the error again.
         decided = self.ledger.errors.take_shown()
         self._post(Decided(decided, resend=resend))
 
@@ -484,7 +484,7 @@ class Pump:
         return threading.current_thread() is self._thread
 
     def ended(self) -> bool:
-        """Whether the thread has ended. After that, no record gets an outcome any more."""
+        """Whether the thread has ended. After that, records no longer get outcomes."""
         return not self._thread.is_alive()
 
     def notify_waiters(self) -> None:

@@ -36,7 +36,7 @@ _Partition = TypeVar("_Partition", bound=Hashable)
 
 
 class OffsetsFate(enum.Enum):
-    """What the consumer's process knows about the outcome of a batch with the consumer's offsets."""
+    """The outcome of a batch with the consumer's offsets, as far as the consumer's process knows it."""
 
     OPEN = "open"
     """The program has not committed the batch yet."""
@@ -362,7 +362,7 @@ class Earlier(Generic[_Partition]):
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
         """Return the batches that a lane other than that of `mine` may still commit.
 
-        Three kinds of batches are left out. The carrier's own lane compares its batches itself. The group refuses the
+        Three kinds of batches are left out. The lane of `mine` compares its own batches itself. The group refuses the
         batches of a former member. Batches that were left in memory are lost. If the last request of a lost batch began
         a transaction, the group's offset is not stable until that transaction ends.
 
@@ -380,7 +380,9 @@ class Earlier(Generic[_Partition]):
         ]
 
     def forget(self, partition: _Partition, claim: OffsetClaim) -> None:
-        """Forget a batch that is decided, and the batches of the same carrier that were left: they are decided, too."""
+        """Forget a decided batch. Also forget the batches of the same carrier that were left, because they are then
+        decided too.
+        """
         self._claims[partition] = [
             each
             for each in self._claims.pop(partition, ())
@@ -388,7 +390,7 @@ class Earlier(Generic[_Partition]):
         ]
 
     def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
-        """Drop batches that cannot be committed any more. If several batches of one carrier were left, keep only the
+        """Drop batches that can no longer be committed. If several batches of one carrier were left, keep only the
         first one.
         """
         found: list[OffsetClaim] = []

@@ -247,7 +247,7 @@ class Scan:
 
 
 def judge_by_log(scan: Scan) -> Judgement:
-    """Judge by a finished scan: found batches are committed; others are absent if no part of the log was hidden.
+    """Judge by a finished scan: found batches are committed; the others are absent if no part of the log was hidden.
 
     The leader appends batches in order. So a missing batch before a found one must have been in the hidden part. A
     batch after the newest found one is absent if the scan read everything from there on. In every other case, the
@@ -286,9 +286,8 @@ def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, 
         scan: A finished scan.
         view: The leader's state of the batches' producer id; None when it has none, or when it cannot be asked.
         acked_before: As for `judge_by_state`.
-        whole: Whether the log was not truncated since the last acknowledgement. After a truncation, the leader may have
-            appended a late request without the batches before it. The state would then wrongly count these batches as
-            present.
+        whole: False if the log was truncated after the last acknowledgement. The leader may then have appended a late
+            request without the batches before it, and its state wrongly counts these batches as present.
     """
     judgement = judge_by_log(scan)
     rest = scan.doubt[judgement.present :]

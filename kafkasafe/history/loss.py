@@ -2,14 +2,14 @@
 
 An acknowledged batch can vanish after an unclean election, or with a wiped disk or a recreated topic. Brokers do not
 report this: in KAFKA-7190 and similar cases, they just acknowledge later batches at lower offsets. So the journal
-raises suspicions from other signs (`Cause`), and a survey compares the batch headers of the log with the acknowledged
-batches.
+suspects a loss from other signs (`Cause`), and a survey then compares the batch headers of the log with the
+acknowledged batches.
 
 A batch is **lost** when it is not in the log, and either another batch covers its offset, or its offset is at or after
-the log's end. If the journal never learned the exact offset of a batch, the batch counts as lost only if the survey saw
-the whole log from the batch's lowest possible offset on, without a gap. A batch is not lost when retention deleted it
-(it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes such batches as
-configured.
+the log's end. If the exact offset of a batch was never known, the batch counts as lost only under one condition: the
+survey saw the whole log, without a gap, from the batch's lowest possible offset on. A batch is not lost when retention
+deleted it (it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes such
+batches as configured.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Loss:
         indexes: Indexes of the acknowledged batches that are lost, ascending.
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
-        records: Records in the lost batches, and in older ones whose loss follows from the sequences.
+        records: Number of records in the lost batches, and in older batches whose loss follows from the sequences.
         moved: Maps the index of a batch to the batch's offset in the log, if this is not the offset that was
             acknowledged.
         oldest_known: Whether the oldest batch that the survey searched for is lost, and it is unknown how many batches
@@ -318,7 +318,7 @@ class _Transactions:
     3. The client's successor aborts that transaction. The log has a batch of id 5 at offset 16, but not the
        acknowledged one.
 
-    A transaction without a marker counts as not committed, too, because it may still be aborted.
+    A transaction without a marker also counts as not committed, because it may still be aborted.
     """
 
     def __init__(self) -> None:

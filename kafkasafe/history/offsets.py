@@ -1,6 +1,6 @@
 """Offsets that are looked up never go backwards without a proof (KIP-207, from the client's side).
 
-After a leader change, the new leader may briefly know a lower high watermark than its predecessor. The end offset that
+After a leader change, the new leader may briefly have a lower high watermark than its predecessor. The end offset that
 it then returns is too low; a moment later, it returns the correct one (measured: 10, then 0, then 10 again). Brokers
 since 2.2 refuse to answer until their high watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5).
 Older brokers give no such sign.
@@ -29,9 +29,9 @@ Topic ids have no order. An id that was never seen before is taken for a newer t
 3. A broker with older metadata names B: B seems to replace C.
 4. From then on every broker names C. If C still counted as deleted, all answers about it would be held for ever.
 
-So a deleted topic is the present one again if answers have named it for `remembered_offsets.FORMER_TOPIC_S`, and none
-has named another topic in between. If a broker with older metadata is the only one that answers for that long, its
-topic is taken for the present one, until the same rule restores the real one.
+So a topic that counts as deleted becomes the present one again if all answers in a period of
+`remembered_offsets.FORMER_TOPIC_S` have named it. If a broker with older metadata is the only one that answers for that
+long, its topic is taken for the present one, until the same rule restores the real one.
 
 One method per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """
@@ -245,7 +245,7 @@ class EndOffsets:
         """Judge an answer to a look-up of the earliest offset.
 
         Each replica applies retention on its own, so a new leader's log may begin earlier than its predecessor's.
-        The highest start stays valid as long as the log is the same.
+        The highest start stays valid while the log is the same.
 
         Args:
             key: The partition.

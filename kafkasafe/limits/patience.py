@@ -62,7 +62,7 @@ class Patience:
     """Decides when a wait for deliveries ends.
 
     Attributes:
-        idle_s: How long the wait goes on without progress.
+        idle_s: How long the wait continues without progress.
         pause_s: The longest wait for the known end of a pause. `close` does not wait for the end of a longer pause. 0:
             `close` does not wait for pauses.
     """

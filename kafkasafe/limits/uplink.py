@@ -1,6 +1,6 @@
 """Limits the bytes in flight to a broker, and extends the wait for an answer on a slow link.
 
-`UplinkBudget` measures the rate of a link: bytes per second that the broker answered. The bytes in flight are limited
+`UplinkBudget` measures the rate of a link: the bytes of answered requests per second. The bytes in flight are limited
 to what the link carries in a fraction of the request timeout, so that the broker answers the last of them in time. One
 batch, or a few small ones, may always be in flight, and no more than that before the first measurement.
 

@@ -28,8 +28,8 @@ class Binding:
         context: The engine's state.
         ledger: What callers see.
         disk: Writes to the disk.
-        reading: Returns the paths of the lanes that are being read back. Such a lane is not among the context's lanes
-            yet, and may be in a directory beside this producer's.
+        reading: Returns the paths of the lanes that are being read back. A lane that is still being read is not among
+            the context's lanes yet. It may be in another spool directory.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Binding:
                 if self._context.close_state.stop:
                     raise
                 # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. While this
-                # thread retries, it does not write records, either.
+                # thread retries, it also writes no records.
                 attempt += 1
                 self._ledger.room.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):

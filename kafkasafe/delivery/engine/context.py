@@ -51,7 +51,9 @@ class DeletedTopics:
 
 
 class Timers:
-    """Messages to process after a delay. Messages for the same time are processed in the order of their addition."""
+    """Messages to process after a delay. Messages that are due at the same time are processed in the order in which
+    they were added.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,8 +1,8 @@
 """The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes groups.
 
-The engine has no thread. Its owner (`Pump`) first calls `open` and `listen`. Then the owner starts a thread. On this
-thread, the owner calls `begin`, then repeatedly `step` for each message and `turn` after these messages, and `shut` at
-the end. Other threads post messages with `EngineContext.post`.
+The engine has no thread. Its owner (`Pump`) first calls `open` and `listen`. Then the owner starts a thread. On that
+thread, the owner calls `begin` first and `shut` at the end. In between, it repeatedly calls `step` for each new
+message, and then `turn`. Other threads post messages with `EngineContext.post`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ producer.
 """
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""Approximate size of the marks and the reserve during divisions."""
+"""Approximate number of bytes that marks and the reserve need during divisions."""
 _PART_BYTES: Final = 256
 """Maximum size of the control batch entries that the spool writes for each part of a divided batch."""
 

@@ -138,8 +138,8 @@ class OpenParcels:
                 self.open[parcel.number] = parcel
 
     def revive(self, parcel: Parcel) -> None:
-        """Add a parcel whose lost batch is sent again, and give the parcel a new number. Callers wait again for its
-        outcome.
+        """Add a parcel whose lost batch is sent again, and give the parcel a new number. Callers then wait for the
+        parcel's outcome once more.
         """
         with self._guard.lock:
             self._revived_number = next(self.numbers)

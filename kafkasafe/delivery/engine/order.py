@@ -2,7 +2,7 @@
 
 `journal/order.py` decides. A lane owes the records that it has not delivered yet. The journals of this process track
 these debts for the process's own lanes. For lanes of other processes, a separate thread reads the debts from the lanes'
-logs, while held-back batches depend on them.
+logs. It does so only while held-back batches depend on these debts.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class LaneOrder:
         self._log = context.log
         self._readers: dict[Path, LaneReader] = {}
         self._views: dict[Path, Owed] = {}
-        """Maps the lane of another process to the records that the lane owed when it was last read. A lane that was
-        never read successfully owes nothing.
+        """Maps the lane of another process to the records that were undelivered when the lane was last read. A lane
+        that could never be read counts as having none.
         """
         self._unread: set[Path] = set()
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes that a thread was reading when this object learned that they owe more. The results of these reads may
-        be outdated, so this object drops them.
+        """Lanes that a thread was reading when this object learned that they hold more undelivered records. The results
+        of these reads may be outdated, so this object drops them.
         """
         self._reading = False
         self._read_at = 0.0
@@ -124,7 +124,8 @@ class LaneOrder:
         self.look()
 
     def _owed_by_dropped(self, lane: Lane) -> int:
-        """Record what the lanes of dropped producers owe, once these producers have written everything.
+        """Record the undelivered records in the lanes of dropped producers, once these producers have written
+        everything.
 
         Returns:
             The position in the producer's own lane from which batches wait for dropped producers; `NEVER` if none wait.
@@ -268,7 +269,9 @@ class LaneOrder:
         return result
 
     def _not_kept(self, path: Path, error: Exception) -> None:
-        """Report that the order is not guaranteed. Called before a record that may overtake earlier ones is sent."""
+        """Report that the order is not guaranteed. Called before the engine sends a record that may overtake earlier
+        ones.
+        """
         if path in self._reported:
             return
         self._reported.add(path)

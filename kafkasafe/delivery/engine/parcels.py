@@ -70,8 +70,8 @@ class Parcel:
         error: Why the parcel was not delivered.
         base_offset: Offset of the parcel's first record; -1 if the parcel is in the log at an unknown offset.
         log_append_time: Timestamp that the broker gave the records, ms since the epoch; -1 if the broker gave none.
-        children: The parcels that have this one's records now: the parts of a divided parcel, or the parcel into which
-            this one was joined. Each is (child, indexes of the child's records in this parcel).
+        children: The parcels that now contain the records of this parcel: its parts if it was divided, or the parcel
+            into which it was joined. Each is (child, indexes of the child's records in this parcel).
         parent: The parcel that contains this one, or the first of `parents`.
         parents: The small pending parcels that were joined into this one, if any.
         shift: If this parcel was joined into another one, the index in that parcel of the first record of this parcel.

@@ -1,4 +1,4 @@
-"""What other producers on a spool directory need to know about a producer of this process that was dropped."""
+"""The state of a dropped producer of this process, for the other producers on its spool directory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from kafkasafe.spool.lanes import lane_name
 
 
 class Predecessor:
-    """The facts that other producers know about a producer after it was dropped.
+    """What other producers can find out about a dropped producer.
 
-    A program may drop a producer after it has created another one on the same directory: `producer = SafeProducer(...)`
-    in a notebook cell that is run again creates the second producer before it drops the first.
+    A program may drop a producer after it has created another one on the same directory: if a notebook cell with
+    `producer = SafeProducer(...)` is run a second time, it creates the second producer before it drops the first.
 
     1. The first one has accepted record 1. No broker answers, so the record waits in lane-000.
     2. The second one is made, on lane-001. Lane-000 has a living owner, so its records do not count as records of an
        earlier incarnation.
-    3. The first one is dropped. This producer goes on delivering for some seconds.
+    3. The first one is dropped. This producer continues to deliver for some seconds.
     4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
 
     So from step 3 on, the first producer counts as an earlier incarnation: it accepts nothing more. From that step on,

@@ -262,12 +262,12 @@ class OutcomeInquiry:
         whole, cut_at = True, -1
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
         if epoch >= 0 and ask.from_offset > 0:
-            # A log that was truncated and has grown again may contain the batches in doubt before the last acknowledged
-            # offset.
+            # A log that was truncated and has grown again may contain the batches in doubt at lower offsets than the
+            # last acknowledged one.
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
-                # A log that begins before `from_offset`, but does not know the epoch, is another log.
+                # A log that begins before `from_offset`, but does not contain the leader epoch, is another log.
                 cut_at = end_offset if end_offset >= 0 else log_start
                 whole = end_offset >= ask.from_offset
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")

@@ -40,11 +40,11 @@ from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 _CALM: Final = 8
-"""Counted are requests about a partition that failed, or that asked about a failure. The partition's next attempt or
-inquiry begins once there were at most this many in the last `_CALM_S` seconds. Until the next check, at most eleven
-more requests follow: four of an inquiry (producer state, log start, log end, log), five batches that fail, and two of a
-loss check (end of a leader epoch, log start). So there are at most 19 such requests in two seconds, whatever the
-answers.
+"""Limit for requests about one partition that failed, or that asked about a failure. The partition's next attempt or
+inquiry begins once the last `_CALM_S` seconds had at most this many of these requests. Until the next check, at most
+eleven more requests follow: four of an inquiry (producer state, log start, log end, log), five batches that fail, and
+two of a loss check (end of a leader epoch, log start). So there are at most 19 such requests in two seconds, whatever
+the answers.
 """
 _CALM_S: Final = 2.0
 
@@ -162,16 +162,17 @@ class Sender:
         return leader
 
     def _has_news(self, address: tuple[str, int], *, refused: bool) -> bool:
-        """Whether the metadata differ from those at the last request to this partition, which failed: another topic has
-        this name now, or the leader has changed or become known.
+        """Whether the metadata have changed since the partition's last request, which failed. A change means that
+        another topic has this name now, or that the leader has changed or become known.
 
         If the partition was refused as missing, another leader does not count as news:
 
         1. A topic is missing for an hour, so the pauses have grown to half a minute.
         2. The topic is there for some seconds. Metadata name it, so the pause ends, and the leader takes the batches.
-        3. A topic was deleted, but one broker has not heard of it, and its metadata still name the topic. The pause
+        3. The topic is deleted, but one broker does not know this yet, and its metadata still name the topic. The pause
            ends once. The leader refuses the batch, as before, and the next pause does not end early, because the
-           metadata named the same topic at this attempt. So the attempts stay rare, and `blocked_timeout_ms` goes on.
+           metadata named the same topic at this attempt. So the attempts stay rare, and `blocked_timeout_ms` continues
+           to run.
         """
         leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
         if leader is None or leader.leader < 0:
@@ -459,7 +460,7 @@ class Sender:
         """End a pause.
 
         1. A broker does not answer, and the partition pauses for a second.
-        2. After a tenth of a second another broker leads, so the pause ends at once (`let_out`).
+        2. After a tenth of a second another broker leads, so the pause ends early (`let_out`).
         3. The new leader fails too, and the partition pauses again.
         4. The timer of the first pause fires. It must not end the second pause.
         """

@@ -124,7 +124,9 @@ class Transactor:
         self._context.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
     def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
-        """Go on after EndTxn. If another producer has taken over the id meanwhile, InitProducerId shows this."""
+        """Go on after EndTxn. If another producer has taken over the id in the meantime, the answer to InitProducerId
+        shows this.
+        """
         kept, after, code = action.keep, answer.identity, answer.error_code
         goes_on = False if kept is None or code not in _OVER else lane.journal.units.aborted(action, code)
         if goes_on is None:

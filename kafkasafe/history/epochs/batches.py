@@ -144,7 +144,7 @@ class BatchWalk:
         Args:
             last_offset: Offset of the last record of that batch.
             crc: CRC of that batch.
-            rewritten: Compaction rewrote the batch, so it cannot be compared.
+            rewritten: Whether compaction rewrote the batch, so that it cannot be compared.
 
         Raises:
             LineageError: The walk already has its outcome.

@@ -82,7 +82,7 @@ class ReplyKind(enum.Enum):
     UNKNOWN = "unknown"
     """UNKNOWN_OFFSET_FOR_LEADER_EPOCH: the leader has epochs, but not the requested ones."""
     UNDEFINED = "undefined"
-    """UNDEFINED_EPOCH_OFFSET: the leader has no epochs. The follower falls back to its high watermark at once."""
+    """UNDEFINED_EPOCH_OFFSET: the leader has no epochs. The follower falls back to its high watermark immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +118,8 @@ class EpochWalk:
     """Finds the first differing offset by asking the leader about one epoch after another.
 
     Send an OffsetForLeaderEpoch request for the epoch that `query()` returns and pass the response to `answer()`, until
-    `query()` returns None; then `outcome` is set. All responses must come from one leader: put the current leader epoch
-    into each request, so that another leader refuses the request, and begin a new walk when the leader changes. A walk
+    `query()` returns None; then `outcome` is set. All responses must come from one leader. So put the current leader
+    epoch into each request: another leader then refuses the request. Begin a new walk when the leader changes. A walk
     takes at most as many rounds as the history has epochs. A failed request does not change the walk: retry it.
     """
 
