@@ -79,7 +79,7 @@ class GivenOffsets:
     """Tracks offsets that a program gave to a producer directly, and those of a KafkaConsumer. Refuses a batch that
     continues from a dropped one.
 
-    kafkasafe cannot move the consumer that read up to these offsets back. So after a batch is dropped, the next batch
+    kafkasafe cannot move back the consumer that read up to these offsets. So after a batch is dropped, the next batch
     with offsets of any of its partitions is refused. Batches after the refusal are assumed to contain records that were
     read again.
 
@@ -159,7 +159,7 @@ def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by it
 
 
 def check_settings(consumer: Any) -> None:
-    """Raises an error if a consumer's settings break the promise of atomic batches.
+    """Raises an error if, with a consumer's settings, atomic batches could lose or repeat records.
 
     A consumer with automatic commits may commit offsets before the batch with its records is delivered:
 

@@ -189,8 +189,8 @@ class CallbackThread:
                     job()
 
     def _mark(self) -> threading.Lock:
-        """A lock that is released when all earlier jobs have run. Its release is one call into C, which Ctrl-C cannot
-        split.
+        """A lock that is released when all earlier jobs have run. The release is a single call into C, which Ctrl-C
+        cannot interrupt.
         """
         passed = threading.Lock()
         passed.acquire()

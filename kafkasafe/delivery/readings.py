@@ -216,8 +216,8 @@ class ReadingRun:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the reading began at the group's offset, and none of its batches has moved the group or may still do
-        so.
+        """Whether the reading began at the group's offset, none of its batches has moved the group, and none may still
+        move it.
 
         Rejected batches do not move the group. So if all batches of this reading were rejected, an undecided batch of
         an earlier reading may still be the first one that moves the group's offset.

@@ -319,9 +319,9 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
         scan: A finished scan. It searched only for the batches that `by_state` counts as present.
 
     Returns:
-        (judgement, whether to trust it). Do not trust it if the scan read the whole log and did not find all batches
-        that the state counts as present: then the state comes from a late request that the leader appended to an empty
-        log, without the batches before it.
+        (judgement, whether to trust it). Do not trust it if the scan read the whole log but did not find all batches
+        that the state counts as present. In this case, the state comes from a late request that the leader appended to
+        an empty log, without the batches before it.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(

@@ -90,7 +90,7 @@ class Released:
         if not offsets:
             self.complete_from = forgotten_offset if forgotten_offset >= 0 else _BEYOND
         while offsets and offsets[-1] >= base_offset:
-            offsets.pop()  # the log lost these batches by a truncation, which a survey has examined
+            offsets.pop()  # the log lost these batches in a truncation, which a survey has examined
         offsets.append(base_offset)
         if len(offsets) > 2 * _RELEASED:
             del offsets[:_RELEASED]

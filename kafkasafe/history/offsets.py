@@ -179,8 +179,8 @@ class EndOffsets:
             leader_epoch: The answering leader's own epoch (the request's current leader epoch).
 
         Returns:
-            Regressed: the log lost records. Held: the log lost none, or the response does not show it. Value: no answer
-            is held.
+            Regressed: the log lost records. Held: the log lost no records, or the response does not show whether it
+            did. Value: no answer is held.
         """
         known = self._of(key)
         if known.lower_ends.since is None:
@@ -408,8 +408,8 @@ class EndOffsets:
         return seal(_KIND, _VERSION, rows)
 
     def restore(self, text: str) -> None:
-        """Restore answers from the text of `encode`. The restored answers replace the present ones for the same
-        partitions.
+        """Restore answers from a text that `encode` returned. The restored answers replace the present ones for the
+        same partitions.
 
         Raises:
             BaselineFormatError: The text has another format, is damaged, or is of a newer version. Nothing was changed.

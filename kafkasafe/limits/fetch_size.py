@@ -91,7 +91,9 @@ class FetchSize:
         return self.bytes
 
     def limit(self, most: int) -> None:
-        """From now on, use at most the size `most`, but at least the first size and at most the largest size."""
+        """From now on, limit the size to `most`. The limit itself is at least the first size and at most the largest
+        size.
+        """
         self._limit = max(self._least, min(self._most, most))
         self.bytes = min(self.bytes, self._limit)
 

@@ -26,7 +26,7 @@ RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
 """The default limit. The producer keeps more bytes than this in memory, so that batches are not read back."""
 
 _EASED_BYTES: Final = 1024 * 1024
-"""A waiting sender continues after about this much was delivered: one large batch."""
+"""A waiting sender continues once about this many bytes have been delivered: one large batch."""
 
 PATIENCE_S: Final = 0.5
 """A partition does not count if it has waiting batches but has acknowledged none for this many seconds."""

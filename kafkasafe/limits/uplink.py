@@ -17,8 +17,9 @@ from typing import Final
 _RATE: Final = itemgetter(1)
 
 MEMORY_BYTES: Final = 32 * 1024 * 1024
-"""The most memory that one producer uses for batches that are on disk: those not sent yet, and those read back to be
-sent. One batch may always be read."""
+"""Maximum memory that one producer uses for batches that are already on disk: batches that are not sent yet, and
+batches that were read back to be sent. One batch may always be read.
+"""
 
 _SHARE: Final = 0.25
 """The bytes in flight may take this fraction of the request timeout."""
@@ -28,7 +29,7 @@ _SAMPLES_S: Final = 10.0
 fastest one counts, because the link was idle for a part of most samples.
 """
 _FEW_BYTES: Final = 256 * 1024
-"""This many bytes may be in flight in any case, until a request times out: a slow broker may have a fast link."""
+"""Until a request has timed out, this many bytes may always be in flight: a slow broker may have a fast link."""
 _SLOWER: Final = 2.0
 """A request is given up if the link has become more than this many times slower than measured."""
 
@@ -92,7 +93,7 @@ class UplinkBudget:
         return not self.out_bytes or self.out_bytes + size_bytes <= self.window_bytes
 
     def patience_s(self, size_bytes: int, timeouts: int) -> float:
-        """How much longer than the request timeout the answer to a batch may take.
+        """Number of seconds that the answer to a batch may take in addition to the request timeout.
 
         After its last byte was written to the socket, the batch may wait in buffers for a long time, behind earlier
         bytes.

@@ -285,7 +285,7 @@ class EngineContext:
 
 
 def another_topic(former_id: bytes, topic_id: bytes) -> bool:
-    """Whether these ids of a topic's name are known and differ: the topic was deleted and created again."""
+    """Whether both topic ids are known and differ. If so, the topic was deleted and created again."""
     return former_id != topic_id and NO_TOPIC_ID not in {former_id, topic_id}
 
 

@@ -209,7 +209,8 @@ class DiskWriter:
                     )
                 lane.spool.sync()
             finally:
-                # Reset the address even after a failure: with spool="on_error", these bytes may go to a broker next.
+                # Reset the address in the bytes even after a failure: with spool="on_error", the bytes may go to a
+                # broker next.
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)

@@ -122,7 +122,9 @@ class EndCheck:
             journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
 
     def _compare_begin(self, log_start: int) -> None:
-        """If the log begins after all acknowledged records, report that nothing proves that it had these records."""
+        """If the log begins after all acknowledged records, report this, because nothing proves that the log ever had
+        these records.
+        """
         check, lane = self._check, self._lane
         if log_start <= check.last_acked_offset:
             return

@@ -46,8 +46,8 @@ class Endings:
         self._losses = losses
         self._began = context.clock.monotonic()
         self.refused_topics: Mapping[str, RefusedDestination] = {}
-        """Topics of which the cluster refuses all partitions: topic name → refusal. Any thread may read the mapping,
-        because it is replaced, never changed.
+        """Topics that the cluster refuses as a whole: topic name → refusal. Any thread may read the mapping, because it
+        is replaced, never changed.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
         """Refused partitions of topics that the cluster otherwise accepts: (topic, partition) → refusal. Any thread may
@@ -229,7 +229,7 @@ class Endings:
         self._context.emit(events.TopicUnblocked(topic, partition, denial.code, seconds))
 
     def publish_refused(self) -> None:
-        """Publish the topics and partitions that the cluster refuses, for `send`."""
+        """Publish which topics and partitions the cluster refuses, because `send` needs to know this."""
         topics: dict[str, RefusedDestination] = {}
         partitions: dict[tuple[str, int], RefusedDestination] = {}
         for each in self.refused():

@@ -462,7 +462,8 @@ class LaneKeeper:
         self._context.emit(events.LaneReturned(lane.name, left))
 
     def end(self) -> None:
-        """Give back lanes that were read but not opened. A read that is still under way gives its lane back at the end.
+        """Give back lanes that were read but not opened. A read that is still under way gives its lane back when it
+        ends.
         """
         with self._lock:
             self._over = True
@@ -521,7 +522,7 @@ def _give_back(lane: Lane) -> None:
     """Release a lane that was read but not opened, and change nothing in it.
 
     Its journal cannot tell yet which requests of the former owner may still reach a broker, or which segments a check
-    for losses needs. So the lane must not be closed in the way of an opened one.
+    for losses needs. So the lane must not be closed like a lane that was opened.
     """
     lane.spool.abandon()
     lane.lock.release(drained=False)

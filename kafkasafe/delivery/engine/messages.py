@@ -285,7 +285,7 @@ class UnitDue:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The producer's own lane takes over a transactional id of the user, and fences its previous owner."""
+    """The producer's own lane takes over a transactional id of the user, and fences the id's previous owner."""
 
     transactional_id: str
 

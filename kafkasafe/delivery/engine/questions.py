@@ -222,7 +222,7 @@ class OutcomeInquiry:
         return unsupported(proof) or good(proof).end_offset >= ask.from_offset
 
     def _locate(self, by_state: Judgement) -> Procedure[bool]:
-        """Read the log for the offsets of the batches that the producer state shows.
+        """Search the log for the offsets of the batches that the producer state contains.
 
         Returns:
             False if the log contradicts the producer state, so that the whole log must be searched.
@@ -351,7 +351,7 @@ class LossInquiry:
             yield from _read_pages(self._context, self._leader, survey, polls=_SCAN_PATIENCE)
             yield from self._require_same_topic(topic_id)
         if topic_id != self._id_now():
-            # The batches found may be in the log of the earlier topic.
+            # The batches that were found may be in the log of the earlier topic.
             raise NoAnswerError("the topic was created again meanwhile")
         # Topics have ids since Kafka 2.8. In older versions, the log is proven to be the same only if at least one
         # acknowledged batch is still there.
@@ -381,8 +381,8 @@ class LossInquiry:
             raise NoAnswerError("the leader has another topic of this name than the metadata")
 
     def _begin(self) -> Procedure[tuple[Survey, int]]:
-        """Prepare the survey. Return the survey, and the end offset of the last acknowledgement's leader epoch (-1 if
-        this offset is unknown).
+        """Prepare the survey. Return the survey, and the end offset of the leader epoch under which the last batch was
+        acknowledged (-1 if this offset is unknown).
         """
         ask, begin, epoch_end = self._ask, self._ask.from_offset, -1
         if ask.leader_epoch >= 0:

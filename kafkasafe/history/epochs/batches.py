@@ -176,7 +176,7 @@ class BatchWalk:
         if self._bad < len(self._marks):
             mark = self._marks[self._bad]
             at = mark.base_offset
-            # Exact only if the batch before was compared, and the leader cannot have the first records of this batch.
+            # Exact only if the previous batch was compared, and the leader cannot have the first records of this batch.
             adjoining = at == 0 or (self._good >= 0 and self._marks[self._good].last_offset + 1 == at)
             exact = adjoining and not self._skipped and (self._log_end <= at or mark.last_offset == at)
             last = self._position - 1

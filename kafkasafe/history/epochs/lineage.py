@@ -62,7 +62,8 @@ class Lineage:
 
         Args:
             entries: (epoch, first offset), oldest first.
-            end: Offset after the last record. None: the newest epoch has no records yet, so its start is the end.
+            end: Offset after the last record. None: the newest epoch has no records yet, so its first offset is also
+                the end.
             limit: How many epochs are kept.
 
         Raises:

@@ -1,4 +1,6 @@
-"""The questions that a consumer asks a live leader, to find where its log differs from the records that were read."""
+"""The questions that a consumer asks a live leader, to find where the leader's log differs from the records that were
+read.
+"""
 
 from __future__ import annotations
 
@@ -144,7 +146,7 @@ class EpochWalk:
             log_end_offset: The leader's log end offset, if known. `Diverged.replaced` depends on this offset.
         """
         self._ours = lineage.copy()
-        # Truncate even without a position: this drops an epoch without records, which has nothing to lose.
+        # Truncate even without a position. This drops only an epoch without records, so nothing is lost.
         self._ours.truncate(lineage.end_offset if position is None else position)
         self._log_start = log_start_offset
         self._log_end = -1 if log_end_offset is None else log_end_offset
