@@ -102,7 +102,7 @@ class Fates:
         parcels, ledger = self._records.parcels, self._ledger
         if ledger.failure is not None or ledger.wrong_cluster is not None:
             return True
-        if parcels is None:  # not encoded yet: the encoding thread notifies if parcels are done right away
+        if parcels is None:  # no parcels yet: the encoding thread will notify this object
             return False
         if len(parcels) > _FEW:
             return True
@@ -147,7 +147,7 @@ class _Group:
         self.entries: dict[asyncio.Future[bool], Any] = {}
         self.left: list[tuple[asyncio.Future[bool], Any]] = []
         self.all = False
-        """Whether the coroutines in `left` can all continue, without a check for each."""
+        """Whether all coroutines in `left` can continue. None of them then needs its own check."""
         self.again = False
 
     def look(self, most: int) -> int:
@@ -165,7 +165,7 @@ class _Group:
         left, is_ready = self.left, self.subject.is_ready
         now = min(most, len(left))
         for _ in range(now):
-            # Remove the waiter last: after a Ctrl-C, it is checked again.
+            # Remove the waiter last, so that it is checked once more if a Ctrl-C interrupts the check.
             waiter, entry = left[-1]
             if not waiter.done() and (self.all or is_ready(entry)):
                 waiter.set_result(True)
@@ -177,7 +177,7 @@ class _Group:
         return bool(self.left) or self.again
 
     def look_again(self) -> None:
-        """Makes the next `look` check the coroutines, because the subject has changed."""
+        """Records that the subject has changed, so that the next `look` checks the coroutines."""
         self.again = True
 
 
@@ -257,7 +257,7 @@ class LoopWaits:
         Args:
             about: Key of the subject. Coroutines with the same key are checked together.
             entry: What this coroutine waits for, as the subject's `is_ready` expects it.
-            subject: Makes the subject. Called for the first coroutine that waits for it.
+            subject: Makes the subject. Called only if no coroutine waits for the subject yet.
             timeout_s: How long to wait; None: no limit.
         """
         waiter: asyncio.Future[bool] = self._loop.create_future()
@@ -285,7 +285,7 @@ class LoopWaits:
                     self._waiting.remove(self)
 
     def _look(self) -> None:
-        # Reset the flag before the check, so that a thread that notifies after this line makes the loop check again.
+        # Reset the flag before the check. If a thread notifies after this line, the loop checks once more.
         self._rung = False
         for group in self._groups.values():
             if not group.due:
@@ -303,7 +303,7 @@ class LoopWaits:
                 if not group.due:
                     self._todo.popleft()
         finally:
-            # Also after a Ctrl-C: the program may run the loop again.
+            # Do this even after a Ctrl-C, because the program may run the loop again.
             self._working = bool(self._todo)
             if self._working:
                 with contextlib.suppress(RuntimeError):

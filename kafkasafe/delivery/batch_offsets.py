@@ -40,7 +40,7 @@ class BatchFate:
         self._late = False
 
     def forget(self) -> None:
-        """Records that the batch has lost these offsets: the batch now has other offsets of the group, or none."""
+        """Called when these offsets have left the batch: it now has other offsets of the group, or none."""
         self._replaced = True
 
     def miss(self) -> None:
@@ -51,7 +51,7 @@ class BatchFate:
            records.
         3. The next batch would move the group past 104, and records 100 to 104 would be in no output.
 
-        So the second partition is read again, as after a batch that the group refused.
+        So the second partition is read again too, as it would be if the group had refused the batch.
         """
         self._late = True
 
@@ -76,11 +76,12 @@ class BatchFate:
 
 
 class GivenOffsets:
-    """Tracks offsets that a program gave a producer directly, and those of a KafkaConsumer. Refuses a batch that
+    """Tracks offsets that a program gave to a producer directly, and those of a KafkaConsumer. Refuses a batch that
     continues from a dropped one.
 
-    kafkasafe cannot move the consumer of such offsets back. So after a batch was dropped, the next batch with offsets
-    of one of the same partitions is refused once. Later batches are assumed to contain records that were read again.
+    kafkasafe cannot move back the consumer that read up to these offsets. So after a batch is dropped, the next batch
+    with offsets of any of its partitions is refused. Batches after the refusal are assumed to contain records that were
+    read again.
 
     Args:
         numbers: Draws the numbers of the readings.
@@ -88,8 +89,8 @@ class GivenOffsets:
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # Draw the number now, because batches of earlier incarnations may commit offsets before the first offsets are
-        # given.
+        # Draw the number now: before the program gives the first offsets, batches of earlier incarnations may commit
+        # offsets.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
@@ -109,10 +110,10 @@ class GivenOffsets:
         Args:
             fate: Returns the batch's outcome.
             given: The offsets.
-            informed: Whether the program was informed of all dropped batches before this one.
+            informed: Whether the program was told about every batch that was dropped before this one.
 
         Returns:
-            The offsets' readings, and the batch's claims.
+            The reading to which each offset belongs, and the batch's claims.
 
         Raises:
             BatchDroppedError: The batch continues from a dropped one.
@@ -158,7 +159,7 @@ def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by it
 
 
 def check_settings(consumer: Any) -> None:
-    """Raises an error if a consumer's settings break the promise of atomic batches.
+    """Raises an error if, with a consumer's settings, atomic batches could lose or repeat records.
 
     A consumer with automatic commits may commit offsets before the batch with its records is delivered:
 
@@ -167,8 +168,8 @@ def check_settings(consumer: Any) -> None:
     3. The batch is dropped, or the machine is lost.
     4. The group continues at 10, and records 0 to 9 are in no output.
 
-    A consumer that does not require stable offsets may read input records again, although an atomic batch with their
-    results and offsets is still under way:
+    A consumer that does not require stable offsets may read input records a second time, while an atomic batch with
+    their results and offsets is still under way:
 
     1. The batch with records 0 to 9 waits in the spool of another process, or its markers are being written.
     2. The partition is assigned to this consumer, and the group has no offset yet.

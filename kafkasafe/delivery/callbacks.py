@@ -1,11 +1,11 @@
 """The thread that runs the application's callbacks. Callbacks may block, send, or wait for the producer.
 
 The pump holds a lock while it marks a record as done and passes the record's callbacks to this thread. A caller takes
-the same lock to see that the record is done. So if a caller then queues a marker and waits until the thread reaches the
-marker, the record's callbacks have run.
+the same lock to see that the record is done. So if a caller then queues a marker, the record's callbacks have run by
+the time the thread reaches the marker.
 
-The number of due callbacks is bounded: while `full` is true, `send` should wait. The number of callbacks of records
-that are not done is bounded by the size of the spool.
+The number of due callbacks is bounded: while `full` is true, `send` should wait. Callbacks of unfinished records need
+no such bound: the size of the spool limits the number of these records.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _DUE_LIMIT: Final = 100_000
 _DUE_MOST: Final = 1_000_000
 """If this many callbacks are due, `send` waits even if no callback finishes."""
 _STUCK_S: Final = 1.0
-"""A callback that takes longer than this may be waiting for the thread in `send`, so that thread stops waiting."""
+"""If a callback runs longer than this, it may be waiting for a thread that itself waits in `send` for callbacks. So
+that thread then stops waiting.
+"""
 _CLOSE_STUCK_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.25
 
@@ -38,7 +40,7 @@ class CallbackThread:
     Args:
         name: Name of the thread.
         wake_senders: Called after callbacks have run, because `send` may wait for callbacks to finish.
-        ended: Returns whether no more callbacks can become due.
+        ended: Returns True once no more callbacks can become due.
     """
 
     def __init__(self, name: str, *, wake_senders: Callable[[], None], ended: Callable[[], bool]) -> None:
@@ -60,7 +62,9 @@ class CallbackThread:
         self._seen_at = 0.0
 
     def put(self, job: Callable[[], None]) -> None:
-        """Runs a job on the thread, after all earlier jobs. Once the thread has ended, runs the job here and now."""
+        """Runs a job on the thread, after all earlier jobs. Once the thread has ended, runs the job on the caller's
+        thread.
+        """
         self._queue.put(job)
         self.start()
         if self._over:
@@ -148,7 +152,7 @@ class CallbackThread:
         Returns:
             Number of callbacks that have not run yet.
         """
-        self._stopping = True  # first: a job that comes later may start the thread, which then ends by itself
+        self._stopping = True  # first: a later job may still start the thread, which then ends by itself
         if not self._started:
             self._run_here()
             return 0
@@ -185,8 +189,8 @@ class CallbackThread:
                     job()
 
     def _mark(self) -> threading.Lock:
-        """A lock that is released when all earlier jobs have run. Its release is one call into C, which Ctrl-C cannot
-        split.
+        """A lock that is released when all earlier jobs have run. The release is a single call into C, which Ctrl-C
+        cannot interrupt.
         """
         passed = threading.Lock()
         passed.acquire()
@@ -212,7 +216,7 @@ class CallbackThread:
                 log.exception("The callback thread failed", event="callback_failed")
             del job  # otherwise the job's objects would stay alive until the next job
         self._over = True
-        # A job of a caller that did not see yet that the thread has ended.
+        # The job's caller may not have seen yet that the thread has ended.
         self._run_here()
 
 

@@ -31,8 +31,8 @@ class SleepingClock:
     """A clock that includes suspensions, and reports them.
 
     Args:
-        on_sleep: Called with (seconds suspended, the time that `now` returns), before `now` first returns a time that
-            includes this suspension.
+        on_sleep: Called after a suspension, before `now` returns a time that includes it. The arguments are the length
+            of the suspension in seconds, and the time that `now` is about to return.
         elapsed: A clock that includes suspensions.
         awake: A clock that stands still during suspensions.
     """

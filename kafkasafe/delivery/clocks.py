@@ -1,10 +1,10 @@
 """Estimates the brokers' time from the timestamps of other producers' records, if no broker reports its own time.
 
-Topics with CreateTime keep the timestamps of their producers, and ListOffsets returns the largest one of a partition. A
-timestamp that is later than all timestamps that this producer wrote to the partition comes from another clock. Brokers
-of Kafka 4 accept no timestamp that is more than an hour ahead of their own clock (`message.timestamp.after.max.ms`).
-Older brokers accept any timestamp, so the estimate is only a hint: it may make the producer more careful, but must not
-make it refuse anything.
+Topics with CreateTime keep the timestamps of their producers, and ListOffsets returns the largest timestamp of a
+partition. A timestamp that is later than all timestamps that this producer wrote to the partition comes from another
+clock. Brokers of Kafka 4 accept no timestamp that is more than an hour ahead of their own clock
+(`message.timestamp.after.max.ms`). Older brokers accept any timestamp, so the estimate is only a hint: it may make the
+producer more careful, but must not make it refuse anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Clocks:
 
     Args:
         now: Monotonic seconds.
-        state_age_s: For how long after a batch's timestamp a broker certainly keeps the producer state.
+        state_age_s: Number of seconds after a batch's timestamp for which a broker is certain to keep the producer
+            state.
     """
 
     def __init__(self, now: float, state_age_s: float) -> None:
@@ -45,8 +46,8 @@ class Clocks:
         """
 
     def sent(self, address: _Address, max_timestamp: int) -> None:
-        """Record the largest timestamp of a batch of this producer, so that it does not count as one from another
-        clock.
+        """Record the largest timestamp of one of this producer's batches, so that it is not taken for another clock's
+        timestamp.
         """
         if max_timestamp > self._ours.get(address, -1):
             self._ours[address] = max_timestamp
@@ -72,8 +73,8 @@ class Clocks:
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """Record a partition's answer, in place of the previous one. `at_least_ms` follows from the latest of all
-        answers.
+        """Record the answer about a partition, which replaces the previous answer. `at_least_ms` is computed from the
+        latest timestamp of all partitions.
 
         Args:
             address: The partition.

@@ -32,8 +32,8 @@ def copy_before(
     The less room is left, the more is copied:
 
     - If the log uses at most half of its limit, nothing is copied.
-    - If it uses more, the first segments are worth copying if waiting batches make up at most half of the segments'
-      bytes. The fewest such segments are chosen.
+    - If it uses more, the first segments are worth copying, provided that waiting batches make up at most half of their
+      bytes. As few such segments as possible are chosen.
     - If it uses more than three quarters, waiting batches may make up to three quarters of the first segments' bytes.
 
     Args:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from kafkasafe.health.states import ConsumerHealth
 
 AT_CLOSE: Final[list[Callable[[object], None]]] = []
-"""Functions that a producer or a consumer calls with itself when it has closed. `kafkasafe.metrics` adds its function
-here when that module is imported. A closing producer must not import `kafkasafe.metrics`, because a producer may close
-while the interpreter exits.
+"""Functions that a producer or a consumer calls when it has closed. The argument is that producer or consumer.
+The module `kafkasafe.metrics` adds its function here when it is imported. A closing producer must not import
+`kafkasafe.metrics`, because a producer may close while the interpreter exits.
 """
 
 

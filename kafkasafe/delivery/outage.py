@@ -31,7 +31,7 @@ class Outage:
             self._began = now
 
     def refused(self, verdict: ProduceVerdict, now: float) -> float:
-        """Record a refusal. Returns the same as `acked`: a rejection ends an outage."""
+        """Record a refusal. Returns what `acked` returns, because a rejection also ends an outage."""
         if verdict.action is AnswerAction.REJECT_BATCH:
             return self.decided(now)
         if verdict.action is AnswerAction.RETRY and verdict.scope is not Scope.DESTINATION:
@@ -39,11 +39,11 @@ class Outage:
         return 0.0
 
     def decided(self, now: float) -> float:
-        """Record that a leader rejected a batch, or has a batch that was in doubt. Returns the same as `acked`."""
+        """Record that a leader rejected a batch, or has a batch that was in doubt. Returns what `acked` returns."""
         return 0.0 if self._began is None else self.acked(now, now)
 
     def acked(self, now: float, sealed_at: float) -> float:
-        """Record an acknowledgement. Returns for how long nothing was delivered, 0 if that is too short to report.
+        """Record an acknowledgement. Returns the time, in seconds, without a delivery; 0 if it is too short to report.
 
         Args:
             now: Seconds.

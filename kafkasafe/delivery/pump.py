@@ -77,7 +77,7 @@ class PumpState:
 
 @dataclass(frozen=True, slots=True)
 class _Retire:
-    """The producer was dropped. The pump ends when everything is delivered, or when the patience ends."""
+    """The producer was dropped. The pump ends when everything is delivered, or when its patience ends."""
 
     began: float
     patience: Patience
@@ -200,8 +200,8 @@ class Pump:
             self._wake.set()
 
     def _beside(self, job: Callable[[], None]) -> None:
-        """Runs a slow job on a thread of its own. If the process may start no more threads, runs it here: callers wait
-        longer then, but the job is done.
+        """Runs a slow job on a thread of its own. If the process cannot start another thread, runs the job on this
+        thread. Callers then wait longer, but the job is done.
         """
         thread = threading.Thread(
             target=apart()(job), name=f"kafkasafe-look-{self._config.client_id}", daemon=True
@@ -256,7 +256,9 @@ class Pump:
         return self._context.own.journal.units.replay.earlier.get(transactional_id)
 
     def take_over(self, transactional_id: str) -> None:
-        """Requests that the producer's own lane takes over a transactional id. `Ledger.names` says when it is done."""
+        """Asks the engine to let the producer's own lane take over a transactional id. `Ledger.names` shows when that
+        is done.
+        """
         self._post(TakeOver(transactional_id))
 
     def spill_all(self) -> None:
@@ -283,7 +285,7 @@ class Pump:
         return self.engine.places.displaced
 
     def adopt_now(self) -> None:
-        """Requests to adopt lanes now, because a caller waits for records that were left in other lanes."""
+        """Asks the engine to adopt lanes now, because a caller waits for records that were left in other lanes."""
         if self.ledger.lanes.left_behind:
             self._post(AdoptAsked())
 
@@ -390,7 +392,7 @@ class Pump:
         The decision is about the batches of the last raised error. If no error was raised, it is about all undecidable
         batches. A batch that becomes undecidable after that error needs another decision.
         """
-        # Take the batches at once, so that the caller's next `send` does not raise the error again.
+        # Take the batches immediately, so that the caller's next `send` does not raise the error again.
         decided = self.ledger.errors.take_shown()
         self._post(Decided(decided, resend=resend))
 
@@ -399,7 +401,7 @@ class Pump:
 
         Args:
             timeout_s: How long the pump may continue its current work.
-            deadline: When the pump stops trying a failing disk again, monotonic seconds.
+            deadline: Monotonic time, in seconds, after which the pump no longer retries writes to a failing disk.
         """
         self._context.close_state.close(deadline)
         self._wake.set()
@@ -427,7 +429,8 @@ class Pump:
         self._post(_Retire(began, patience))
 
     def come_after(self, other: Pump) -> None:
-        """Delivers a dropped producer's accepted records before the records that this producer sends from now on.
+        """Holds back records that this producer sends from now on, until the records that a dropped producer accepted
+        are delivered.
 
         Takes no lock, because the garbage collector may call it.
 
@@ -438,7 +441,9 @@ class Pump:
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
     def set_patience(self, patience: Patience, timeout_s: float) -> bool:
-        """Gives a retiring pump a new patience, counted from `retire`. Returns whether it ended within `timeout_s`."""
+        """Gives a retiring pump a new patience, counted from `retire`. Returns whether the pump ended within
+        `timeout_s`.
+        """
         self._post(_SetPatience(patience))
         return self.join(timeout_s)
 
@@ -479,7 +484,7 @@ class Pump:
         return threading.current_thread() is self._thread
 
     def ended(self) -> bool:
-        """Whether the thread has ended. After that, no record gets an outcome any more."""
+        """Whether the thread has ended. After that, records no longer get outcomes."""
         return not self._thread.is_alive()
 
     def notify_waiters(self) -> None:

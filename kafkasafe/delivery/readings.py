@@ -36,7 +36,7 @@ _Partition = TypeVar("_Partition", bound=Hashable)
 
 
 class OffsetsFate(enum.Enum):
-    """What the consumer's process knows about the outcome of a batch with the consumer's offsets."""
+    """The outcome of a batch with the consumer's offsets, as far as the consumer's process knows it."""
 
     OPEN = "open"
     """The program has not committed the batch yet."""
@@ -110,8 +110,8 @@ class Carrier:
         Source: GroupCoordinator.validateOffsetCommit in brokers (KIP-447; KIP-345 for static members).
 
         Args:
-            now: The consumer's current membership. None if the consumer has none: its group may still know the former
-                member.
+            now: The consumer's current membership. None if the consumer has none; its group may then still accept the
+                former member.
         """
         return self.member is not None and now is not None and now != self.member
 
@@ -216,8 +216,8 @@ class ReadingRun:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the reading began at the group's offset, and none of its batches has moved the group or may still do
-        so.
+        """Whether the reading began at the group's offset, none of its batches has moved the group, and none may still
+        move it.
 
         Rejected batches do not move the group. So if all batches of this reading were rejected, an undecided batch of
         an earlier reading may still be the first one that moves the group's offset.
@@ -254,7 +254,7 @@ class ReadingRun:
         return consumed != (self.first if handed is None else handed)
 
     def step_back(self) -> None:
-        """Void batches that the program has not committed, because the consumer continues from `accepted` again."""
+        """Void batches that the program has not committed, because the consumer goes back to `accepted`."""
         for claim in self._claims:
             if claim.fate() is OffsetsFate.OPEN:
                 claim.revoke()
@@ -274,7 +274,9 @@ class Readings(Generic[_Partition]):
         self._runs: dict[_Partition, ReadingRun] = {}
         self._suspects: set[_Partition] = set()
         self.used = False
-        """Whether an atomic batch ever had the consumer's offsets. If not, the consumer itself moves its group."""
+        """Whether any atomic batch so far had the consumer's offsets. If not, the consumer itself commits its group's
+        offsets.
+        """
 
     def use(self) -> None:
         """Record that a batch with the consumer's offsets is being made."""
@@ -360,7 +362,7 @@ class Earlier(Generic[_Partition]):
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
         """Return the batches that a lane other than that of `mine` may still commit.
 
-        Three kinds of batches are left out. The carrier's own lane compares its batches itself. The group refuses the
+        Three kinds of batches are left out. The lane of `mine` compares its own batches itself. The group refuses the
         batches of a former member. Batches that were left in memory are lost. If the last request of a lost batch began
         a transaction, the group's offset is not stable until that transaction ends.
 
@@ -378,7 +380,9 @@ class Earlier(Generic[_Partition]):
         ]
 
     def forget(self, partition: _Partition, claim: OffsetClaim) -> None:
-        """Forget a batch that is decided, and the batches of the same carrier that were left: they are decided, too."""
+        """Forget a decided batch. Also forget the batches of the same carrier that were left, because they are then
+        decided too.
+        """
         self._claims[partition] = [
             each
             for each in self._claims.pop(partition, ())
@@ -386,7 +390,7 @@ class Earlier(Generic[_Partition]):
         ]
 
     def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
-        """Drop batches that cannot be committed any more. If several batches of one carrier were left, keep only the
+        """Drop batches that can no longer be committed. If several batches of one carrier were left, keep only the
         first one.
         """
         found: list[OffsetClaim] = []

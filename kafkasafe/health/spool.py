@@ -1,4 +1,6 @@
-"""Decides, without a producer, whether one could accept records in a spool directory, and what needs an operator."""
+"""Decides, without starting a producer, whether a producer could accept records in a spool directory. Also finds the
+problems that need an operator.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ class LaneSeen:
             unknown, empty.
         size_bytes: Size of the lane's log.
         waiting_records: Number of records that are not delivered.
-        oldest_s: How long the oldest of these records has waited, seconds.
+        oldest_s: Number of seconds for which the oldest of these records has waited.
         in_doubt_batches: How many of the waiting batches may have been sent.
-        undecidable_batches: How many of these the owner found undecidable. They wait for `resolve_undecidable`.
+        undecidable_batches: How many of these batches the owner found undecidable. They wait for `resolve_undecidable`.
         rejected_records: Number of records in `rejected/`, including those in deleted files.
         damaged: Number of damaged ranges and unreadable files.
     """
@@ -81,7 +83,7 @@ class SpoolHealth:
         room_bytes: Number of bytes that the lane with the least room could accept. If the lanes' limit is unknown, only
             the volume's free space counts.
         waiting_records: Number of records that are not delivered.
-        oldest_record_age_s: How long the oldest of these records has waited, seconds; 0 if none waits.
+        oldest_record_age_s: Number of seconds for which the oldest of these records has waited; 0 if none waits.
     """
 
     ready: bool

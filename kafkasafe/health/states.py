@@ -14,7 +14,7 @@ from typing import Any, Final
 from kafkasafe.limits.capacity import Capacity
 
 DISK_STUCK_S: Final = 10.0
-"""If one write takes longer than this, seconds, the disk counts as unusable."""
+"""If one write takes longer than this many seconds, the disk counts as unusable."""
 _NAMED: Final = 3
 """The largest number of topics or partitions that a sentence names."""
 
@@ -49,7 +49,7 @@ class ProducerHealth:
         connected: Whether the cluster answers.
         network_error: Why no broker can be used; None if the reason is unknown or a broker can be used.
         waiting_records: Number of records in the spool without an outcome; with `spool="never"`, of records in memory.
-        oldest_record_age_s: How long the oldest of these records has waited, seconds; 0 if none waits.
+        oldest_record_age_s: Number of seconds for which the oldest of these records has waited; 0 if none waits.
         undecidable_batches: Number of batches that wait for `resolve_undecidable`.
         spool_bytes: Number of bytes that count against `spool_max_bytes`.
         spool_max_bytes: The producer's option.
@@ -88,8 +88,8 @@ class ProducerSeen:
         disk_trouble: Why the disk makes nothing durable at present; else empty.
         disk_full: Whether the disk trouble is a lack of space.
         displaced: Whether the disk trouble is that the spool's path leads to another directory.
-        undurable_s: How long the oldest record has waited for the disk, seconds.
-        disk_patience_s: How long a record may wait for the disk, seconds.
+        undurable_s: Number of seconds for which the oldest record has waited for the disk.
+        disk_patience_s: Maximum number of seconds for which a record may wait for the disk.
         needed_bytes: Number of bytes that the next batch may need, in addition to those of the open batches.
         in_memory: Whether the spool has no files.
         spool_bytes: Number of bytes that count against `spool_max_bytes`.
@@ -101,7 +101,7 @@ class ProducerSeen:
         connected: Whether the cluster answers.
         network_error: Why the cluster does not answer; None if no error is known.
         waiting_records: Number of records without an outcome.
-        oldest_s: How long the oldest of these records has waited, seconds.
+        oldest_s: Number of seconds for which the oldest of these records has waited.
     """
 
     closed: str
@@ -297,7 +297,7 @@ class ConsumerSeen:
         closed: Whether `close` was called.
         connected: Whether a connection to a broker is open.
         last_poll_age_s: Seconds since the program's last poll; 0 during a poll; None before the first one.
-        max_poll_interval_s: The longest permitted time between two polls, seconds.
+        max_poll_interval_s: Maximum permitted number of seconds between two polls.
         stopped: Each partition that is not read, and why.
     """
 

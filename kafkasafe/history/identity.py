@@ -120,11 +120,11 @@ class Judgement:
 
     Attributes:
         verdict: The conclusion.
-        present: How many of the batches, from the first, are in the log.
+        present: How many of the batches, counted from the first one, are in the log.
         evidence: The observations, as human-readable text.
         offsets: Base offsets of batches that were found in the log itself, by index.
         missing: With GAP: how many records are missing between the leader's last record and the first absent batch.
-        of_state: The judgement uses the leader's producer state, which shows whether the leader lacks a batch.
+        of_state: Whether the judgement uses the leader's producer state, which shows whether the leader lacks a batch.
     """
 
     verdict: IdentityVerdict
@@ -151,7 +151,7 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     Args:
         doubt: The batches in doubt, in sequence order, all of one producer id and epoch.
         view: The leader's state of that id; None when it has none, or when the broker cannot be asked.
-        acked_before: An earlier batch of this id and epoch was acknowledged on the partition.
+        acked_before: Whether an earlier batch of this id and epoch was acknowledged on the partition.
 
     Returns:
         DECIDED, GAP, READ_LOG or UNDECIDABLE.
@@ -201,8 +201,8 @@ class Scan:
         end_offset: The leader's log end when the scan began (exclusive): the scan must read up to here.
         found: Base offset of each batch found, by index.
         trimmed_to: The log start offset, if it has advanced past the place of the scan; else -1.
-        hidden_before: Offset (exclusive) before which a part of the range was trimmed or compacted (a gap between
-            offsets) and could not be read; -1 if the scan read everything.
+        hidden_before: Offset (exclusive) up to which the range may contain hidden parts, which were trimmed or
+            compacted (a gap between offsets); -1 if the scan read everything.
     """
 
     doubt: Sequence[BatchId]
@@ -247,7 +247,7 @@ class Scan:
 
 
 def judge_by_log(scan: Scan) -> Judgement:
-    """Judge by a finished scan: found batches are committed; others are absent if no part of the log was hidden.
+    """Judge by a finished scan: found batches are committed; the others are absent if no part of the log was hidden.
 
     The leader appends batches in order. So a missing batch before a found one must have been in the hidden part. A
     batch after the newest found one is absent if the scan read everything from there on. In every other case, the
@@ -286,9 +286,8 @@ def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, 
         scan: A finished scan.
         view: The leader's state of the batches' producer id; None when it has none, or when it cannot be asked.
         acked_before: As for `judge_by_state`.
-        whole: The log was not truncated since the last acknowledgement. After a truncation, the leader may have
-            appended a late request without the batches before it, and the state would wrongly count these batches as
-            present.
+        whole: False if the log was truncated after the last acknowledgement. The leader may then have appended a late
+            request without the batches before it, and its state wrongly counts these batches as present.
     """
     judgement = judge_by_log(scan)
     rest = scan.doubt[judgement.present :]
@@ -317,12 +316,12 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
 
     Args:
         by_state: DECIDED or GAP.
-        scan: A finished scan that searched only for the batches that `by_state` counts as present.
+        scan: A finished scan. It searched only for the batches that `by_state` counts as present.
 
     Returns:
-        (judgement, whether to trust it). Do not trust it if the scan read the whole log and did not find all batches
-        that the state counts as present: then the state comes from a late request that the leader appended to an empty
-        log, without the batches before it.
+        (judgement, whether to trust it). Do not trust it if the scan read the whole log but did not find all batches
+        that the state counts as present. In this case, the state comes from a late request that the leader appended to
+        an empty log, without the batches before it.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(

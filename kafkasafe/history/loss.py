@@ -2,14 +2,14 @@
 
 An acknowledged batch can vanish after an unclean election, or with a wiped disk or a recreated topic. Brokers do not
 report this: in KAFKA-7190 and similar cases, they just acknowledge later batches at lower offsets. So the journal
-raises suspicions from other signs (`Cause`), and a survey compares the batch headers of the log with the acknowledged
-batches.
+suspects a loss from other signs (`Cause`), and a survey then compares the batch headers of the log with the
+acknowledged batches.
 
 A batch is **lost** when it is not in the log, and either another batch covers its offset, or its offset is at or after
-the log's end. If the journal never learned the exact offset of a batch, the batch counts as lost only if the survey saw
-the whole log from the batch's lowest possible offset on, without a gap. A batch is not lost when retention deleted it
-(it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes such batches as
-configured.
+the log's end. If the exact offset of a batch was never known, the batch counts as lost only under one condition: the
+survey saw the whole log, without a gap, from the batch's lowest possible offset on. A batch is not lost when retention
+deleted it (it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes such
+batches as configured.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AckedBatch:
     Attributes:
         identity: Id of the batch.
         base_offset: First offset of the batch, or a lower bound of it.
-        exact: `base_offset` is exact; else it is a lower bound.
+        exact: Whether `base_offset` is exact; otherwise it is a lower bound.
     """
 
     identity: BatchId
@@ -66,11 +66,11 @@ class AckedBatch:
 
 
 class Released:
-    """Offsets of acknowledged batches of which the spool has only marks, no longer the batches themselves.
+    """Offsets of acknowledged batches that the spool has deleted. Only marks of these batches are left.
 
     Attributes:
-        complete_from: Every such batch at this offset or later is known; a value above every offset while none is
-            known.
+        complete_from: All such batches at or after this offset are known. While no such batch is known, this value is
+            above every offset.
     """
 
     __slots__ = ("_offsets", "complete_from")
@@ -80,7 +80,7 @@ class Released:
         self._offsets = array("q")
 
     def note(self, base_offset: int, forgotten_offset: int) -> None:
-        """Record the offset that a mark gives for a batch that has left the spool.
+        """Record the offset that a mark names for a batch that the spool has deleted.
 
         Args:
             base_offset: Base offset of the batch.
@@ -90,14 +90,14 @@ class Released:
         if not offsets:
             self.complete_from = forgotten_offset if forgotten_offset >= 0 else _BEYOND
         while offsets and offsets[-1] >= base_offset:
-            offsets.pop()  # a truncation removed these batches from the log; a survey has examined it
+            offsets.pop()  # the log lost these batches in a truncation, which a survey has examined
         offsets.append(base_offset)
         if len(offsets) > 2 * _RELEASED:
             del offsets[:_RELEASED]
             self.complete_from = max(self.complete_from, offsets[0])
 
     def since(self, offset: int) -> Sequence[int] | None:
-        """The known offsets from `offset` on, ascending; None if there may be batches at other offsets, too."""
+        """The known offsets from `offset` on, ascending; None if there may also be batches at unknown offsets."""
         if offset < self.complete_from:
             return None
         return self._offsets[bisect_left(self._offsets, offset) :]
@@ -123,15 +123,15 @@ class Loss:
         indexes: Indexes of the acknowledged batches that are lost, ascending.
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
-        records: Records in the lost batches, and in older ones whose loss follows from the sequences.
+        records: Number of records in the lost batches, and in older batches whose loss follows from the sequences.
         moved: Maps the index of a batch to the batch's offset in the log, if this is not the offset that was
             acknowledged.
-        oldest_known: The oldest batch that the survey searched for is lost, and nothing shows how many batches before
-            it are lost.
-        released_there: For every suspected batch of this lane of which only the offset is known, the log has a batch at
-            that offset.
-        ours_until: Offset (exclusive) up to which batches of this lane cover every offset, from the first suspected one
-            on; -1 if the survey did not check that, or no batch of this lane covers the first suspected offset.
+        oldest_known: Whether the oldest batch that the survey searched for is lost, and it is unknown how many batches
+            before it are lost.
+        released_there: The suspected batches include batches of this lane that the spool has deleted, so that only
+            their offsets are known. Whether the log has a batch at each of these offsets.
+        ours_until: From the first suspected offset up to this offset (exclusive), batches of this lane cover every
+            offset. -1 if the survey did not check that, or no batch of this lane covers the first suspected offset.
     """
 
     indexes: tuple[int, ...]
@@ -155,13 +155,13 @@ class Survey:
         log_start_offset: The log's start.
         from_offset: Offset from which the log may have changed; -1 when unknown. Batches may have been appended again
             from this offset on, even before the offset of the oldest acknowledged batch.
-        ours: Producer ids that only this lane's batches have. Batches of a transaction count as this lane's once the
-            transaction's commit marker is in the log.
+        ours: Producer ids that only batches of this lane have. A batch of a transaction counts as this lane's batch
+            once the transaction's commit marker is in the log.
         doubted_from: Offset from which the survey checks whether batches of `ours` cover the log; -1: it does not
             check.
-        released: Base offsets (at or after `doubted_from`, ascending) of the batches of this lane of which only the
-            offset is known; None if some of these offsets are unknown.
-        complete: The survey saw no gap between batches, so nothing was compacted.
+        released: Base offsets of the batches of this lane that the spool has deleted, so that only their offsets are
+            known. At or after `doubted_from`, ascending. None if some of these offsets are unknown.
+        complete: Whether the survey saw no gap between batches, so that nothing was compacted.
     """
 
     acked: Sequence[AckedBatch]
@@ -238,10 +238,10 @@ class Survey:
         self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
 
     def _check_released(self, base_offset: int, last_offset: int) -> None:
-        """Check the released batches that begin before the end of a batch of the log: each released batch must begin
-        where that batch begins.
+        """Compare a batch of the log with the released batches that begin before its end. Each of them must have the
+        same base offset as the batch of the log.
 
-        `base_offset` is the base offset of the batch of the log, -1 if the batch is another producer's.
+        `base_offset` is the base offset of the batch of the log; -1 if another producer wrote this batch.
         """
         released = self.released or ()
         while self._checked < len(released) and released[self._checked] <= last_offset:
@@ -308,7 +308,7 @@ class Survey:
 
 
 class _Transactions:
-    """Finds the batches of this lane's transactions that the log does not show as committed.
+    """Finds batches of this lane's transactions for which the log contains no commit marker.
 
     A batch of an aborted transaction must not be mistaken for the acknowledged batch that was at the same offset:
 
@@ -318,7 +318,7 @@ class _Transactions:
     3. The client's successor aborts that transaction. The log has a batch of id 5 at offset 16, but not the
        acknowledged one.
 
-    A transaction without a marker counts as not committed, too, because it may still be aborted.
+    A transaction without a marker also counts as not committed, because it may still be aborted.
     """
 
     def __init__(self) -> None:

@@ -24,8 +24,8 @@ class Remembered:
         topic_id: 16 bytes; None if brokers report no topic ids (before 2.8).
         lineage: The history of the records that the consumer handed out.
         marks: The newest batches that were read, oldest first; empty if leader epochs suffice.
-        skipped: Ranges of offsets (first, and the one after the last) that a seek has skipped. Which leader epochs
-            their records have is not known.
+        skipped: Ranges of offsets (first, and the one after the last) that a seek has skipped. The leader epochs of the
+            skipped records are not known.
     """
 
     topic_id: bytes | None

@@ -31,8 +31,8 @@ class HeldReason(enum.Enum):
     OFFSET_NOT_AVAILABLE = "offset_not_available"
     """Error 78: the new leader is catching up. Ask it again; new metadata would not help."""
     LEADER_NOT_AVAILABLE = "leader_not_available"
-    """Error 5: an election is in progress. Or the reason is that of error 78, and the broker or the client is older
-    than KIP-207.
+    """Error 5: an election is in progress. Or the new leader is catching up (see error 78), and the broker or the
+    client is older than KIP-207.
     """
     LOWER = "lower"
     """The answer is lower than before, and it is unknown whether the log lost records. An OffsetForLeaderEpoch request
@@ -111,7 +111,7 @@ class Held:
         offset: The remembered value; None before the first accepted answer.
         answered: The offset in the answer; None when the broker returned none.
         reason: Why the answer is held.
-        since_s: For how long answers have been held, seconds.
+        since_s: Number of seconds for which answers have been held.
         ask_epoch: An OffsetForLeaderEpoch request for this epoch shows whether the log lost records. Pass the response
             to `EndOffsets.prove` (for a start offset: `prove_start`). None: such a request cannot help.
         refresh_metadata: Request new metadata before asking again, because the leader may have changed.
@@ -156,7 +156,7 @@ class Unproven:
     Attributes:
         offset: The remembered value.
         answered: The last answer.
-        since_s: For how long answers have been lower, seconds.
+        since_s: Number of seconds for which answers have been lower.
     """
 
     offset: int

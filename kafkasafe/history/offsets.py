@@ -1,6 +1,6 @@
 """Offsets that are looked up never go backwards without a proof (KIP-207, from the client's side).
 
-After a leader change, the new leader may briefly know a lower high watermark than its predecessor. The end offset that
+After a leader change, the new leader may briefly have a lower high watermark than its predecessor. The end offset that
 it then returns is too low; a moment later, it returns the correct one (measured: 10, then 0, then 10 again). Brokers
 since 2.2 refuse to answer until their high watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5).
 Older brokers give no such sign.
@@ -17,9 +17,10 @@ proof lowers the remembered value:
 Without epochs (old brokers), a lost record and an early answer look the same. There, a lower answer that is repeated
 for `hold_timeout_s` is reported as unproven, and the caller decides which value to believe (`EndOffsets.accept`).
 
-The same holds for the start of a log. The proof of a lower start is the end offset of the epoch of the record at the
-remembered start. If this offset is below the start, the log has lost that record, and the records that the log now has
-before the start are new. If not, this leader has merely not yet deleted records that its predecessor had deleted.
+The same holds for the start of a log. A lower start is proven by one end offset: that of the leader epoch to which the
+record at the remembered start belongs. If this end offset is below the remembered start, the log has lost that record,
+and the records that the log now has before the remembered start are new. If not, this leader has merely not yet deleted
+records that its predecessor had deleted.
 
 Topic ids have no order. An id that was never seen before is taken for a newer topic, but it may be an older one:
 
@@ -28,9 +29,9 @@ Topic ids have no order. An id that was never seen before is taken for a newer t
 3. A broker with older metadata names B: B seems to replace C.
 4. From then on every broker names C. If C still counted as deleted, all answers about it would be held for ever.
 
-So a deleted topic is the present one again if answers have named it for `remembered_offsets.FORMER_TOPIC_S`, and none
-has named another topic in between. If a broker with older metadata is the only one that answers for that long, its
-topic is taken for the present one, until the same rule restores the real one.
+So a topic that counts as deleted becomes the present one again if all answers in a period of
+`remembered_offsets.FORMER_TOPIC_S` have named it. If a broker with older metadata is the only one that answers for that
+long, its topic is taken for the present one, until the same rule restores the real one.
 
 One method per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """
@@ -82,7 +83,7 @@ class EndOffsets:
         return None if known is None else _or_none(known.end)
 
     def forget(self, key: Key) -> None:
-        """Drop all answers for a key, because the caller no longer follows its partition."""
+        """Drop all answers for a key, because the caller no longer follows the partition."""
         self._known.pop(key, None)
 
     # --- latest ---
@@ -178,8 +179,8 @@ class EndOffsets:
             leader_epoch: The answering leader's own epoch (the request's current leader epoch).
 
         Returns:
-            Regressed: the log lost records. Held: the log lost none, or the response does not show it. Value: no answer
-            is held.
+            Regressed: the log lost records. Held: the log lost no records, or the response does not show whether it
+            did. Value: no answer is held.
         """
         known = self._of(key)
         if known.lower_ends.since is None:
@@ -208,7 +209,7 @@ class EndOffsets:
             else RegressedReason.TRUNCATED
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
-        # The held answer may itself be too low, so take only those records as lost that the proof shows to be lost.
+        # The held answer may itself be too low, so count only those records as lost that are proven to be lost.
         return self._lower(known, max(known.lower_ends.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:
@@ -244,7 +245,7 @@ class EndOffsets:
         """Judge an answer to a look-up of the earliest offset.
 
         Each replica applies retention on its own, so a new leader's log may begin earlier than its predecessor's.
-        The highest start stays valid as long as the log is the same.
+        The highest start stays valid while the log is the same.
 
         Args:
             key: The partition.
@@ -324,7 +325,7 @@ class EndOffsets:
         """Accept the lower start that is held back. If nothing is proven, the caller decides whether to do this.
 
         Unlike an end that is too low, a start that is too low does no harm: the leader has the records at and after it.
-        But if the log is another one, a former start that stays valid hides records.
+        But if the log was replaced by another one, keeping the higher former start hides records.
 
         Returns:
             None when no answer is held.
@@ -407,8 +408,8 @@ class EndOffsets:
         return seal(_KIND, _VERSION, rows)
 
     def restore(self, text: str) -> None:
-        """Restore answers from the text of `encode`. The restored answers replace the present ones for the same
-        partitions.
+        """Restore answers from a text that `encode` returned. The restored answers replace the present ones for the
+        same partitions.
 
         Raises:
             BaselineFormatError: The text has another format, is damaged, or is of a newer version. Nothing was changed.

@@ -13,7 +13,7 @@ MAX_TIMESTAMPS: Final = 64
 MAX_FORMER_IDS: Final = 16
 """How many ids of deleted topics are remembered per key."""
 FORMER_TOPIC_S: Final = 30.0
-"""A topic that counts as deleted counts as present again when all answers have named it for this many seconds."""
+"""If all answers have named a deleted topic for this many seconds, the topic counts as present again."""
 
 
 class BaselineFormatError(ValueError):
@@ -175,7 +175,7 @@ class RememberedOffsets:
         return False
 
     def identify(self, topic_id: bytes | None) -> bool:
-        """Record the topic id. Return whether it changed, which voids all remembered answers."""
+        """Record the topic id. Return whether the topic id changed. A change voids all remembered answers."""
         if topic_id is None or topic_id == self.topic_id:
             return False
         old, self.topic_id = self.topic_id, topic_id

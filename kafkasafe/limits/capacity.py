@@ -34,7 +34,7 @@ class Capacity:
 
     @property
     def volume_left(self) -> float:
-        """Bytes that records may still take of the volume."""
+        """Bytes of the volume that records may still use."""
         return self.free_bytes - self.backlog_bytes - FREE_BYTES
 
     @property

@@ -6,11 +6,12 @@ arrives while the application still receives the earlier records:
 
 1. A consumer at offset 100 receives a response with the records 100 to 199. The log goes on after them.
 2. `poll` returns the records 100 to 149. At the same time, the consumer fetches from offset 200 on.
-3. `poll` returns the records 150 to 199. The position is 200 now, and the response from there waits already.
+3. `poll` returns the records 150 to 199. The position is 200 now, and the response that begins at 200 is already
+   waiting.
 4. If the application seeks to 120 instead, the position does not reach the waiting response, which is discarded.
 
-Rule: fetch ahead only where the last response shows that the log goes on. A fetch at the end of the log would wait at
-the broker, and the other partitions of this broker would wait with it.
+Rule: fetch ahead only where the last response shows that the log has more records. A fetch at the end of the log would
+wait at the broker, and the other partitions of this broker would wait with it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Self, TypeVar
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
-"""Maximum bytes that are fetched ahead at once. A response counts with the size that its request asked for."""
+"""Maximum bytes of all responses that are fetched ahead at the same time. Each response counts as the size that its
+request asked for.
+"""
 
 _Place = TypeVar("_Place", bound=Hashable)
 

@@ -7,7 +7,7 @@ worth nothing:
 2. The response of 48 MB would take 40 s. After 30 s, the request times out.
 3. The consumer connects again and asks for the same 48 MB. It never gets a record.
 
-Rule: begin small, and double the size only after a full response that came so soon that one of twice the size would
+Rule: begin small. Double the size only after a full response that came soon enough: a response of twice the size would
 still come early. So no request is much larger than a request that was answered.
 
 Records that are returned one by one stay in memory longer than batches, so their sizes have a lower limit:
@@ -31,8 +31,8 @@ _ALL_RECORDS_BYTES: Final = 32 * 1024 * 1024
 """Sum of the sizes of all partitions, if records are returned one by one."""
 
 _SOON_S: Final = 1.0
-"""A response within this time came soon. One of twice the size takes at most twice the time, which is still early: even
-followers have 3 s to answer (`ANSWER_S`).
+"""A response within this time came soon. A response of twice the size takes at most twice the time, which is still
+early: even followers have 3 s to answer (`ANSWER_S`).
 """
 _SOON_SHARE: Final = 8
 """For short timeouts, "soon" means within the timeout divided by this."""
@@ -91,7 +91,9 @@ class FetchSize:
         return self.bytes
 
     def limit(self, most: int) -> None:
-        """From now on, use at most the size `most`, but at least the first size and at most the largest size."""
+        """From now on, limit the size to `most`. The limit itself is at least the first size and at most the largest
+        size.
+        """
         self._limit = max(self._least, min(self._most, most))
         self.bytes = min(self.bytes, self._limit)
 
@@ -100,7 +102,7 @@ class FetchSize:
 
         Args:
             size: Bytes of the partition with the most bytes in the response.
-            sent_at: When the request was sent, seconds on the clock of `now`.
+            sent_at: Time at which the request was sent, in seconds on the clock of `now`.
             now: When the response came.
         """
         if size * 2 < self.bytes:

@@ -22,10 +22,10 @@ def seconds_of(timeout_ms: float) -> float:
 
 
 def timeout_of(timeout: Any) -> float:
-    """Convert a caller's time-out in seconds, other than None, to a float.
+    """Convert a caller's time-out, in seconds and not None, to a float.
 
     Types that convert to float, such as numpy's numbers, are accepted, as by KafkaProducer. nan is not accepted: it is
-    neither before nor after any time, so a wait with it ends at once, or never.
+    neither before nor after any time, so a wait for it would end immediately, or never.
 
     Raises:
         TypeError: The time-out is not a number.
@@ -62,7 +62,7 @@ class Patience:
     """Decides when a wait for deliveries ends.
 
     Attributes:
-        idle_s: How long the wait goes on without progress.
+        idle_s: How long the wait continues without progress.
         pause_s: The longest wait for the known end of a pause. `close` does not wait for the end of a longer pause. 0:
             `close` does not wait for pauses.
     """
@@ -71,7 +71,7 @@ class Patience:
     pause_s: float
 
     def ends_at(self, began: float, last_progress: float, pause_until: float) -> float:
-        """When to give up, unless there is progress before.
+        """Time at which to give up if there is no progress until then.
 
         Args:
             began: When the waiting began; earlier progress does not count.

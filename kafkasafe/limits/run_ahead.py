@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from typing import Final
 
 RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
-"""The default limit. It is less than the producer keeps in memory, so that batches are not read back."""
+"""The default limit. The producer keeps more bytes than this in memory, so that batches are not read back."""
 
 _EASED_BYTES: Final = 1024 * 1024
-"""A waiting sender continues after about this much was delivered: one large batch."""
+"""A waiting sender continues once about this many bytes have been delivered: one large batch."""
 
 PATIENCE_S: Final = 0.5
-"""A partition that has acknowledged nothing for this long, although batches wait, does not count."""
+"""A partition does not count if it has waiting batches but has acknowledged none for this many seconds."""
 
 Address = tuple[str, int]
 
@@ -124,7 +124,7 @@ class RunAhead:
 
     @property
     def silent(self) -> frozenset[Address]:
-        """Partitions that are not counted, as of the last `expire`."""
+        """Partitions that do not count. `expire` updates them."""
         return frozenset(address for address, waiting in self._waiting.items() if not waiting.counts)
 
     def clear(self) -> None:

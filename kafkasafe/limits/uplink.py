@@ -1,6 +1,6 @@
 """Limits the bytes in flight to a broker, and extends the wait for an answer on a slow link.
 
-`UplinkBudget` measures the rate of a link: bytes per second that the broker answered. The bytes in flight are limited
+`UplinkBudget` measures the rate of a link: the bytes of answered requests per second. The bytes in flight are limited
 to what the link carries in a fraction of the request timeout, so that the broker answers the last of them in time. One
 batch, or a few small ones, may always be in flight, and no more than that before the first measurement.
 
@@ -17,20 +17,21 @@ from typing import Final
 _RATE: Final = itemgetter(1)
 
 MEMORY_BYTES: Final = 32 * 1024 * 1024
-"""The most memory that one producer uses for batches that are on disk: those not sent yet, and those read back to be
-sent. One batch may always be read."""
+"""Maximum memory that one producer uses for batches that are already on disk: batches that are not sent yet, and
+batches that were read back to be sent. One batch may always be read.
+"""
 
 _SHARE: Final = 0.25
 """The bytes in flight may take this fraction of the request timeout."""
 _SAMPLES: Final = 16
 _SAMPLES_S: Final = 10.0
-"""The rate of a link is that of the fastest sample within the last `_SAMPLES` answers and this many seconds, because
-during most samples the link was idle for a part of the time.
+"""The rate of a link is that of the fastest sample within the last `_SAMPLES` answers and this many seconds. The
+fastest one counts, because the link was idle for a part of most samples.
 """
 _FEW_BYTES: Final = 256 * 1024
-"""This many bytes may be in flight in any case, until a request times out: a slow broker may have a fast link."""
+"""Until a request has timed out, this many bytes may always be in flight: a slow broker may have a fast link."""
 _SLOWER: Final = 2.0
-"""How many times slower than measured the link may have become before a request is given up."""
+"""A request is given up if the link has become more than this many times slower than measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class UplinkBudget:
         self.out_bytes = 0
         """Bytes without an answer."""
         self.ready = False
-        """Whether the connection is expected to write a request at once."""
+        """Whether the connection is expected to write a request immediately."""
 
     def open(self) -> None:
         self.ready = True
@@ -92,7 +93,7 @@ class UplinkBudget:
         return not self.out_bytes or self.out_bytes + size_bytes <= self.window_bytes
 
     def patience_s(self, size_bytes: int, timeouts: int) -> float:
-        """How much longer than the request timeout the answer to a batch may take.
+        """Number of seconds that the answer to a batch may take in addition to the request timeout.
 
         After its last byte was written to the socket, the batch may wait in buffers for a long time, behind earlier
         bytes.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def at_end_of_child(call: Callable[[], object]) -> Callable[[], object]:
-    """In a child of `multiprocessing`, calls `call` after the child's own function. Elsewhere does nothing.
+    """In a child of `multiprocessing`, calls `call` once the child's own function has returned. Elsewhere does nothing.
 
     Such a child ends with `os._exit`, and runs only the finalizers of `multiprocessing`.
 

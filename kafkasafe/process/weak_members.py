@@ -10,7 +10,8 @@ _T = TypeVar("_T")
 
 
 def members(begin: Callable[[], Iterable[_T]]) -> list[_T]:
-    """The members of a weak collection. If another thread adds a member meanwhile, it reads the collection again.
+    """The members of a weak collection. If another thread adds a member meanwhile, the function reads the collection
+    again.
 
     Args:
         begin: Begins an iteration of the collection.

@@ -67,7 +67,7 @@ class Absences:
         """Ask one broker about a topic."""
         cluster = self._context.cluster
         result: TopicInfo | Failure = yield Ask(lambda reply: cluster.topic_at(node, topic, reply), "seen")
-        # If the broker does not know the topic itself, new metadata will show that.
+        # If the whole topic is unknown to the broker, new metadata will show this.
         if isinstance(result, TopicInfo) and not result.error_code and result.partitions:
             case.answered(node, result.topic_id, max(result.partitions, default=-1) + 1, self._context.now())
             self.look()

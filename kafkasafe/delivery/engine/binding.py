@@ -28,8 +28,8 @@ class Binding:
         context: The engine's state.
         ledger: What callers see.
         disk: Writes to the disk.
-        reading: Returns the paths of the lanes that are being read back. Such a lane is not among the context's lanes
-            yet, and may be in a directory beside this producer's.
+        reading: Returns the paths of the lanes that are being read back. A lane that is still being read is not among
+            the context's lanes yet. It may be in another spool directory.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Binding:
         self._reading = reading
         self._astray_since: float | None = None
         self._begun_again = False
-        """Whether another cluster than the first one that answered may make the first contact."""
+        """Whether a second cluster has taken the place of the first one that answered."""
 
     def bind(self, cluster_id: str) -> None:
         """Check, before anything is sent to a cluster, that the records in the spool directory are for that cluster."""
@@ -63,7 +63,7 @@ class Binding:
                 if self._context.close_state.stop:
                     raise
                 # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. While this
-                # thread retries, it does not write records, either.
+                # thread retries, it also writes no records.
                 attempt += 1
                 self._ledger.room.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
@@ -119,8 +119,8 @@ class Binding:
             lane.bind(cluster_id, bound)
 
     def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
-        """Refuse a cluster. At the first contact, the producer then ends. Later, the producer waits for its own
-        cluster.
+        """Refuse a cluster. If no cluster was accepted before, the producer ends. Otherwise the producer waits for its
+        own cluster.
         """
         if self._context.own_cluster.cluster_id is None:
             self._context.own_cluster.meet_stranger(WrongClusterError(message))
@@ -141,10 +141,10 @@ class Binding:
                 self.bind(cluster_id)
 
     def _begin_again(self, cluster_id: str) -> None:
-        """Let another cluster make the first contact. The cluster that answered before is gone, and the directory was
-        not bound to it, because its brokers did not know their cluster yet.
+        """Treat another cluster as the first one that answers. The previous cluster is gone. The directory was not
+        bound to it, because its brokers did not report a cluster id yet.
 
-        Its metadata may arrive all the same. So `bind` pins the cluster to which it binds the directory.
+        Metadata of the previous cluster may still arrive. So `bind` pins the cluster to which it binds the directory.
         """
         self._astray_since = None
         self._begun_again = True
@@ -177,7 +177,7 @@ class Binding:
         met = self._context.own_cluster.cluster_id is not None
         reading = self._reading()
         if any(met or path.parent != directory.path for path in reading):
-            return False  # the lane's records may be for the cluster of now
+            return False  # the lane's records may be for the present cluster
         ours = {lane.lock.path for lane in self._context.lanes}
         if any(
             met or batch.former_life

@@ -51,7 +51,9 @@ class DeletedTopics:
 
 
 class Timers:
-    """Messages to process after a delay. Messages for the same time are processed in the order of their addition."""
+    """Messages to process after a delay. Messages that are due at the same time are processed in the order in which
+    they were added.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -60,7 +62,7 @@ class Timers:
 
     @property
     def next_at(self) -> float:
-        """When the next message is due, monotonic seconds; infinity without one."""
+        """Monotonic time, in seconds, at which the next message is due; infinity if there is none."""
         return self._waiting[0][0] if self._waiting else float("inf")
 
     def add(self, delay_s: float, message: Message) -> None:
@@ -78,7 +80,7 @@ class OwnCluster:
     """The cluster that the accepted records are for. `Binding` changes it; any thread may read it.
 
     Attributes:
-        cluster_id: Id of this cluster; None as long as neither the spool directory nor the brokers have named it.
+        cluster_id: Id of this cluster; None until the spool directory or the brokers have named it.
         stranger: The error that ends the producer, because the brokers belong to another cluster; None if there is no
             such error.
     """
@@ -104,7 +106,7 @@ class DeliveryProgress:
         self._last = clock.monotonic()
         """Time of the last progress: news about a batch, a producer id, or a topic's metadata. Monotonic seconds."""
         self._pause_until = 0.0
-        """When the longest pause with a known end is over, monotonic seconds."""
+        """Monotonic time, in seconds, at which the longest pause with a known end is over."""
         self._read_to: dict[tuple[str, int], int] = {}
         """How far the log of each partition was read (exclusive)."""
 
@@ -124,7 +126,7 @@ class DeliveryProgress:
             self.note()
 
     def pause(self, until: float) -> None:
-        """Record a pause that ends at `until`, monotonic seconds."""
+        """Record a pause that ends at the monotonic time `until`, in seconds."""
         self._pause_until = max(self._pause_until, until)
 
     def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
@@ -140,13 +142,13 @@ class DeliveryProgress:
 
 
 class CloseState:
-    """How far the closing of a producer has come. Any thread may read this object.
+    """The stage that the closing of a producer has reached. Any thread may read this object.
 
     Attributes:
         closing: Whether `close` was called. If so, the engine begins nothing that takes long.
         stop: Whether the pump ends after its current work.
         abandon: Whether the current work takes too long. If so, the engine begins nothing more.
-        close_by: Until when the engine waits for a failing disk, monotonic seconds.
+        close_by: Monotonic time, in seconds, until which the engine waits for a failing disk.
     """
 
     def __init__(self) -> None:
@@ -283,7 +285,7 @@ class EngineContext:
 
 
 def another_topic(former_id: bytes, topic_id: bytes) -> bool:
-    """Whether these ids of a topic's name are known and differ: the topic was deleted and created again."""
+    """Whether both topic ids are known and differ. If so, the topic was deleted and created again."""
     return former_id != topic_id and NO_TOPIC_ID not in {former_id, topic_id}
 
 

@@ -30,8 +30,8 @@ _MEMORY_BYTES: Final = MEMORY_BYTES // 2
 before it sends them. The limit is higher if `run_ahead_bytes` is above its default.
 """
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""If batches without chosen partitions have more bytes than this, the cause is presumably an outage. Fewer bytes may
-merely wait for the first metadata of their topic, which are about to arrive.
+"""If batches without chosen partitions have more bytes than this, the cause is presumably an outage. With fewer bytes,
+the batches may only be waiting for the first metadata of their topic.
 """
 SPILL_EVERY_S: Final = 0.05
 _AGAIN_S: Final = 1.0
@@ -88,7 +88,7 @@ class DiskWriter:
         return not backlog
 
     def _was_displaced(self, lane: Lane) -> bool:
-        """Whether a write failed because the lane was displaced, and the lane is in its place again."""
+        """Whether a write failed because the lane was displaced, and the lane has been restored to its place."""
         return self._places.is_displaced(lane) and self.look_at_place(lane)
 
     def look_at_places(self) -> None:
@@ -209,7 +209,8 @@ class DiskWriter:
                     )
                 lane.spool.sync()
             finally:
-                # Reset the address even after a failure: with spool="on_error", these bytes may go to a broker next.
+                # Reset the address in the bytes even after a failure: with spool="on_error", the bytes may go to a
+                # broker next.
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
@@ -345,7 +346,9 @@ class DiskWriter:
         return data
 
     def release(self, lane: Lane) -> None:
-        """Delete segments whose batches are all done. If space is short, also those that `retain_acked_*` keeps."""
+        """Delete segments whose batches are all done. If space is short, delete even segments that `retain_acked_*`
+        keeps.
+        """
         if lane.lock.lost:
             return
         position = lane.journal.views.release_position
@@ -432,7 +435,7 @@ class DiskWriter:
         return freed
 
     def retain_since_ms(self) -> int:
-        """The start of the time for which acknowledged records are kept, ms since the epoch."""
+        """Records acknowledged at or after this time are kept (ms since the epoch)."""
         retain_s = self._config.retain_acked_s
         if not retain_s:
             return 1 << 62
@@ -519,9 +522,9 @@ def _groups(
     """Divides `persist` into the groups to write. Returns (marks, batches, atomic) of each group.
 
     If callers gave the partitions of some records of a batch, a mark names these partitions. The batch then begins a
-    new group, because the spool splits a group that is too large, and writes all marks of the group with the first
-    batch. A unit is always one group. An empty `persist` gives one empty group. `runs` are those of `persist`, and
-    `data` are (destination, bytes) of all batches in them.
+    new group, because the spool writes all marks of a group together with the group's first batch, even if it splits a
+    group that is too large. A unit is always one group. An empty `persist` gives one empty group. `runs` are the runs
+    of `persist`. `data` has (destination, bytes) of each batch in these runs.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks or not runs:
@@ -545,7 +548,7 @@ def _groups(
 
 
 def _advice(error: SpoolWriteError) -> str:
-    """What to do, for the end of a message that contains the error; empty if the error says it."""
+    """The remedy to append to a message about the error; empty if the error's own text contains the remedy."""
     if error.full:
         return ". Free space (df -h) or inodes (df -i)"
     cause = error.__cause__

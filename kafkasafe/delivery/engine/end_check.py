@@ -27,8 +27,8 @@ class EndCheck:
         idle: Whether this is a routine check of an idle partition. Such a check is dropped if the partition becomes
             active. If false, an acknowledgement from another leader caused the check, and the engine repeats the check
             until there is an answer.
-        elected: Whether another leader has been elected since that offset was acknowledged. If so, the check also
-            reports the case that the leader's log cannot prove that no records are lost.
+        elected: Whether another leader has been elected since that offset was acknowledged. If so, the check also makes
+            a report if the leader's log does not prove that all records are still there.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class EndCheck:
             self._failed(failed.code)
             return
         if self._elected:
-            # The check above cannot tell a log that begins after all acknowledged records from a log that still has
-            # them.
+            # The check above has the same result for two kinds of logs: those that still have the acknowledged records,
+            # and those that begin after all of them.
             result: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "begins")
             try:
                 self._compare_begin(good(result).offset)
@@ -122,7 +122,9 @@ class EndCheck:
             journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
 
     def _compare_begin(self, log_start: int) -> None:
-        """If the log begins after all acknowledged records, report that nothing proves that it had these records."""
+        """If the log begins after all acknowledged records, report this, because nothing proves that the log ever had
+        these records.
+        """
         check, lane = self._check, self._lane
         if log_start <= check.last_acked_offset:
             return

@@ -46,8 +46,8 @@ class Endings:
         self._losses = losses
         self._began = context.clock.monotonic()
         self.refused_topics: Mapping[str, RefusedDestination] = {}
-        """Topics of which the cluster refuses all partitions: topic name → refusal. Any thread may read the mapping,
-        because it is replaced, never changed.
+        """Topics that the cluster refuses as a whole: topic name → refusal. Any thread may read the mapping, because it
+        is replaced, never changed.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
         """Refused partitions of topics that the cluster otherwise accepts: (topic, partition) → refusal. Any thread may
@@ -124,7 +124,7 @@ class Endings:
 
     def expire(self) -> None:
         """Fail futures whose `delivery_timeout_ms` is over. The records of these futures stay in the spool, and are
-        delivered. For records of an earlier run, the time begins with this run.
+        delivered. For records of an earlier run, the timeout is counted from the start of this run.
         """
         limit = self._config.delivery_timeout_s
         if limit is None:
@@ -229,7 +229,7 @@ class Endings:
         self._context.emit(events.TopicUnblocked(topic, partition, denial.code, seconds))
 
     def publish_refused(self) -> None:
-        """Publish the topics and partitions that the cluster refuses, for `send`."""
+        """Publish which topics and partitions the cluster refuses, because `send` needs to know this."""
         topics: dict[str, RefusedDestination] = {}
         partitions: dict[tuple[str, int], RefusedDestination] = {}
         for each in self.refused():
@@ -254,7 +254,8 @@ class Endings:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first. With `topic`, only those for which this topic waits.
+        """Refused destinations with pending records, oldest first. With `topic`, only destinations that delay records
+        of this topic.
 
         Any thread may call this method.
         """

@@ -1,8 +1,8 @@
 """The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes groups.
 
-The engine has no thread. Its owner (`Pump`) first calls `open` and `listen`. Then the owner starts a thread. On this
-thread, the owner calls `begin`, then repeatedly `step` for each message and `turn` after these messages, and `shut` at
-the end. Other threads post messages with `EngineContext.post`.
+The engine has no thread. Its owner (`Pump`) first calls `open` and `listen`. Then the owner starts a thread. On that
+thread, the owner calls `begin` first and `shut` at the end. In between, it repeatedly calls `step` for each new
+message, and then `turn`. Other threads post messages with `EngineContext.post`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
 
 _LOOK_AGAIN_S: Final = 0.1
-"""Time between two checks for the return of a missing spool, while a caller waits for it."""
+"""Time between two checks whether a missing spool has returned, while a caller waits for the answer."""
 
 
 class PlaceLooks:
@@ -84,8 +84,8 @@ class PlaceLooks:
     questions.
 
     Attributes:
-        looked: Number of the latest question after which a check has found the lane in its place. Any thread may read
-            it.
+        looked: Number of the latest answered question. A question is answered when a later check finds the lane in its
+            place. Any thread may read it.
     """
 
     def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
@@ -120,7 +120,7 @@ class Engine:
             the topic was known.
         on_topic: Called with a topic and its partition count, when no record of the topic waits for a partition to be
             chosen.
-        newest_reading: Returns the number of the reading that a consumer of this process began last.
+        newest_reading: Returns the number of the newest reading of any consumer in this process.
     """
 
     def __init__(
@@ -313,7 +313,8 @@ class Engine:
     def _follow(self, predecessor: Predecessor) -> None:
         self._order.follow(self._context.own, predecessor)
         if predecessor.over and predecessor.owes:
-            # Wait for the dropped producer's lane as for the lanes that were left when this producer began.
+            # Wait for the dropped producer's lane, just as for lanes that were already left behind when this producer
+            # began.
             self._lanes.expect((predecessor.lane,))
             if self.ledger.waiters:
                 self._lanes.adopt_now()
@@ -330,7 +331,7 @@ class Engine:
 
     @property
     def due(self) -> float:
-        """When the next turn is due if no message arrives, monotonic seconds."""
+        """Monotonic time, in seconds, of the next turn if no message arrives."""
         return self._context.timers.next_at
 
     @staticmethod

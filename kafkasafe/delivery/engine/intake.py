@@ -37,14 +37,14 @@ producer.
 """
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""Approximate size of the marks and the reserve during divisions."""
+"""Approximate number of bytes that marks and the reserve need during divisions."""
 _PART_BYTES: Final = 256
 """Maximum size of the control batch entries that the spool writes for each part of a divided batch."""
 
 
 @dataclass(slots=True, eq=False)
 class _Growing:
-    """The unit that was taken last. Batches may join it until the journal decides what to write.
+    """The unit that was taken last. Batches may join the unit until the journal decides what to write.
 
     Attributes:
         lane: The unit's lane.
@@ -124,7 +124,7 @@ class Intake:
                 self._seal(lane, part, growing.unit)
 
     def _parts(self, lane: Lane, parcel: Parcel) -> list[Parcel]:
-        """The parcel itself, or the parts that it is divided into at once."""
+        """The parcel itself or, if it is divided immediately, its parts."""
         if parcel.count:
             self._context.stats.records[parcel.topic, "accepted"] += parcel.count
         topic = lane.journal.views.topic(parcel.topic)
@@ -197,13 +197,13 @@ class Intake:
         """Divide batches in order. If the spool cannot be read for now (too many open files), the lane pauses.
 
         1. A disk is full of batches whose partitions only become known now.
-        2. The engine divides them in portions, as long as there is space for a portion (`Spool.has_room`).
+        2. The engine divides them in portions, while there is space for a portion (`Spool.has_room`).
         3. When all batches of a segment are divided, the engine deletes the segment (`Engine.drive`). The deletion
-           makes space for the next portion. 4. If the disk has no space for the next portion, divisions wait, and
-           nothing else does.
+           makes space for the next portion.
+        4. If the disk has no space for the next portion, divisions wait, and nothing else does.
         """
-        # A batch that an earlier call left undivided may also be in `divides`. Such a batch may also need no division
-        # any more, because the journal has sent the batch again or given it up.
+        # A batch that an earlier call left undivided may also be in `divides`. Such a batch may no longer need
+        # division, because the journal has sent it again or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []
@@ -213,7 +213,7 @@ class Intake:
         stopped = lane.rejections.stopped(self._context.clock.monotonic())
         progress = False
         for index, divide in enumerate(todo):
-            # No batch overtakes a damaged one. A batch that waits for its copy in `rejected/` must not become others.
+            # No batch overtakes a damaged one. A batch must not be divided while it waits to be copied to `rejected/`.
             if divide.batch.destination in stopped or lane.journal.views.rejects(divide.batch.destination):
                 stuck.append(divide)
                 continue

@@ -85,7 +85,7 @@ class WriteBacklog:
         return self._retry_at > now
 
     def pause(self, until: float) -> None:
-        """Record a pause that ends at `until`, monotonic seconds."""
+        """Record a pause that ends at the monotonic time `until`, in seconds."""
         self._retry_at = until
 
     def end_pause(self) -> None:
@@ -103,8 +103,8 @@ class Divisions:
     Attributes:
         pending: Divisions whose batch could not be read, or that have no space yet.
         attempt: Number of consecutive failures to read.
-        unreadable_until: When the engine tries to read again, monotonic seconds.
-        room_attempt: How many times in a row there was no space.
+        unreadable_until: Monotonic time, in seconds, of the next attempt to read.
+        room_attempt: Number of consecutive attempts that found no space.
         unwritten_bytes: Bytes of parts that are not on disk yet.
         waiting_bytes: Bytes on disk of batches whose partitions are not chosen yet. The engine recounts them when
             segments are deleted.
@@ -130,7 +130,7 @@ class Divisions:
         self.room_attempt = 0
 
     def take(self) -> Sequence[j.Divide]:
-        """Take the pending divisions. The caller gives back those that could not be done (`leave`)."""
+        """Take the pending divisions. The caller gives back the divisions that it could not carry out (`leave`)."""
         pending, self.pending = self.pending, ()
         return pending
 
@@ -144,7 +144,7 @@ class Divisions:
         return self.attempt
 
     def wait(self, until: float) -> None:
-        """Set the time of the next attempt to read, monotonic seconds."""
+        """Set the monotonic time, in seconds, of the next attempt to read."""
         self.unreadable_until = until
 
     def succeed(self) -> None:
@@ -152,7 +152,7 @@ class Divisions:
         self.attempt = 0
 
     def miss_room(self) -> int:
-        """Record that the disk has no space for the parts. Returns how many times in a row it had none."""
+        """Record that the disk has no space for the parts. Returns the number of consecutive attempts without space."""
         self.room_attempt += 1
         return self.room_attempt
 
@@ -161,11 +161,13 @@ class Divisions:
         self.room_attempt = 0
 
     def is_blocked(self, now: float) -> bool:
-        """Whether division must wait: the parts of an earlier one are not on disk yet, or the lane pauses for space."""
+        """Whether the next division must wait: parts of an earlier division are not on disk yet, or the lane waits for
+        space.
+        """
         return bool(self.unwritten_bytes) or self._room_at > now
 
     def pause(self, until: float) -> None:
-        """Wait for space until `until`, monotonic seconds."""
+        """Wait for space until the monotonic time `until`, in seconds."""
         self._room_at = until
 
     def end_pause(self) -> None:
@@ -173,7 +175,7 @@ class Divisions:
         self._room_at = 0.0
 
     def add_unwritten(self, size: int) -> None:
-        """Record parts of this size that are to be written."""
+        """Record that parts with this many bytes are to be written."""
         self.unwritten_bytes += size
 
     def written(self) -> None:
@@ -192,7 +194,7 @@ class ReleaseCheck:
 
     def __init__(self) -> None:
         self._again_at = float("inf")
-        """When to try again after a failed deletion, monotonic seconds."""
+        """Monotonic time, in seconds, of the next attempt after a failed deletion."""
         self._position = -1
         self._excess = 0
         """Bytes by which the lane exceeded half of `spool_max_bytes` after the last deletion; negative if the lane was
@@ -200,8 +202,8 @@ class ReleaseCheck:
         """
 
     def is_due(self, position: int, excess: int, more: int, now: float) -> bool:
-        """Whether a check is due, because `position` has changed since the last check, because the excess grew by more
-        than `more` bytes, or because a deletion failed a while ago.
+        """Whether a check is due: `position` has changed since the last check, the excess has grown by more than `more`
+        bytes, or a deletion failed a while ago.
         """
         return position != self._position or excess > max(self._excess + more, 0) or now >= self._again_at
 
@@ -211,7 +213,9 @@ class ReleaseCheck:
         self._again_at = float("inf")
 
     def fail(self, again_at: float) -> None:
-        """Record that a segment could not be deleted. Another check is due at `again_at`, monotonic seconds."""
+        """Record that a segment could not be deleted. The next check is due at the monotonic time `again_at`, in
+        seconds.
+        """
         self._again_at = again_at
 
     def freed(self, size: int) -> None:
@@ -220,8 +224,8 @@ class ReleaseCheck:
 
 
 class Rejections:
-    """The rejected batches that are not finished, with the files that keep their records. Also the destinations whose
-    next batch is damaged on disk.
+    """Keeps the rejected batches that are not finished, with the files that have their records. Also keeps the
+    destinations whose next batch is damaged on disk.
     """
 
     __slots__ = ("_damaged", "_paths", "_stopped")
@@ -232,8 +236,8 @@ class Rejections:
         self._damaged: set[int] = set()
         """Handles of rejected batches that were damaged on disk. Their files are in `quarantine/`."""
         self._stopped: dict[int, float] = {}
-        """Maps a destination whose next batch is damaged on disk to the time when the engine tries again to read that
-        batch, monotonic seconds.
+        """Maps a destination whose next batch is damaged on disk to the monotonic time, in seconds, at which the engine
+        reads that batch again.
         """
 
     def __contains__(self, handle: int) -> bool:
@@ -303,7 +307,7 @@ class ProducerIdRequest:
 
 
 class LossChecks:
-    """The results of the checks for losses, so that no check asks twice."""
+    """The results of the checks for losses, so that no check is repeated needlessly."""
 
     __slots__ = ("_epochs", "_unproven")
 
@@ -314,7 +318,7 @@ class LossChecks:
         """Maps a destination to the last acknowledged offset that was reported as unproven."""
 
     def see_leader(self, destination: int, epoch: int) -> bool:
-        """Record a partition's leader epoch. Returns whether the log has to be checked: whether the epoch is new."""
+        """Record a partition's leader epoch. Returns whether the epoch is new, so that the log has to be checked."""
         before = self._epochs.get(destination)
         self._epochs[destination] = epoch
         return before is None or epoch > before
@@ -324,8 +328,8 @@ class LossChecks:
         self._epochs.pop(destination, None)
 
     def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
-        """Record that nothing proves that this offset is in the log. Returns whether this was not reported for the
-        offset yet.
+        """Record that nothing proves that this offset is in the log. Returns whether this is the first such report
+        about the offset.
         """
         if self._unproven.get(destination) == last_acked_offset:
             return False
@@ -360,7 +364,7 @@ class Handover:
 
 
 class Copying:
-    """How far the log is being copied forward, and when `RoomKeeper` checks again whether to copy.
+    """Which part of the log is being copied forward, and when `RoomKeeper` next checks whether to copy.
 
     Attributes:
         before: Position up to which unfinished batches are being copied forward; -1 if none are being copied.
@@ -373,7 +377,7 @@ class Copying:
         self._looked_bytes = 0
         """Size of the log when the engine last checked whether to copy batches."""
         self._look_at = 0.0
-        """When the engine checks again even if the log did not grow, monotonic seconds."""
+        """Monotonic time, in seconds, of the next check, which happens even if the log did not grow."""
 
     @property
     def is_under_way(self) -> bool:
@@ -381,7 +385,7 @@ class Copying:
         return self.before >= 0
 
     def is_due(self, now: float, used_bytes: int, growth_bytes: int) -> bool:
-        """Whether to check again: some time has passed, or the log grew by this many bytes."""
+        """Whether the next check is due: its time has come, or the log grew by `growth_bytes`."""
         return now >= self._look_at or used_bytes >= self._looked_bytes + growth_bytes
 
     def look(self, used_bytes: int, next_at: float) -> None:
@@ -433,8 +437,8 @@ class Lane:
 
     @property
     def held(self) -> bool:
-        """Whether a decision is not on disk yet. The journal then makes no other decision. Unwritten batches do not
-        count.
+        """Whether a decision is not on disk yet. Until it is, the journal makes no other decision. Unwritten batches do
+        not count.
         """
         return self.write_backlog.has_decision
 

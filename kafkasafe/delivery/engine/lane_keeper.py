@@ -35,9 +35,9 @@ _GRACE_S: Final = 3.0
 """A lane is adopted once it has had no owner for this long, so that a restarted producer gets its own lane back."""
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""Number that is added to the number of failures, so that even the first pause is long."""
+"""Added to the number of failures from which a pause is computed, so that even the first pause is long."""
 _MISSING_GRACE_S: Final = 60.0
-"""How long a topic may be missing before the producer reports it: brokers that have just started know no topics."""
+"""How long a topic may be missing before the producer reports this: brokers that have just started know no topics."""
 _LAST_WRITES: Final = 3
 """How many times to try to write the last records to a failing disk before the lane is closed without them."""
 
@@ -157,7 +157,7 @@ class LaneKeeper:
         if config.decide is not None:
             journal.halt(halted=True)
             journal.units.decide(config.decide.commit, config.decide.abort)
-        # First create the parcels that stay in memory. The others are packed at once, and thereby freed. If the two
+        # First create the parcels that stay in memory. The others are packed immediately, and thereby freed. If the two
         # kinds were mixed, memory would be fragmented.
         waiting = [*journal.views.batches(far=False), *journal.views.batches(far=True)]
         for topic, partition, batch in waiting:
@@ -261,7 +261,7 @@ class LaneKeeper:
         self._ledger.lanes.expect(numbers)
 
     def adopt_now(self) -> None:
-        """Look for lanes of dead producers at once, because a caller waits for them."""
+        """Look for lanes of dead producers immediately, because a caller waits for these lanes."""
         self._hurried = True
         self._look_for_dead()
 
@@ -306,7 +306,7 @@ class LaneKeeper:
             gone = [
                 n for n in self._ledger.lanes.left_behind if n not in there or directory.owners.is_owned(n)
             ]
-            # Call `dead_lanes` last: an error after it would lose the locks that it returns.
+            # Call `dead_lanes` last: an error after this call would lose the locks that the call returns.
             found = directory.dead_lanes(now=now, grace_s=0.0 if hurried else _GRACE_S)
         except (OSError, SpoolError) as error:
             # There are too many open files, or the directory cannot be read for now. The producer's own lane still
@@ -462,7 +462,9 @@ class LaneKeeper:
         self._context.emit(events.LaneReturned(lane.name, left))
 
     def end(self) -> None:
-        """Give back lanes that were read but not opened. A read still under way gives its lane back when it ends."""
+        """Give back lanes that were read but not opened. A read that is still under way gives its lane back when it
+        ends.
+        """
         with self._lock:
             self._over = True
             results, self._results = self._results, {}
@@ -471,7 +473,7 @@ class LaneKeeper:
                 _give_back(result.lane)
 
     def _lane_name(self, path: Path) -> str:
-        """The lane's name. For a lane of another spool directory, the directory's name precedes it."""
+        """The lane's name, which begins with the directory's name if the lane is in another spool directory."""
         return path.name if path.parent == self._context.directory.path else f"{path.parent.name}/{path.name}"
 
     def close_lane(self, lane: Lane) -> None:
@@ -519,8 +521,8 @@ class LaneKeeper:
 def _give_back(lane: Lane) -> None:
     """Release a lane that was read but not opened, and change nothing in it.
 
-    Its journal does not know yet which requests of the owner may still arrive, or which segments a check for losses
-    needs. So the lane must not be closed like an opened one.
+    Its journal cannot tell yet which requests of the former owner may still reach a broker, or which segments a check
+    for losses needs. So the lane must not be closed like a lane that was opened.
     """
     lane.spool.abandon()
     lane.lock.release(drained=False)

@@ -163,7 +163,7 @@ class Leader:
         )
 
     def topic(self, step: str) -> Ask:
-        """Ask the leader what it knows about the topic itself."""
+        """Ask the leader for its own metadata of the topic."""
         known = self._context.leader(*self.address)
         node = -1 if known is None else known.leader
         return self._ask(step, lambda reply: self._cluster.topic_at(node, self._topic, reply))

@@ -35,7 +35,7 @@ class AwaitedLanes:
 
     @property
     def left_behind(self) -> AbstractSet[int]:
-        """Numbers of the lanes without an owner that have had unfinished records since this producer began."""
+        """Numbers of the lanes of earlier producers that have no owner and still hold unfinished records."""
         return self._left_behind
 
     def expect(self, numbers: Iterable[int]) -> None:
@@ -82,7 +82,7 @@ class Ledger:
         room: How much room the spool has.
         errors: Errors that the next calls raise.
         lanes: Other producers' lanes. `flush` and `close` wait until these lanes have no unfinished records.
-        ahead: Counts the bytes that callers have submitted, and whose outcome is not known yet.
+        ahead: Counts the submitted bytes whose outcome is not known yet.
         failure: The error that ended the producer; None while it works.
         wrong_cluster: The error to raise while another cluster answers instead of ours, and records wait for ours.
         doubted: Partitions where acknowledged records of the producer's own lane may be lost. The engine asks the
@@ -162,7 +162,7 @@ class Ledger:
                 self.abort(parcel, failure)
 
     def take(self, parcels: Sequence[Parcel]) -> list[Parcel]:
-        """Mark parcels as taken by the pump. Returns those that had not been taken yet."""
+        """Mark parcels as taken by the pump. Returns the parcels that were not taken before."""
         with self.lock:
             new = [parcel for parcel in parcels if not parcel.taken]
             for parcel in new:
@@ -182,10 +182,11 @@ class Ledger:
             self.wrong_cluster = None
 
     def settled(self, number: int) -> bool:
-        """Whether all parcels up to `number` have a final outcome, and `flush` waits for nothing else.
+        """Whether all parcels up to `number` have a final outcome, and `flush` has nothing else to wait for.
 
-        Besides parcels, `flush` waits until no acknowledged records are in doubt, until lost records that the engine
-        sent again have a final outcome, and until lanes that earlier producers left are drained or have another owner.
+        Besides parcels, `flush` waits for three things. No acknowledged records may be in doubt. Lost records that the
+        engine sent again must have a final outcome. Lanes that earlier producers left must be drained or have another
+        owner.
         """
         # Read `doubted` first: the engine revives parcels before it ends the doubt, so `parcels` then includes them.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
@@ -283,8 +284,8 @@ class Ledger:
             self.finish(parcel)
 
     def left_undurable(self) -> KafkaSafeError | None:
-        """The error of accepted records that are not durable, if `close` ends while the producer's thread still runs: a
-        write to the disk, or a hook, has not returned. None if there are no such records.
+        """The error of accepted records that are not durable; None if there are no such records. Used if `close` ends
+        while the producer's thread still runs, because a disk write or a hook has not returned.
         """
         why = "its thread still waits: a write to the disk, or a hook, has not returned"
         with self.lock:
@@ -296,7 +297,7 @@ class Ledger:
         return not_durable(undurable, why, None)
 
     def lose(self, error: BaseException) -> None:
-        """Record that accepted records are lost with the producer, unless an error had ended it before."""
+        """Record that accepted records are lost with the producer, unless an error has already ended the producer."""
         with self.lock:
             self.failure = self.failure or error
             self.waiters.notify_all()

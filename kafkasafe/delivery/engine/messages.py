@@ -101,7 +101,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class LinkAnswered:
-    """Whether a broker for which the send queue holds batches is reachable; `node` is -1 if no leader was known."""
+    """Whether a broker can be reached. The send queue holds batches for this broker. `node` is -1 if no leader was
+    known.
+    """
 
     node: int
     topic: str
@@ -119,7 +121,7 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class FoundDamaged:
-    """A batch that was to be sent is damaged on disk, and is in `quarantine/`."""
+    """A batch that should be sent now is damaged on disk. Its bytes are in `quarantine/`."""
 
     lane: Lane
     batch: j.Batch
@@ -152,7 +154,9 @@ class LookedAround:
 
 @dataclass(frozen=True, slots=True)
 class LanesRead:
-    """Maps lanes of other processes to the records that the lanes still owe, or to the error of the reading."""
+    """Maps each lane of another process to the records that it has not delivered, or to the error that prevented
+    reading it.
+    """
 
     results: Mapping[Path, Owed | Exception]
 
@@ -230,7 +234,7 @@ class ProducerIdDue:
 
 @dataclass(frozen=True, slots=True)
 class EpochCheckDue:
-    """The pause is over after which the end of a leader epoch is checked again."""
+    """The pause before the next check of a leader epoch's end is over."""
 
     lane: Lane
     check: j.EpochCheck
@@ -238,7 +242,9 @@ class EpochCheckDue:
 
 @dataclass(frozen=True, slots=True)
 class InquiryDue:
-    """An inquiry continues, because its partition has calmed down, or because replicas had time to catch up."""
+    """An inquiry continues, because few requests about its partition have failed lately, or because replicas had time
+    to catch up.
+    """
 
     inquiry: Inquiry
 
@@ -279,7 +285,7 @@ class UnitDue:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The producer's own lane takes over a transactional id of the user, and fences its previous owner."""
+    """The producer's own lane takes over a transactional id of the user, and fences the id's previous owner."""
 
     transactional_id: str
 

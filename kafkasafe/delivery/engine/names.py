@@ -31,8 +31,8 @@ class RefusedNames:
         """Record a request that got an error, or no answer.
 
         Returns:
-            Whether the error has lasted for `blocked_timeout_s`, and is about a topic or partition: that of a user's
-            offset, or that of a marker.
+            Whether the error has lasted for `blocked_timeout_s`, and is about a topic or partition for which a user's
+            offset or a marker is committed.
         """
         name, group = _name(lane, action)
         unreadable, destination = _of_marker(lane, action) if code == _FORBIDDEN_TOPIC else ("", -1)
@@ -135,10 +135,10 @@ def _is_of_offsets(action: u.Request) -> bool:
 
 
 def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
-    """Returns the permission that is needed to write a unit's marker, as a text, and the marker's destination.
+    """Returns a text that names the permission for writing a unit's marker, and the marker's destination.
 
-    The marker is an offset that is committed for the partition of the unit's first batch. This needs READ, unlike the
-    writing of records. The result is ("", -1) if the request writes no such marker.
+    The marker is an offset that is committed for the partition of the unit's first batch. The commit needs READ
+    permission, which writing records does not need. The result is ("", -1) if the request writes no such marker.
     """
     if not isinstance(action, u.CommitOffsets) or action.index >= 0 or not action.transaction.batches:
         return "", -1

@@ -20,8 +20,7 @@ _NONE: Final = float("inf")
 
 
 class Ahead:
-    """Measures how far callers run ahead of the cluster: the bytes of parcels from `submit` until their outcome is
-    known.
+    """Measures how far callers run ahead of the cluster: the bytes of submitted parcels whose outcome is not known yet.
 
     Only the pump's thread changes the counts, because a Ctrl-C in a caller could interrupt an addition and leave a
     wrong sum. A caller only registers its parcels. Batches that earlier runs of the program left in the spool do not
@@ -84,7 +83,7 @@ class Ahead:
 
     @property
     def silent(self) -> frozenset[tuple[str, int]]:
-        """Partitions whose parcels are not counted, as of the last `expire`."""
+        """Partitions whose parcels do not count. `expire` updates them."""
         return frozenset() if self._counts is None else self._counts.silent
 
     def clear(self, parcels: Iterable[Parcel]) -> None:
@@ -139,7 +138,9 @@ class OpenParcels:
                 self.open[parcel.number] = parcel
 
     def revive(self, parcel: Parcel) -> None:
-        """Add a parcel, with a new number, whose lost batch is sent again. Callers wait again for its outcome."""
+        """Add a parcel whose lost batch is sent again, and give the parcel a new number. Callers then wait for the
+        parcel's outcome once more.
+        """
         with self._guard.lock:
             self._revived_number = next(self.numbers)
             parcel.renumber(self._revived_number)
@@ -197,7 +198,7 @@ class OpenParcels:
             self._moves += 1
 
     def unpack(self, number: int) -> Parcel | None:
-        """Take the parcel of a packed batch; None if neither a caller nor a watcher needs it any more."""
+        """Take the parcel of a packed batch; None if neither a caller nor a watcher needs the parcel any more."""
         parcel = self._live.pop(number, None)
         if parcel is not None:
             parcel.unpack()
@@ -240,7 +241,7 @@ class OpenParcels:
         return self.flushed(max(number, self._revived_number))
 
     def records(self, number: int) -> int:
-        """About how many records are in the parcels up to `number`. If a packed parcel is among these parcels, the
+        """Approximate number of records in the parcels up to `number`. If a packed parcel is among these parcels, the
         records of all packed parcels are included.
         """
         packed = self._packed_records if self._first_packed <= number else 0

@@ -1,8 +1,8 @@
 """Holds back destinations of a lane until records of earlier incarnations in the spool directory are delivered.
 
-`journal/order.py` decides. A lane owes the records that it has not delivered yet. The journals of this process know the
-debts of its lanes. A separate thread reads the debts of other processes' lanes from the lanes' logs, as long as
-held-back batches depend on these debts.
+`journal/order.py` decides. A lane owes the records that it has not delivered yet. The journals of this process track
+these debts for the process's own lanes. For lanes of other processes, a separate thread reads the debts from the lanes'
+logs. It does so only while held-back batches depend on these debts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kafkasafe.spool.refusals import counted
 _LOOK_EVERY_S: Final = 0.1
 _READ_EVERY_S: Final = 0.5
 _STORED_MOST_S: Final = 30.0
-"""How long, at most, other producers wait until a dropped producer has written everything that it accepted. After this
-time, they assume that the thread of the dropped producer hangs.
+"""Maximum time for which other producers wait until a dropped producer has written everything that it accepted. After
+this time, they assume that the thread of the dropped producer hangs.
 """
 _NAMED: Final = 5
 """Maximum number of lanes that a log message names."""
@@ -42,15 +42,15 @@ class LaneOrder:
         self._log = context.log
         self._readers: dict[Path, LaneReader] = {}
         self._views: dict[Path, Owed] = {}
-        """Maps the lane of another process to the records that the lane owed when it was last read. A lane that was
-        never read successfully owes nothing.
+        """Maps the lane of another process to the records that were undelivered when the lane was last read. A lane
+        that could never be read counts as having none.
         """
         self._unread: set[Path] = set()
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes that a thread was reading when this object learned that they owe more. The results of these reads may
-        be outdated, so this object drops them.
+        """Lanes that a thread was reading when this object learned that they hold more undelivered records. The results
+        of these reads may be outdated, so this object drops them.
         """
         self._reading = False
         self._read_at = 0.0
@@ -59,7 +59,7 @@ class LaneOrder:
         self._reported: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
         """The dropped producers that may not have written all accepted records yet. Each has two values: the position
-        in our own lane from which batches wait for that producer, and the time when they stop waiting at the latest
+        in our own lane from which batches wait for that producer, and the latest time at which they stop waiting
         (monotonic seconds).
         """
         self._followed: set[Predecessor] = set()
@@ -79,8 +79,8 @@ class LaneOrder:
         try:
             with directory.births():
                 # The logs are read later. Each log already contains everything that earlier incarnations wrote. `begun`
-                # separates this from the records of the present owner: an owner announces where its incarnation begins
-                # before it writes anything.
+                # separates these records from those of the present owner: before an owner writes anything, it announces
+                # where its incarnation begins.
                 others = [
                     (number, directory.owners.begun(number), directory.owners.is_owned(number))
                     for number in directory.lanes()
@@ -124,7 +124,8 @@ class LaneOrder:
         self.look()
 
     def _owed_by_dropped(self, lane: Lane) -> int:
-        """Record what the lanes of dropped producers owe, once these producers have written everything.
+        """Record the undelivered records in the lanes of dropped producers, once these producers have written
+        everything.
 
         Returns:
             The position in the producer's own lane from which batches wait for dropped producers; `NEVER` if none wait.
@@ -165,7 +166,7 @@ class LaneOrder:
             self._context.timer(_LOOK_EVERY_S, ChoreDue(Chore.ORDER))
 
     def look_again(self) -> None:
-        """Decide again when the timer is due, and read lanes of other processes if necessary."""
+        """When the timer is due, decide again, and read lanes of other processes if necessary."""
         self._timer = False
         self.look()
         now = self._context.clock.monotonic()
@@ -181,7 +182,7 @@ class LaneOrder:
             self._context.beside(functools.partial(self._read_all, sorted(self._unread)))
 
     def read(self, results: Mapping[Path, Owed | Exception]) -> None:
-        """Take the results of reading what other lanes owe."""
+        """Use what a thread has read about the undelivered records of other lanes."""
         self._reading = False
         for path, result in results.items():
             if path not in self._outdated:
@@ -268,7 +269,9 @@ class LaneOrder:
         return result
 
     def _not_kept(self, path: Path, error: Exception) -> None:
-        """Report that the order is not guaranteed. Called before a record that may overtake earlier ones is sent."""
+        """Report that the order is not guaranteed. Called before the engine sends a record that may overtake earlier
+        ones.
+        """
         if path in self._reported:
             return
         self._reported.add(path)

@@ -37,8 +37,8 @@ class UnitHandle:
         readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
         joins: The topic of a batch of `delivery="transactional"`, otherwise empty. Other batches of the topic may join
             the unit until the engine writes the unit to disk.
-        fate: How the unit ended. The engine sets it when the unit's end is durable, before the unit's first parcel is
-            done.
+        fate: How the unit ended. The engine sets this value when the unit's end is durable, before the unit's first
+            parcel is done.
     """
 
     unit_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
@@ -70,19 +70,19 @@ class Parcel:
         error: Why the parcel was not delivered.
         base_offset: Offset of the parcel's first record; -1 if the parcel is in the log at an unknown offset.
         log_append_time: Timestamp that the broker gave the records, ms since the epoch; -1 if the broker gave none.
-        children: The parcels that have this one's records now: the parts of a divided parcel, or the parcel into which
-            this one was joined. Each is (child, indexes of the child's records in this parcel).
+        children: The parcels that now contain the records of this parcel: its parts if it was divided, or the parcel
+            into which it was joined. Each is (child, indexes of the child's records in this parcel).
         parent: The parcel that contains this one, or the first of `parents`.
         parents: The small pending parcels that were joined into this one, if any.
-        shift: If this parcel was joined into another one, the index of its first record there.
+        shift: If this parcel was joined into another one, the index in that parcel of the first record of this parcel.
         given: If `partition` is UNCHOSEN, the partitions that the caller gave for some of the records: see
             `journal.Batch`.
         unit_handle: The handle of the parcel's unit; None if the parcel is not part of a unit. The first parcel of a
             unit has no records: it stands for the whole unit.
         watcher: A function that is called once with the parcel when the parcel is done, with the lock held. Parts of
             the parcel inherit the function.
-        keeper: Set while the parcel's batch is packed. Then only callers hold the parcel, so `watch` adds the parcel to
-            this dict, by number.
+        keeper: Set while the parcel's batch is packed. During that time only callers refer to the parcel, so `watch`
+            adds the parcel to this dict, by number.
     """
 
     topic: str
@@ -150,7 +150,7 @@ class Parcel:
         self.loose = True
 
     def reread(self) -> None:
-        """Record that the parcel's bytes were read from the spool again, so that no socket uses them."""
+        """Record that the parcel's bytes were read from the spool again. No socket uses this new copy."""
         self.loose = False
 
     def writable(self) -> bytearray | None:
@@ -207,7 +207,7 @@ class Parcel:
         self.sealed_at = parent.sealed_at
 
     def inherit_watcher(self, parent: Parcel) -> None:
-        """Call the parent's watcher once this parcel is done."""
+        """Inherit the parent's watcher, which is called once this parcel is done."""
         self.watcher = parent.watcher
 
     def join(self, child: Parcel, shift: int) -> None:
@@ -217,7 +217,7 @@ class Parcel:
         self.first_open = 0
 
     def has_done_children(self) -> bool:
-        """Whether all children are done. Each call continues at the first child that was not done."""
+        """Whether all children are done. Each call continues at the child that was not done in the previous call."""
         children = self.children or ()
         while self.first_open < len(children):
             if not children[self.first_open][0].done:
@@ -265,8 +265,8 @@ Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], In
 
 
 def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
-    """Returns the partitions that the caller gave: index of the record → partition. Used for batches that have records
-    with and without a given partition.
+    """Returns the partitions that the caller gave: index of the record → partition. Used for batches in which only some
+    records have a given partition.
 
     Args:
         columns: The batch. This function removes headers that an earlier version added.
@@ -284,7 +284,7 @@ def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]
 
 
 def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
-    """Whether an earlier version may have added the last of these headers, to say which partition was given."""
+    """Whether the last of these headers may come from an earlier version, which stored the given partition in it."""
     if not headers or headers[-1][0] != _GIVEN:
         return False
     value = headers[-1][1] or b""

@@ -65,7 +65,7 @@ class _Trouble:
 
     Attributes:
         problem: The problem that was found first.
-        next_at: When the engine tries again, monotonic seconds.
+        next_at: Monotonic time, in seconds, of the engine's next attempt.
         attempts: Number of failed attempts to restore the lane.
     """
 
@@ -79,7 +79,7 @@ class _Trouble:
         return self.attempts
 
     def wait(self, until: float) -> None:
-        """Set the time of the engine's next attempt, monotonic seconds."""
+        """Set the monotonic time, in seconds, of the engine's next attempt."""
         self.next_at = until
 
 
@@ -97,7 +97,7 @@ class PlaceKeeper:
 
     @property
     def displaced(self) -> int:
-        """Number of displaced lanes. As long as a lane is displaced, nothing new in it counts as durable."""
+        """Number of displaced lanes. While a lane is displaced, nothing new in it counts as durable."""
         return len(self._troubles)
 
     def confirm(self, lane: Lane) -> bool:

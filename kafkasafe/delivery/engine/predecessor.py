@@ -1,4 +1,4 @@
-"""What other producers on a spool directory need to know about a producer of this process that was dropped."""
+"""The state of a dropped producer of this process, for the other producers on its spool directory."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from kafkasafe.spool.lanes import lane_name
 
 
 class Predecessor:
-    """The facts that other producers know about a producer after it was dropped.
+    """What other producers can find out about a dropped producer.
 
-    A program may drop a producer after it has created another one on the same directory: `producer = SafeProducer(...)`
-    in a notebook cell that is run again creates the second producer before it drops the first.
+    A program may drop a producer after it has created another one on the same directory: if a notebook cell with
+    `producer = SafeProducer(...)` is run a second time, it creates the second producer before it drops the first.
 
     1. The first one has accepted record 1. No broker answers, so the record waits in lane-000.
     2. The second one is made, on lane-001. Lane-000 has a living owner, so its records do not count as records of an
-       earlier incarnation. 3. The first one is dropped. This producer goes on delivering for some seconds. 4. The
-       second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
+       earlier incarnation.
+    3. The first one is dropped. This producer continues to deliver for some seconds.
+    4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
 
     So from step 3 on, the first producer counts as an earlier incarnation: it accepts nothing more. From that step on,
-    the second producer holds back its batches until lane-000 owes none of the records that the first one accepted. The
-    second producer does not hold them back from step 2 on: until the first producer is dropped, the first one may
-    accept more records, and a wait for those records might never end.
+    the second producer holds back its batches until all records that the first one accepted are delivered from
+    lane-000. The second producer does not wait earlier, from step 2 on: until the first one is dropped, it may accept
+    more and more records, so the wait might never end.
 
     The engine of the dropped producer writes this object, on its own thread. Any thread may read it.
 
@@ -58,7 +59,7 @@ class Predecessor:
         self.is_dropped = True
 
     def stored(self, end_position: int, *, owes: bool) -> None:
-        """Record that everything that the producer accepted is on disk, in the lane, before `end_position`."""
+        """Record that all records that the producer accepted are on disk: in the lane, before `end_position`."""
         self.is_dropped = False
         self.owes = owes
         self.end_position = end_position

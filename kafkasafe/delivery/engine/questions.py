@@ -211,8 +211,8 @@ class OutcomeInquiry:
         """Whether the producer state can be believed.
 
         A leader that lost its log accepts any sequence number. If it accepts one late request, its producer state looks
-        as if the log had all earlier batches. So a state that shows several batches is believed only if the log,
-        according to the leader, still reaches the offset where these batches can begin.
+        as if the log had all earlier batches. So a state with several batches is believed only if the leader reports
+        that its log still reaches the offset where these batches can begin.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
@@ -222,7 +222,7 @@ class OutcomeInquiry:
         return unsupported(proof) or good(proof).end_offset >= ask.from_offset
 
     def _locate(self, by_state: Judgement) -> Procedure[bool]:
-        """Read the log for the offsets of the batches that the producer state shows.
+        """Search the log for the offsets of the batches that the producer state contains.
 
         Returns:
             False if the log contradicts the producer state, so that the whole log must be searched.
@@ -262,11 +262,12 @@ class OutcomeInquiry:
         whole, cut_at = True, -1
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
         if epoch >= 0 and ask.from_offset > 0:
-            # A log that was truncated and has grown again may hold the batches before the last acknowledged offset.
+            # A log that was truncated and has grown again may contain the batches in doubt at lower offsets than the
+            # last acknowledged one.
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
-                # A log that begins before `from_offset`, but does not know the epoch, is another log.
+                # A log that begins before `from_offset`, but does not contain the leader epoch, is another log.
                 cut_at = end_offset if end_offset >= 0 else log_start
                 whole = end_offset >= ask.from_offset
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
@@ -301,8 +302,8 @@ class OutcomeInquiry:
 
     def _require_same_leader(self) -> None:
         if self._leader.epoch != self._leader_epoch:
-            # The inquiry does not know which leader's log it has read. So it does not know, either, which of the log's
-            # records a later leader must have.
+            # The inquiry does not know which leader's log it has read. So it is also unknown which of the log's records
+            # a later leader must have.
             raise NoAnswerError("another leader was elected while the log was read")
 
     def _note(self, judgement: Judgement, method: str, *, stable: bool) -> None:
@@ -350,10 +351,10 @@ class LossInquiry:
             yield from _read_pages(self._context, self._leader, survey, polls=_SCAN_PATIENCE)
             yield from self._require_same_topic(topic_id)
         if topic_id != self._id_now():
-            # The batches found may be in the log of the earlier topic.
+            # The batches that were found may be in the log of the earlier topic.
             raise NoAnswerError("the topic was created again meanwhile")
-        # Topics have ids since Kafka 2.8. In older versions, only a batch that is still there proves that the log is
-        # the same.
+        # Topics have ids since Kafka 2.8. In older versions, the log is proven to be the same only if at least one
+        # acknowledged batch is still there.
         comparable = any(topic_id) and any(journal.views.topic_id(ask.destination))
         journal.surveyed(
             ask.destination,
@@ -368,9 +369,10 @@ class LossInquiry:
     def _require_same_topic(self, topic_id: bytes) -> Procedure[None]:
         """Check that the log that was read is the log of this topic.
 
-        Requests refer to the topic by name, so the leader may have answered them from the log of a recreated topic
-        although the metadata come from a broker that has not heard of it. A broker learns of a topic before it answers
-        requests for the topic's log. So after the survey, the leader itself knows the topic whose log it has shown.
+        Requests refer to the topic by name. So the leader may have answered them from the log of a recreated topic,
+        while the metadata came from a broker that did not know the new topic yet. A broker knows a topic's id before it
+        answers requests for the topic's log. So after the survey, the leader reports the id of the topic whose log was
+        read.
         """
         if not any(topic_id):
             return
@@ -379,8 +381,8 @@ class LossInquiry:
             raise NoAnswerError("the leader has another topic of this name than the metadata")
 
     def _begin(self) -> Procedure[tuple[Survey, int]]:
-        """Prepare the survey. Return the survey, and the end offset of the last acknowledgement's leader epoch (-1 if
-        this offset is unknown).
+        """Prepare the survey. Return the survey, and the end offset of the leader epoch under which the last batch was
+        acknowledged (-1 if this offset is unknown).
         """
         ask, begin, epoch_end = self._ask, self._ask.from_offset, -1
         if ask.leader_epoch >= 0:

@@ -36,7 +36,7 @@ class RoomKeeper:
         self._places = places
         self._lost: list[tuple[int, int]] = []
         """Ranges of positions (first, end) that the log of the producer's own lane has lost. A range leaves the list
-        when its batches, which are in memory, have been written again.
+        once its batches have been written again from memory.
         """
 
     def keep(self, lane: Lane) -> None:

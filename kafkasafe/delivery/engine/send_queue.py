@@ -52,11 +52,11 @@ class SendQueue:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of durable batches in memory, held or in flight."""
+        """Bytes in memory of durable batches that are held or in flight."""
         return self._disk.memory + self.read_bytes
 
     def hold(self, address: Address, leader: t.PartitionInfo | None, lane: Lane, batch: j.Batch) -> None:
-        """Hold a batch to be sent to the leader, after those of its partition that are already held."""
+        """Hold a batch for the leader, behind the held batches of the same partition."""
         queue = self._held.get(address)
         if queue is None:
             queue = self._held[address] = collections.deque()
@@ -115,8 +115,8 @@ class SendQueue:
         return self.memory_bytes + batch.size_bytes <= MEMORY_BYTES
 
     def sent(self, node: int, size_bytes: int, *, read: bool, timeouts: int) -> tuple[Ticket, float]:
-        """Record that a batch, which `due` has yielded, is sent. Returns the batch's ticket, and the extra time that
-        the answer may take, in seconds.
+        """Record that a batch that `due` yielded is sent. Returns the batch's ticket, and the extra time, in seconds,
+        that the answer may take.
         """
         link = self._link(node)
         patience_s = link.patience_s(size_bytes, timeouts)

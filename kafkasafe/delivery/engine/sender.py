@@ -40,10 +40,11 @@ from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 _CALM: Final = 8
-"""A partition in trouble continues as soon as no more than this many requests about it have failed, or have asked about
-a failure, in the last `_CALM_S` seconds. Until the next check, at most eleven more requests follow: four of an inquiry
-(producer state, log start, log end, log), five batches that fail, and two of a loss check (end of a leader epoch, log
-start). So there are at most 19 such requests in two seconds, whatever the answers.
+"""Limit for requests about one partition that failed, or that asked about a failure. The partition's next attempt or
+inquiry begins once the last `_CALM_S` seconds had at most this many of these requests. Until the next check, at most
+eleven more requests follow: four of an inquiry (producer state, log start, log end, log), five batches that fail, and
+two of a loss check (end of a leader epoch, log start). So there are at most 19 such requests in two seconds, whatever
+the answers.
 """
 _CALM_S: Final = 2.0
 
@@ -56,7 +57,9 @@ _ID_FAILURES: Final = 3
 _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
-"""After a quiet period, inquiries begin immediately until their turns (`_TURN_S` each) add up to this time."""
+"""After a period without inquiries, this much time is saved up. Inquiries then begin immediately until they have used
+it up (`_TURN_S` each).
+"""
 
 
 class ClockQuestion:
@@ -120,7 +123,7 @@ class Sender:
         """Whether a reply has made room in the send queue since batches were last taken from it."""
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
-        """When the inquiry that was scheduled last begins. `when_calm` limits the rate of inquiries."""
+        """Time at which the most recently scheduled inquiry begins. `when_calm` limits the rate of inquiries."""
         self._clocks = Clocks(context.now(), context.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
@@ -128,8 +131,9 @@ class Sender:
         self._tried: dict[tuple[str, int], tuple[t.PartitionInfo | None, bytes]] = {}
         # Maps a destination of a lane to its current pause.
         self._pauses: dict[tuple[Lane, int], RetryDue] = {}
-        # The current pauses that end as soon as another broker leads the partition, or the metadata name it again, or
-        # another topic of this name. The flag says whether the destination was refused.
+        # The current pauses that can end early: if another broker leads the partition, if the metadata contain the
+        # partition again, or if they contain another topic of this name. The flag says whether the destination was
+        # refused.
         self._waiting: dict[tuple[Lane, int], tuple[RetryDue, bool]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         """Maps a partition to the name of its last error."""
@@ -158,16 +162,17 @@ class Sender:
         return leader
 
     def _has_news(self, address: tuple[str, int], *, refused: bool) -> bool:
-        """Whether the metadata differ from those at the last request to this partition, which failed: another topic has
-        this name now, or the leader has changed or become known.
+        """Whether the metadata have changed since the partition's last request, which failed. A change means that
+        another topic has this name now, or that the leader has changed or become known.
 
         If the partition was refused as missing, another leader does not count as news:
 
         1. A topic is missing for an hour, so the pauses have grown to half a minute.
         2. The topic is there for some seconds. Metadata name it, so the pause ends, and the leader takes the batches.
-        3. A topic was deleted, but one broker has not heard of it, and its metadata still name the topic. The pause
+        3. The topic is deleted, but one broker does not know this yet, and its metadata still name the topic. The pause
            ends once. The leader refuses the batch, as before, and the next pause does not end early, because the
-           metadata named the same topic at this attempt. So the attempts stay rare, and `blocked_timeout_ms` goes on.
+           metadata named the same topic at this attempt. So the attempts stay rare, and `blocked_timeout_ms` continues
+           to run.
         """
         leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
         if leader is None or leader.leader < 0:
@@ -190,7 +195,7 @@ class Sender:
             self.produced(Sent(lane, batch, -1), failure)
 
     def _let_out(self) -> None:
-        """Pass held batches to the cluster as long as there is room. Reads their bytes from disk if necessary."""
+        """Pass held batches to the cluster while there is room. Reads their bytes from disk if necessary."""
         self._has_room = False
         if self._context.own_cluster.stranger is not None:
             return
@@ -244,8 +249,8 @@ class Sender:
         if sent.ticket is None:
             return
         if isinstance(reply, t.Failure) or reply.error_code:
-            # No batch may overtake a failed one. The fence stops later requests. The following code fails the batches
-            # that the send queue holds.
+            # No batch may overtake a failed one. The fence stops later requests. The code below treats the batches that
+            # the send queue holds as failed.
             address = sent.lane.journal.views.address(sent.batch.destination)
             error = t.StaleFenceError("an earlier batch of the partition failed")
             self._fail_held(address, t.Failure(error, sent=False))
@@ -322,8 +327,8 @@ class Sender:
                 if self._clocks.asks(address, now) and not self._context.close_state.closing:
                     self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._context.cluster.topic(address[0]))
-            # Use the epoch at the time of sending, if it is known: a leader elected since then did not acknowledge the
-            # batch.
+            # Use the leader epoch at the time of sending, if it is known: if a leader was elected since then, it is not
+            # the one that acknowledged the batch.
             epoch = epoch if epoch >= 0 else self._context.leader_epoch(*address)
             lane.journal.acked(
                 batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._context.clock.wall_ms()
@@ -397,7 +402,9 @@ class Sender:
         return times[0] + _CALM_S - self._context.clock.monotonic()
 
     def when_calm(self, topic: str, partition: int, inquiry: Inquiry) -> None:
-        """Begin an inquiry as soon as the partition has calmed down and it is the inquiry's turn."""
+        """Begin an inquiry once few requests about the partition have failed lately (see `_CALM`), and it is the
+        inquiry's turn.
+        """
         now = self._context.clock.monotonic()
         self._turn = max(self._turn + _TURN_S, now - _AT_ONCE_S)
         pause_s = max(self._calm_in_s(topic, partition), self._turn - now)
@@ -453,7 +460,7 @@ class Sender:
         """End a pause.
 
         1. A broker does not answer, and the partition pauses for a second.
-        2. After a tenth of a second another broker leads, so the pause ends at once (`let_out`).
+        2. After a tenth of a second another broker leads, so the pause ends early (`let_out`).
         3. The new leader fails too, and the partition pauses again.
         4. The timer of the first pause fires. It must not end the second pause.
         """

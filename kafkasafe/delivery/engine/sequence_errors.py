@@ -1,4 +1,4 @@
-"""Counts each sequence error of a broker once, when the cluster's state has proven the meaning of the error."""
+"""Counts each sequence error of a broker once: when the state of the cluster has shown what the error meant."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class UndurableParcels:
         return sum(p.count for p in waiting if p.number <= number and not p.done)
 
     def age_s(self) -> float:
-        """How long the oldest record has waited for the disk, seconds; 0 if none waits."""
+        """Number of seconds for which the oldest record has waited for the disk; 0 if none waits."""
         oldest = self._by_number.get(first(self._by_number, 0))
         return 0.0 if oldest is None else max(0.0, self._clock.monotonic() - oldest.sealed_at)
 
@@ -98,7 +98,9 @@ class SpoolRoom:
         self.disk_trouble = ""
 
     def publish_used(self, used: int, *, more_room: bool) -> None:
-        """Publish the size of the producer's own lane, and wake callers that wait for space if there is more of it."""
+        """Publish the size of the producer's own lane. If there is more space than before, wake callers that wait for
+        space.
+        """
         if used == self.used and not more_room:
             return
         with self._guard.lock:

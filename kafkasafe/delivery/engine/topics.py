@@ -19,8 +19,8 @@ from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 TOPIC_POLL_S: Final = 1.0
 _UNKNOWN_TOPIC: Final = 3
 _PORTION_BYTES: Final = 8 * 1024 * 1024
-"""Maximum bytes of batches without partitions that the engine divides at once, in memory."""
-_ASKED_FOR_S: Final = 300.0  # as long as KafkaProducer remembers that a topic was asked for
+"""Maximum bytes of batches without partitions that the engine divides together, in memory."""
+_ASKED_FOR_S: Final = 300.0  # KafkaProducer remembers a requested topic for the same time
 _FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
 
 
@@ -51,7 +51,7 @@ class TopicKeeper:
         self._deleted = deleted
         self._drive = drive
         self._on_topic = on_topic
-        self._asked_for: dict[str, float] = {}  # topic: when a caller last wanted it to exist
+        self._asked_for: dict[str, float] = {}  # topic → time when a caller last asked for it
 
     def on_metadata(self, refreshed: t.MetadataRefreshed) -> None:
         """Handle a metadata answer."""
@@ -113,8 +113,9 @@ class TopicKeeper:
 
         1. A program uses 5,000 topics, and one answer has the metadata of all.
         2. The engine divides the records that wait for these topics, and writes the parts together: one fsync for each
-           8 MiB, not for each topic. 3. Callers learn a topic's partitions only after the parts are written, so that no
-           record overtakes one that waited.
+           8 MiB, not for each topic.
+        3. Callers learn a topic's partitions only after the parts are written, so that no record overtakes one that
+           waited.
         """
         found: list[tuple[str, t.TopicInfo]] = []
         size = 0

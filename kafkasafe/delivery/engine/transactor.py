@@ -124,7 +124,9 @@ class Transactor:
         self._context.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
     def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
-        """Go on after EndTxn. If another producer has taken over the id meanwhile, InitProducerId shows this."""
+        """Go on after EndTxn. If another producer has taken over the id in the meantime, the answer to InitProducerId
+        shows this.
+        """
         kept, after, code = action.keep, answer.identity, answer.error_code
         goes_on = False if kept is None or code not in _OVER else lane.journal.units.aborted(action, code)
         if goes_on is None:
@@ -240,8 +242,8 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """The existing partition for which the marker, which is an offset, is committed. None if the transaction has no
-        partition.
+        """The partition under which the marker is committed. The marker is an offset, so the partition must exist. None
+        if the transaction has no partition.
         """
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)
@@ -437,7 +439,8 @@ class Transactor:
         if isinstance(action, u.InitProducerId):
             self._name_failed(action.tid.name, code, reason)
         if isinstance(action, (u.Produce, u.AddPartitions)) and code is not None:
-            # Units of a shared transaction are retried alone, which shows which unit's destination causes the error.
+            # Units of a shared transaction are retried one by one. This shows which unit's destination causes the
+            # error.
             alone = not action.transaction.is_shared
             if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):
                 for destination in self._refused(lane, action, refused):

@@ -35,8 +35,8 @@ class UnitEndings:
             lane.rejections.keep((batch.handle for batch in left), None)
             left = []
         if any(batch.position < 0 for batch in left):
-            # 1. A batch was divided, because its topic's partitions are known now.
-            # 2. In the same turn, another batch of the unit is found damaged, so the unit is given up.
+            # 1. A batch was divided, because its topic's partitions are known now. 2. In the same turn, another batch
+            # of the unit is found damaged, so the unit is given up.
             # 3. A file in `rejected/` names the positions of the parts, but the parts get positions only at the end of
             # the turn.
             lane.journal.units.put_aside(unit, kept=False, reason="Parts of it are not on disk yet")

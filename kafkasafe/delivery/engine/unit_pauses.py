@@ -1,4 +1,4 @@
-"""The pauses before the requests of atomic batches, or whole atomic batches, are tried again."""
+"""Pauses between attempts: of an atomic batch as a whole, or of one of its requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class UnitPauses:
         """The pauses that ended early, until their timers fire."""
 
     def begin(self, lane: Lane, again: u.RetryLater) -> None:
-        """Begin the pause before a request of a unit, or a whole unit, is tried again. At its end, `retry` is due."""
+        """Begin the pause before the next attempt of a unit, or of one of its requests. At its end, `retry` is due."""
         backoff = self._context.slow_backoff if again.slow else self._context.backoff
         pause_s = backoff.pause_s(again.attempt)
         if again.code in _SOON and again.attempt <= 6:
@@ -105,9 +105,9 @@ class UnitPauses:
     def look_again(self) -> None:
         """Use new metadata: end the pauses of units that were refused because a topic was missing, if it is there now.
 
-        As for other batches, metadata end only the pauses of units whose topics they did not name when the pause began,
-        or for which they name another topic than at the last attempt (see `Sender`). So attempts stay rare while a
-        broker names a topic that was deleted.
+        As for other batches (see `Sender`), new metadata end a pause only in two cases. Either the metadata at the
+        beginning of the pause lacked a partition of the unit, or a topic now has another id than at the last attempt.
+        So attempts stay rare while a broker names a topic that was deleted.
         """
         for waiting in [each for each in self._waiting if self._has_news(each)]:
             self._end(waiting.due)

@@ -1,4 +1,4 @@
-"""How callers wait: they hold no lock that a signal handler on their own thread could find taken."""
+"""How callers wait: without a lock, because a signal handler on the same thread may need the lock."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class WaitingCallers:
         Args:
             ready: Checks the condition, without side effects.
             timeout: Seconds, None for no limit.
-            choosy: Whether the notifying thread may call `ready`, too, with any lock held.
+            choosy: Whether the notifying thread may also call `ready`, whatever locks it holds.
         """
         end = None if timeout is None else time.monotonic() + timeout
         wake_flag = _ConditionalWakeFlag(ready) if choosy else WakeFlag()

@@ -12,9 +12,10 @@ the protocols of `compare` search for that epoch; they differ in what one reques
   even if the leader's log is longer.
 - `compare`: the protocols of KIP-279 between a follower and a leader, with their round trips and bytes.
 - `BatchWalk`: for logs without epochs, and for brokers that do not report epochs. It compares the CRCs of the batches
-  that were read with the leader's, one batch at a time; `first_difference` compares all at once.
+  that were read with those of the leader's batches, one batch at a time; `first_difference` compares all batches
+  together.
 
-Offsets here: `*_end`, `end_offset` and `position` are exclusive, ranges of offsets `(first, last)` inclusive.
+Offsets here: `*_end`, `end_offset` and `position` are exclusive. Ranges of offsets `(first, last)` are inclusive.
 """
 
 from kafkasafe.history.epochs.batches import BatchMark, BatchMemory, BatchWalk, first_difference

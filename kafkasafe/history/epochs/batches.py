@@ -98,7 +98,7 @@ class BatchWalk:
     starts with the newest batch. If the leader has this batch, the walk assumes that the leader also has the batches
     before it. (This is wrong only if a writer sends the same bytes to the same offset again, after different batches.)
     If the leader does not have the newest batch, a binary search finds the first missing one. A walk takes at most 2 +
-    log2 of the number of remembered batches in rounds, plus one round for each batch that compaction rewrote.
+    log2(number of remembered batches) rounds, plus one round for each batch that compaction rewrote.
     """
 
     __slots__ = ("_bad", "_good", "_log_end", "_marks", "_position", "_skipped", "outcome", "round_trips")
@@ -144,7 +144,7 @@ class BatchWalk:
         Args:
             last_offset: Offset of the last record of that batch.
             crc: CRC of that batch.
-            rewritten: Compaction rewrote the batch, so it cannot be compared.
+            rewritten: Whether compaction rewrote the batch, so that it cannot be compared.
 
         Raises:
             LineageError: The walk already has its outcome.
@@ -176,7 +176,7 @@ class BatchWalk:
         if self._bad < len(self._marks):
             mark = self._marks[self._bad]
             at = mark.base_offset
-            # Exact only if the batch before was compared, and the leader cannot have the first records of this batch.
+            # Exact only if the previous batch was compared, and the leader cannot have the first records of this batch.
             adjoining = at == 0 or (self._good >= 0 and self._marks[self._good].last_offset + 1 == at)
             exact = adjoining and not self._skipped and (self._log_end <= at or mark.last_offset == at)
             last = self._position - 1

@@ -90,8 +90,8 @@ class Leader:
     def live(self, epoch: int) -> Reply:
         """The answer of brokers since 2.1 to OffsetForLeaderEpoch.
 
-        It differs from KIP-279 in two cases: an epoch newer than all of the leader's is undefined, and an epoch older
-        than all of them ends where the log starts.
+        It differs from KIP-279 in two cases. An epoch newer than all of the leader's epochs is undefined. An epoch
+        older than all of them ends where the log starts.
         """
         entries = self._log.entries
         if not entries or epoch < 0 or epoch > entries[-1][0]:

@@ -25,7 +25,8 @@ class LineageError(ValueError):
     """The given data is not a history of a log.
 
     Once a subclass is defined, every `LineageError` is made as an instance of that subclass. `kafkasafe.errors` defines
-    the subclass that users catch, because the other base class of that subclass must not be imported here.
+    the subclass that users catch. It cannot be defined here, because it has another base class, which must not be
+    imported here.
     """
 
     _raised: ClassVar[type[LineageError] | None] = None
@@ -61,7 +62,8 @@ class Lineage:
 
         Args:
             entries: (epoch, first offset), oldest first.
-            end: Offset after the last record. None: the newest epoch has no records yet, so its start is the end.
+            end: Offset after the last record. None: the newest epoch has no records yet, so its first offset is also
+                the end.
             limit: How many epochs are kept.
 
         Raises:

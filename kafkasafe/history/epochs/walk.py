@@ -1,4 +1,6 @@
-"""The questions that a consumer asks a live leader, to find where its log differs from the records that were read."""
+"""The questions that a consumer asks a live leader, to find where the leader's log differs from the records that were
+read.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,11 @@ class Diverged:
     Attributes:
         divergent_offset: First differing offset.
         rolled_back: First and last offset (inclusive) of the records that were read and that the log has lost.
-        replaced: First and last offset (inclusive), within `rolled_back`, that are known to hold other records now.
-            None: no such offsets are known, for instance because the log became shorter.
-        common_epoch: The largest epoch that both logs have; None when they are not known to share one.
+        replaced: First and last offset (inclusive) of the part of `rolled_back` that is known to hold other records
+            now. None: no such offsets are known, for instance because the log became shorter.
+        common_epoch: The largest epoch that both logs have; None when no common epoch is known.
         rolled_back_epochs: Epochs of the rolled-back records, oldest first.
-        exact: False: the logs may already differ before `divergent_offset`, among records that were not read or have
+        exact: If False, the logs may already differ before `divergent_offset`, among records that were not read or have
             no epochs.
     """
 
@@ -82,7 +84,7 @@ class ReplyKind(enum.Enum):
     UNKNOWN = "unknown"
     """UNKNOWN_OFFSET_FOR_LEADER_EPOCH: the leader has epochs, but not the requested ones."""
     UNDEFINED = "undefined"
-    """UNDEFINED_EPOCH_OFFSET: the leader has no epochs. The follower falls back to its high watermark at once."""
+    """UNDEFINED_EPOCH_OFFSET: the leader has no epochs. The follower falls back to its high watermark immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +117,11 @@ _TRIMMED: Final = "what was read is no longer in the leader's log"
 
 
 class EpochWalk:
-    """Finds the first differing offset by asking the leader about one epoch after the other.
+    """Finds the first differing offset by asking the leader about one epoch after another.
 
     Send an OffsetForLeaderEpoch request for the epoch that `query()` returns and pass the response to `answer()`, until
-    `query()` returns None; then `outcome` is set. All responses must come from one leader: put the current leader epoch
-    into each request, so that another leader refuses the request, and begin a new walk when the leader changes. A walk
+    `query()` returns None; then `outcome` is set. All responses must come from one leader. So put the current leader
+    epoch into each request: another leader then refuses the request. Begin a new walk when the leader changes. A walk
     takes at most as many rounds as the history has epochs. A failed request does not change the walk: retry it.
     """
 
@@ -144,7 +146,7 @@ class EpochWalk:
             log_end_offset: The leader's log end offset, if known. `Diverged.replaced` depends on this offset.
         """
         self._ours = lineage.copy()
-        # Truncate even without a position: this drops an epoch without records, which has nothing to lose.
+        # Truncate even without a position. This drops only an epoch without records, so nothing is lost.
         self._ours.truncate(lineage.end_offset if position is None else position)
         self._log_start = log_start_offset
         self._log_end = -1 if log_end_offset is None else log_end_offset
