@@ -69,7 +69,7 @@ class QueryBounds:
         return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
 
     def is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
-        """Returns whether the starting options already resolved to `begin` when the batch up to `end` was planned."""
+        """Returns whether the starting options gave the same `begin` when the batch that ends at `end` was planned."""
         starting = self._options.starting
         if isinstance(starting, Offsets):
             return (starting.everywhere if starting.each is None else starting.each.get(partition)) != LATEST
