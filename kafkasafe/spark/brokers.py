@@ -121,8 +121,8 @@ class Brokers:
         return None if info is None or info.error_code == UNKNOWN_TOPIC else info
 
     def observe(self, partition: Partition, was: Mark, topic_id: bytes | None) -> None:
-        """Gives the checkpoint's offset to the tracker. After a restart of the driver, the tracker has no end offset
-        otherwise.
+        """Gives the checkpoint's offset to the tracker. After a restart of the driver, the tracker has no end offset of
+        its own.
         """
         known = self._tracker.end_offset(*partition, isolation_level=self._isolation)
         if known is None or known < was.offset:

@@ -112,7 +112,9 @@ def is_dense(packed: Mapping[str, Any]) -> bool:
 
 _LOSS: Final = frozenset({"why", "lost_first", "lost_last"})
 _MOST_PARTITIONS: Final = 1_000_000
-"""If a checkpoint lists more partitions of one topic, it counts as damaged. Such a list would fill the memory."""
+"""If a checkpoint lists more than this many partitions of a topic, it counts as damaged. The list would fill the
+memory.
+"""
 
 
 def _ranges(numbers: Iterable[int]) -> Iterable[str]:

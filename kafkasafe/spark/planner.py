@@ -74,7 +74,7 @@ class Planner:
         self._target: dict[Partition, int] | None = None
         self._seen: tuple[Mapping[Partition, int], Mapping[str, bytes]] | None = None
         self.refused: Exception | None = None
-        """The error because of which `opening` could not evaluate the starting options, or None."""
+        """The error that prevented `opening` from evaluating the starting options, or None."""
 
     @property
     def seen(self) -> Positions | None:

@@ -78,7 +78,7 @@ def commits_are_validated(session: SparkSession, query_id: str | None) -> bool:
     Spark commits the state of a streaming join, aggregation or deduplication as a side effect of computing the data
     frame. Since SPARK-52008 Spark also checks, after `foreachBatch`, that each state store has committed.
 
-    Also returns True if Spark makes this check, and the query's plan is not available.
+    If Spark makes this check, but the query's plan is not available, the result is True.
     """
     try:
         if session.conf.get(_VALIDATION) != "true":

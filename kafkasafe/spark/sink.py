@@ -139,7 +139,7 @@ def stream_id(options: SinkOptions, query_id: str | None, unseen: str) -> str:
     Args:
         options: Options of the sink or the writer.
         query_id: The query id from Spark; empty or None if it is not available.
-        unseen: Text for the error message, which says why the query id is not available.
+        unseen: The part of the error message that says in which cases the query id is not available.
 
     Raises:
         ConfigError: There is neither a `txnAppId` nor a query id.
@@ -438,7 +438,7 @@ class _Job:
     def _plan(self, grant: WriterIdentity) -> tuple[DataFrame, bool]:
         options, df = self._options, self._df
         topic = options.topic
-        count = self._transaction.partitions  # partitions in the transaction; the topic may have got more since then
+        count = self._transaction.partitions  # partitions in the transaction; the topic may have more by now
         context = spark_context(df.sparkSession)
         cores = None if context is None else int(context.defaultParallelism)  # tasks that can run at once
         parallelism = cores or 2

@@ -68,8 +68,8 @@ _PIECE_BYTES: Final = 8 * 1024 * 1024
 # Before an exchange, the encoder makes such a small first batch only for partitions with more than `_HEAD_FROM` rows.
 # With fewer rows, it is cheaper to let the sender split the first batch.
 _HEAD_FROM: Final = 1024
-# Each of the first 64 tasks may send up to `inlineBytes` to the driver. All later tasks may send less, because
-# otherwise thousands of tasks would fill the driver's memory.
+# Each of the first 64 tasks may send up to `inlineBytes` to the driver. Each later task may send at most 64 KiB,
+# because otherwise thousands of tasks would fill the driver's memory.
 _FIRST_TASKS: Final = 64
 _LATER_INLINE_BYTES: Final = 64 * 1024
 _TOO_LARGE: Final = -1  # slot of the one row that a task returns if its batches exceed the limit

@@ -20,9 +20,8 @@ A failure from OPEN to MARK leads back to FENCE, which aborts the records that w
 driver never aborts. The driver repeats EndTxn until the coordinator answers. If the driver gives up, the FENCE of the
 next driver waits for the outcome.
 
-If a driver has just committed a micro-batch, it begins the next one at OPEN. With the brokers' protocol 2 (KIP-890) the
-answer to EndTxn grants the epoch of the next transaction. So FENCE and READ_MARKER would give the driver no new
-information:
+After its own commit, a driver may begin the next micro-batch at OPEN. With the brokers' protocol 2 (KIP-890) the answer
+to EndTxn grants the epoch of the next transaction. So FENCE and READ_MARKER would give the driver no new information:
 
 1. Driver A commits batch 6. The answer says that the transaction has ended, and grants epoch 8.
 2. All tasks of batch 6 have epoch 7. After the commit, the coordinator and the leaders refuse this epoch, as after
@@ -144,7 +143,7 @@ class MicroBatch:
 
     @property
     def over(self) -> bool:
-        """Whether the current step is an end."""
+        """Whether the attempt is over: its step is one of `ENDS`."""
         return self.step in ENDS
 
     def on(self, event: Event) -> Step:
@@ -172,8 +171,7 @@ class MicroBatch:
 
     @property
     def committed_by_us(self) -> bool:
-        """Only at DUPLICATE: whether this attempt itself committed the batch, without getting the answer to its commit.
-        """
+        """Only at DUPLICATE: whether this attempt itself committed the batch, but got no answer to its commit."""
         return self.step is Step.DUPLICATE and self._commit_sent
 
 
