@@ -367,7 +367,7 @@ def unreadable_lines(troubles: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def rejected_lines(rejected: Sequence[RejectedRecords], unreadable: Sequence[str]) -> Iterator[str]:
-    """Yields lines about the content of a lane's rejected/, indented."""
+    """Yields indented lines about the content of a lane's rejected/."""
     for each in rejected:
         why = each.reason or "reason not known"
         code = f" ({each.code})" if each.code >= 0 and f"({each.code})" not in why else ""

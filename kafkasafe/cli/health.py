@@ -108,7 +108,7 @@ def _limit(spool_max_bytes: int) -> int:
 
 
 def _volume(lanes: SpoolDirectory) -> tuple[int, bool]:
-    """(free bytes of the volume, whether it is mounted read-only).
+    """Returns (free bytes of the volume, whether the volume is mounted read-only).
 
     Raises:
         SpoolError: The volume cannot be read.

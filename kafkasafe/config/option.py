@@ -25,7 +25,7 @@ _ROW: Final = "option"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """All data about one option, except its text, which editors read in `kafkasafe.options`.
+    """All data about one option, except its text. The text is in `kafkasafe.options`, where editors find it.
 
     The end of the name is the unit: `_ms` milliseconds, `_bytes` bytes.
 

@@ -43,7 +43,7 @@ from kafkasafe.record.batch import Compression
 
 _INT32: Final = 0x7FFF_FFFF
 
-# KafkaProducer's defaults, then the defaults that differ, with the reasons.
+# First KafkaProducer's own defaults. Then the defaults that kafkasafe changes, with the reasons.
 KAFKA_DEFAULTS: Final[dict[str, Any]] = dict(KafkaProducer.DEFAULT_CONFIG)
 OTHER_DEFAULTS: Final[dict[str, Any]] = {
     # A pending record is safe on disk, so the producer has no reason to give it up.
@@ -232,9 +232,9 @@ class ConsumerConfig:
 
 
 PRODUCER: Final[dict[str, Option]] = rows(ProducerConfig)
-"""The rows of a producer, by the name of the configuration's field."""
+"""The options of a producer, by the name of the field in `ProducerConfig`."""
 CONSUMER: Final[dict[str, Option]] = rows(ConsumerConfig)
-"""The rows of a consumer, by the name of the configuration's field."""
+"""The options of a consumer, by the name of the field in `ConsumerConfig`."""
 PRODUCER_DEFAULTS: Final[dict[str, Any]] = {
     "spool_dir": None,
     **{row.name: row.default for row in PRODUCER.values() if row.default is not KAFKAS},

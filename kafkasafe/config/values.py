@@ -79,7 +79,7 @@ def optional(check: Check, *absent: Any) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The check of an option that has a fixed set of words."""
+    """The check of an option that accepts only certain words."""
 
     words: tuple[str, ...]
 
@@ -100,7 +100,7 @@ class Choice:
 
 
 def choice(*words: str) -> Choice:
-    """Return the check of an option that has a fixed set of words."""
+    """Return a check for an option that accepts only certain words."""
     return Choice(words)
 
 

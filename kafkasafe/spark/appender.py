@@ -107,8 +107,8 @@ class Appender:
         grant: The transaction's grant. The transaction must already contain the partitions. If the grant's
             transactional id is empty, the appender uses no transaction, and the grant holds an idempotent producer's
             own id and epoch.
-        options: Options of the sink or writer: the time limit for one batch, how long the broker may wait for its
-            replicas, and the number of pending bytes above which `append` blocks.
+        options: Options of the sink or writer. The appender uses three of them: the time limit for one batch, the time
+            limit for a broker's wait for its replicas, and the number of pending bytes above which `append` blocks.
         claims: False if no other attempt can have the grant. Then no batch is a claim, and none is read back.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
             batch, in order for each partition. The function is not called for claims. For a divided batch, the function

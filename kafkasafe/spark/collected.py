@@ -68,7 +68,7 @@ class RowTooLargeError(Exception):
 def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
     """Decides whether the driver collects the rows of the next micro-batch. If so, returns the limits.
 
-    The bound allows twice as many rows as in the previous micro-batch, all in one task, and rows of twice the average
+    The bound allows each task twice as many rows as the whole previous micro-batch had, and rows of twice the average
     size. A task returns at most twice `inline_bytes`.
 
     Args:

@@ -128,7 +128,7 @@ class LeaderLogs:
         Args:
             start: Where the micro-batch begins.
             ends: The leaders' answers about the ends of the logs.
-            starts: The leaders' answers about the starts of the logs with new records.
+            starts: The leaders' answers about where logs begin; only for logs with new records.
         """
         found = {}
         now_ids: dict[str, bytes | None] = {}
@@ -159,7 +159,7 @@ class LeaderLogs:
         self._settled.clear()
 
     def advance(self, partition: Partition, was: Mark | None, topic_id: bytes | None) -> Procedure[LogState]:
-        """Finds how far a partition may be read, and whether the log still holds the records already read."""
+        """Finds how far a partition may be read, and whether its log still contains the records read before."""
         self._settled.pop(partition, None)
         info = self._brokers.topic(partition[0])
         if info is not None and partition[1] in info.partitions:

@@ -273,7 +273,7 @@ def _behind(sources: Any, before: int | None) -> int | None:
 
 
 def _offsets(position: Any) -> dict[tuple[str, str], int]:
-    """Returns (topic, partition) → offset for a position of Spark's own Kafka source or of kafkasafe's source."""
+    """Converts a position of kafkasafe's source or Spark's own Kafka source to a dict (topic, partition) → offset."""
     if isinstance(position, str):
         try:
             position = json.loads(position)

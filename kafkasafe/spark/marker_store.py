@@ -44,7 +44,8 @@ class MarkerStore:
 
     Args:
         transport: The driver's connections. `start` starts them.
-        requests: Sends the requests for the application id's transactional id, and for the group of the same name.
+        requests: Sends requests about the application id's transactional id, and about the consumer group with the same
+            name.
         options: Options of the sink.
         app_id: The application id, for messages.
         transactional_id: Key of the markers in their topic.

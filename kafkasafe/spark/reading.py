@@ -288,7 +288,7 @@ class _Fetching:
         )
 
     def whole(self, deadline: float) -> list[Any] | None:
-        """Returns the decoded records of the range from the answer to one request; None if it has others."""
+        """Returns the decoded records of the range if a single response contains all of them; otherwise None."""
         try:
             answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:

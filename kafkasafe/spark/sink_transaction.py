@@ -32,8 +32,8 @@ class SinkTransaction:
 
     Args:
         transport: The driver's connections.
-        requests: Sends the requests for the application id's transactional id.
-        markers: The markers, whose partition is part of the transactions.
+        requests: Sends requests about the application id's transactional id.
+        markers: The store of the markers. It connects to the cluster, and finds the markers' partition.
         options: Options of the sink.
         app_id: The application id, for messages.
 
@@ -111,7 +111,7 @@ class SinkTransaction:
     ) -> list[Report]:
         """WRITE in this process: appends batches, each with its topic and partition, through an `appender`.
 
-        Adds to `totals` the bytes and the retries, even if the call fails.
+        Adds the bytes and the retries to `totals`, even if the call fails.
         """
         appender = self.appender(grant, places)
         try:

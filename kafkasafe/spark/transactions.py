@@ -165,7 +165,8 @@ def _wait_s(state: tenacity.RetryCallState) -> float:
 
 
 class TransactionRequests:
-    """Sends the requests for one transactional id, and for the group of the same name, which holds the marker.
+    """Sends requests about one transactional id, and about the consumer group with the same name. The group stores the
+    marker.
 
     Not thread-safe.
 

@@ -268,7 +268,7 @@ class MarkerLog:
     def record(
         self, producer_id: int, key: bytes | None, value: bytes | None, *, transactional: bool
     ) -> None:
-        """Takes the next record of the log."""
+        """Processes the next record of the log."""
         if key != self._key or value is None:
             return
         if transactional:
@@ -277,7 +277,7 @@ class MarkerLog:
             self.content = value.decode()
 
     def outcome(self, producer_id: int, *, committed: bool) -> None:
-        """Takes the next control record, which ends a producer's transaction."""
+        """Processes the next control record of the log. It ends a producer's transaction."""
         content = self._open.pop(producer_id, None)
         if committed and content is not None:
             self.content = content

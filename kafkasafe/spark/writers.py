@@ -382,7 +382,7 @@ def _session(options: SinkOptions, app_id: str) -> Session:
     """
     key = os.getpid(), app_id, repr(options)
     session = _sessions.pop(key, None) or Session(options, app_id)
-    _sessions[key] = session  # moves the session to the end of the dict, which is in order of last use
+    _sessions[key] = session  # moves the session to the end: the dict is in order of last use
     for old in list(_sessions)[:-_MOST_SESSIONS]:
         _sessions.pop(old).close()
     return session

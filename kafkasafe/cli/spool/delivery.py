@@ -42,7 +42,9 @@ class DeliveryReport:
     unreachable: bool = False
     """Whether the drain ended because no broker could be used."""
     lost: str = ""
-    """A message about lost acknowledged records that cannot be sent again; empty if none were lost."""
+    """A message about acknowledged records that the cluster has lost, and that cannot be sent again; empty if there are
+    none.
+    """
     dropped: int = 0
     """Number of records of dropped atomic batches. These records are not in rejected/, because each batch's consumer
     group reads the batch's input again.
