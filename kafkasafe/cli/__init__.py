@@ -40,14 +40,14 @@ _COMMANDS: Final = {
     "demo": "Run a real Kafka with 3 brokers on this machine, and kill everything with kill -9.",
     "version": "Print the versions of kafkasafe, kafka-python and Python.",
 }
-"""The first paragraph of each command's help, in the order of `kafkasafe --help`. The texts are here so that neither
-this help nor a single command imports the modules of all commands. Each command except `version` is the `app` of a
-module kafkasafe.cli.NAME.
+"""The first paragraph of each command's help, in the order of `kafkasafe --help`. The texts are here so that no help
+text and no command needs to import the modules of all commands. Each command except `version` is the `app` of a module
+kafkasafe.cli.NAME.
 """
 
 
 class _OnUse(dict[str, Any]):
-    """Commands by name. A command's module is imported when the command is read for the first time."""
+    """Commands by name. A command's module is imported when the command is looked up for the first time."""
 
     def __init__(self, ready: Mapping[str, Any]) -> None:
         super().__init__({**dict.fromkeys(_COMMANDS), **ready})
@@ -113,7 +113,7 @@ def options_of_all(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
-    """Holds the options of the command `kafkasafe` itself, whose help text is TAGLINE."""
+    """Declares the options of the command `kafkasafe` itself. The help text of this command is TAGLINE."""
 
 
 @app.command()
@@ -142,7 +142,7 @@ _ESCAPES: Final = "kafkasafe-json-escapes"
 
 
 def _as_escapes(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that a stream cannot show with escapes that are valid in JSON, too."""
+    """Replace characters that a stream cannot show. The escapes are also valid in JSON."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
@@ -152,7 +152,7 @@ codecs.register_error(_ESCAPES, _as_escapes)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the `kafkasafe` command. It never returns: it raises `SystemExit`."""
+    """Entry point of the `kafkasafe` command. Never returns, but raises `SystemExit`."""
     # The commands themselves report outages, so silence kafka-python's log.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     _occupy_standard_streams()
@@ -176,16 +176,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with contextlib.suppress(OSError):
             _flush(stream)
             continue
-        # The stream cannot be flushed. Without this, the interpreter would flush it again at the end, fail, and change
-        # the exit code.
+        # The stream cannot be flushed, so replace it with /dev/null. Otherwise the interpreter would try to flush it at
+        # exit, fail, and change the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """In this context, SIGTERM and SIGHUP end a command as Ctrl-C does: it removes partial files, and stops what it has
-    started. A second signal ends the process at once.
+    """In this context, SIGTERM and SIGHUP end a command in the same way as Ctrl-C: the command removes partial files,
+    and stops what it has started. A second signal ends the process at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -195,7 +195,7 @@ def _ended_by_signals() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         raise SystemExit(128 + number)
 
-    # What the caller ignores, as nohup does, stays ignored.
+    # If the parent process ignores a signal (as nohup does), keep ignoring it.
     ours = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     try:
         for each in ours:
@@ -209,7 +209,7 @@ def _ended_by_signals() -> Iterator[None]:
 def _occupy_standard_streams() -> None:
     """Open /dev/null in place of each closed standard stream.
 
-    Otherwise the next file that is opened would get the stream's number, and output for the stream would go to that
+    Otherwise the next opened file would get the file descriptor of the stream, and the stream's output would go to that
     file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -225,12 +225,12 @@ def _flush(stream: Any) -> None:
 def _run(given: Sequence[str]) -> int:
     """Run a command, print its error if it fails, and return the exit code."""
     try:
-        # The return value is the exit code of a command that has already printed its result.
+        # If the command has already printed its result, the return value is its exit code.
         ended = app(args=given, prog_name="kafkasafe", standalone_mode=False)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except SystemExit as error:
-        # If a pipe is broken, typer ends the process in this way.
+        # Typer raises SystemExit if a pipe is broken.
         if isinstance(error.__context__, BrokenPipeError):
             return EXIT_BROKEN_PIPE
         raise

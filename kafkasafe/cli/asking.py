@@ -1,4 +1,4 @@
-"""How long a command waits for the cluster, and for the first answer of a broker."""
+"""How long a command waits for the cluster: for the first answer of a broker, and in total."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kafkasafe.errors import KafkaSafeError
 from kafkasafe.kafkapython.connect import connect
 
 FIRST_ANSWER_S: Final = 10.0
-"""How long a command without --timeout waits until a broker answers at all, seconds."""
+"""Without --timeout, a command waits this many seconds for the first answer of any broker."""
 
 
 class Limits(NamedTuple):
     """How long a command waits, seconds.
 
     Attributes:
-        first_answer_s: Until a broker answers at all.
+        first_answer_s: Time to wait for the first answer of any broker.
         all_s: The time that --timeout limits.
     """
 
@@ -31,13 +31,15 @@ class Limits(NamedTuple):
 
 
 def timeout_option(what: str, default: str) -> Any:
-    """Makes the option --timeout of a command that converts its value with `limits_of`."""
+    """Makes the option --timeout of a command. The command converts the option's value with `limits_of`."""
     text = f"{what} [default: {default}, but {FIRST_ANSWER_S:g}s until a broker answers]"
     return typer.Option("--timeout", metavar="TIME", help=text)
 
 
 def limits_of(timeout: str | None, default: str) -> Limits:
-    """Converts the value of --timeout. With it, a user can wait for brokers that start slowly."""
+    """Converts the value of --timeout. The value is also the limit for the first answer, because brokers may start
+    slowly.
+    """
     if timeout is not None:
         given_s = duration_s(timeout, "--timeout")
         return Limits(given_s, given_s)
@@ -46,7 +48,8 @@ def limits_of(timeout: str | None, default: str) -> Limits:
 
 @contextlib.contextmanager
 def connected(options: Mapping[str, Any], first_answer_s: float) -> Iterator[Cluster]:
-    """Connects to the cluster for the context. A request about a topic does not create the topic.
+    """Connects to the cluster, and closes the connection at the end of the context. A request about a topic does not
+    create the topic.
 
     Raises:
         KafkaSafeError: No broker answered in time.

@@ -46,8 +46,9 @@ _ADVICE: Final = {
         "The log was cut while it was counted: count it again.",
     ),
 }
-"""For each kind of Spark source error: the pattern that marks the start of the source's advice, and the advice that
-this command gives instead."""
+"""Kind of the Spark source's error → (pattern at which the source's advice begins, advice that this command gives
+instead).
+"""
 _TIMEOUT: Final = "30s"
 _ROWS: Final = 200
 _DETAILS: Final = 20
@@ -104,7 +105,7 @@ def audit_topic(
     if plot is not None:
         _check_plot(plot, topics)
     with connected(options, limits.first_answer_s):
-        pass  # The count waits longer than this for a leader, so find out here whether there are brokers at all.
+        pass  # Find out here whether any broker answers, because the count itself would wait longer.
     with _spark(master) if spark else contextlib.nullcontext() as session:
         count = functools.partial(
             audit, connection=options, ids=ids, committed=committed, timeout_s=limits.all_s, spark=session
@@ -145,7 +146,7 @@ def _counted(topics: Sequence[str], count: Callable[..., Audit], *, as_json: boo
 
 
 def _check_plot(plot: Path, topics: Sequence[str]) -> None:
-    """Refuse a file that cannot be drawn, before the topic is counted."""
+    """Refuse a plot file that cannot be written, before the topic is counted."""
     if len(topics) > 1:
         raise typer.BadParameter("draws one topic", param_hint="--plot")
     if not plot.absolute().parent.is_dir():
@@ -163,8 +164,8 @@ def _check_plot(plot: Path, topics: Sequence[str]) -> None:
 
 
 def _own_words(error: KafkaError) -> str:
-    """The text of an error, with this command's own advice: the Spark source's advice names options that the command
-    does not have.
+    """The text of an error, with this command's own advice. The advice of the Spark source is replaced, because it
+    names options that this command does not have.
     """
     text = str(error.args[0]) if error.args else type(error).__name__
     tagged = _TAG.match(text)

@@ -83,7 +83,7 @@ def _verdicts_on_lines(api: str | None) -> Iterator[Verdict]:
         except ConfigError as error:
             raise ConfigError(f"line {number}: {error.args[0]}") from None
         except (ValueError, RecursionError) as error:
-            # ValueError: not JSON, not UTF-8, or a number with thousands of digits.
+            # ValueError means that the line is not JSON, is not UTF-8, or contains a number with thousands of digits.
             raise ConfigError(f"line {number}: {error}") from None
 
 

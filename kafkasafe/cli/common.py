@@ -29,7 +29,7 @@ from kafkasafe.spool.lanes.format import FORMAT_NAME
 from kafkasafe.spool.rejected import RejectedRecords
 
 PIPED_COLUMNS: Final = 200
-"""Width of the output if it does not go to a terminal. It is wide enough that no text is cut."""
+"""Width of the output if standard output is not a terminal. It is wide enough that no text is cut."""
 
 CODES: Final = (
     "Exit codes: 0 all is well; 1 {broken}; 2 the command line is wrong; 3 the command could not be carried"
@@ -69,7 +69,9 @@ _UNITS: Final = {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def app_of_command() -> typer.Typer:
-    """Makes the app of a module with one command. `kafkasafe.cli` imports the module when the command is used."""
+    """Makes the typer app of a module that has one command. `kafkasafe.cli` imports the module only when the command is
+    used.
+    """
     return typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
@@ -85,11 +87,10 @@ def standard_input() -> BinaryIO:
 
 
 def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
-    """Reads and checks the options for a connection. The file `config` may contain the servers instead of `servers`.
+    """Reads and checks the options for a connection. The servers may be given as `servers`, or in the file `config`.
 
     Raises:
-        BadParameter: The file is invalid, an option is unknown or invalid, or none of the brokers' names has an
-            address.
+        BadParameter: The file is invalid, an option is unknown or invalid, or no address is known for any broker.
     """
     options: dict[str, Any] = {}
     if config is not None:
@@ -113,7 +114,7 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
     if not options.get("bootstrap_servers"):
         raise typer.BadParameter("give the brokers as HOST:PORT,…", param_hint="--bootstrap-servers")
     try:
-        # `validate` needs some `spool_dir`. Its value does not matter: the commands do not take it from these options.
+        # `validate` needs a `spool_dir`. Any value will do, because the commands do not read it from these options.
         validate({"spool_dir": ".", **options})
     except ConfigError as error:
         hint = "--bootstrap-servers" if config is None else "--config"
@@ -123,7 +124,7 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
 
 
 def _refuse_unknown_hosts(options: Mapping[str, Any]) -> None:
-    """Fails if none of the brokers' names has an address, so that no command waits for these brokers.
+    """Fails if no address is known for any broker. Otherwise, a command would wait for these brokers in vain.
 
     Does not fail if the name server does not answer. In this case the command tries to reach the brokers.
 
@@ -202,7 +203,7 @@ def open_directory(directory: Path) -> SpoolDirectory:
 
 
 def refuse_as_root(directory: Path) -> None:
-    """Check that root does not change the spool directory of another user, whose producers cannot open root's files.
+    """Refuse to let root change the spool directory of another user. That user's producers could not open root's files.
 
     Raises:
         SpoolError: This process is root, and the directory belongs to another user.
@@ -218,7 +219,7 @@ def refuse_as_root(directory: Path) -> None:
 
 
 def _waiting_in(lanes: SpoolDirectory) -> str:
-    """Returns the beginning of an error message, with the number of undelivered records; empty if there are none."""
+    """Returns the number of undelivered records as the beginning of an error message; empty if there are none."""
     records = 0
     for number in lanes.lanes():
         with contextlib.suppress(SpoolError):
@@ -229,7 +230,9 @@ def _waiting_in(lanes: SpoolDirectory) -> str:
 
 
 def cluster_trouble(lanes: SpoolDirectory) -> list[tuple[str, str]]:
-    """[(name, reason)] for `unreadable_lines` if the directory's cluster id cannot be read; else empty."""
+    """If the directory's cluster id cannot be read, returns [(name, reason)] for `unreadable_lines`; otherwise an empty
+    list.
+    """
     try:
         lanes.cluster_id()
     except SpoolError as error:
@@ -257,7 +260,7 @@ def lanes_of(
 
 
 def is_gone(path: Path) -> bool:
-    """Whether another command has deleted a lane or a spool directory since it was listed. This is not trouble."""
+    """Whether another command has deleted a lane or a spool directory after it was listed. This is not a problem."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -278,8 +281,8 @@ def inspected(
 ) -> Iterator[tuple[SpoolDirectory, int, Inspected]]:
     """Inspects each lane.
 
-    Reads the marks (small entries in the log) of all lanes first, because a mark in one lane may record that rejected
-    records of another lane were sent again. Such records no longer count as rejected.
+    First reads the marks (small entries in the log) of all lanes. A mark in one lane may record that rejected records
+    of another lane were sent again. Such records no longer count as rejected.
 
     Args:
         directory: The spool directory.
@@ -339,7 +342,7 @@ def progress(what: str, unit: str = "") -> Iterator[Callable[[float, float], Non
 
 
 def counted(number: int, what: str, plural: str = "") -> str:
-    """Formats a number with its noun: "1 record", "2,000 records"."""
+    """Formats a number together with its noun: "1 record", "2,000 records"."""
     return f"{number:,} {what if number == 1 else plural or what + ('es' if what.endswith('ch') else 's')}"
 
 
@@ -364,7 +367,7 @@ def unreadable_lines(troubles: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def rejected_lines(rejected: Sequence[RejectedRecords], unreadable: Sequence[str]) -> Iterator[str]:
-    """Yields lines about the content of a lane's rejected/, indented."""
+    """Yields indented lines about the content of a lane's rejected/."""
     for each in rejected:
         why = each.reason or "reason not known"
         code = f" ({each.code})" if each.code >= 0 and f"({each.code})" not in why else ""
@@ -385,7 +388,7 @@ def missing_lines(missing: Sequence[str]) -> Iterator[str]:
 
 
 def copy_lines(same_lane_id: Sequence[str]) -> Iterator[str]:
-    """Yields a line if other lanes have the id of this lane."""
+    """Yields a line if other lanes have the same id as this lane."""
     if same_lane_id:
         yield (
             f"  COPY it has the same lane id as {', '.join(same_lane_id)}. One of them is the original, and the"

@@ -1,4 +1,4 @@
-"""The rules that find the settings of a topic or broker that break a producer's promises. No I/O."""
+"""Rules about settings of topics and brokers. They find settings that break a producer's promises. No I/O."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def concerns_of(
     outage_ms: int,
     assumed_expiration_ms: int,
 ) -> list[Concern]:
-    """Returns the concerns about a topic's settings. Skips a setting that an old broker does not report.
+    """Returns the concerns about a topic's settings. Skips settings that the brokers are too old to report.
 
     Args:
         topic: The topic's settings, with defaults.
         broker: Settings of a broker.
         replicas: The smallest number of replicas of a partition; 0: unknown.
-        outage_ms: Length of the longest outage of the cluster or of a client that must not break a promise.
+        outage_ms: Maximum length of an outage of the cluster or of a client. A shorter outage must not break a promise.
         assumed_expiration_ms: The producers' option `producer_id_expiration_ms`.
     """
     found: list[Concern] = []

@@ -80,7 +80,7 @@ def demo(
     try:
         _print_runs(console, runs)
     finally:
-        # If one of the two outputs fails, the other has the result.
+        # Write the file even if printing failed, so that at least one output has the result.
         if json_file is not None:
             rows = [dataclasses.asdict(run) for run in runs]
             json_file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,6 @@
-"""`kafkasafe doctor`: finds where each batch of a spool is, and finds problems of the spool and of its topics."""
+"""`kafkasafe doctor`: finds out whether each batch of a spool is in the cluster's log, and finds problems of the spool
+and its topics.
+"""
 
 from __future__ import annotations
 
@@ -91,13 +93,14 @@ def doctor(
 ) -> None:
     """Show whether each undelivered batch is in the log, with proof, and which topic settings break a promise.
 
-    The command only reads the directory and the cluster, so producers may run at the same time. Without
-    --bootstrap-servers (or --config) it reads only the spool. A batch that may have been sent is then NOT KNOWN.
+    The command changes nothing, so producers may run at the same time. Without --bootstrap-servers (or --config) it
+    reads only the spool. In this case, a batch that may have been sent is NOT KNOWN.
 
-    COMMITTED: the log has a batch header with the batch's id at the offset shown, or that part of the log was trimmed
-    and the leader still remembers the sequence. NOT IN THE LOG: the command read every part of the log where the batch
-    could be, or the last sequence that the leader remembers is lower than the batch's. NEVER SENT: the batch has no
-    id. The result for a batch that a running producer is sending may change.
+    COMMITTED: the log contains a batch header with the batch's id, at the offset that is shown. Or that part of the log
+    was deleted, but the leader still remembers the sequence. NOT IN THE LOG: the command has read every part of the log
+    where the batch could be, and did not find it. Or the last sequence that the leader remembers is lower than the
+    batch's sequence. NEVER SENT: the batch has no id. If a running producer is sending a batch, the result for this
+    batch may change.
     """
     outage_ms = int(duration_s(outage, "--outage") * 1000)
     expiration_ms = int(duration_s(expiration, "--producer-id-expiration") * 1000)
@@ -188,7 +191,7 @@ def ask(
     bound: str | None,
     directory: Path,
 ) -> tuple[list[Examined], str | None]:
-    """Asks the cluster. Returns the finding for each undelivered batch, and the id of the cluster.
+    """Asks the cluster about each undelivered batch. Returns the findings, and the id of the cluster.
 
     Raises:
         WrongClusterError: The directory is bound to another cluster.
@@ -221,7 +224,7 @@ def _settings(
         ) as admin:
             by_topic, broker, replicas = settings_of(admin, topics)
     except KafkaError as error:
-        # A user may be allowed to produce but not to read settings.
+        # The user may have the permission to produce, but not to read settings.
         why = f"they cannot be read: {in_words(error)}"
         return [("", Concern("note", "settings", "", why, "the permission DESCRIBE_CONFIGS"))]
     found = []
@@ -247,8 +250,8 @@ def _settings(
 
 @dataclass(frozen=True, slots=True)
 class DiagnosedLane:
-    """A lane: its content, the findings for its undelivered batches, the id of its owner's process (0: none), and the
-    names of lanes with the same lane id.
+    """A lane: its content, the findings for its undelivered batches, the process id of its owner (0: none), and the
+    names of other lanes with the same lane id.
     """
 
     content: LaneContent

@@ -1,4 +1,4 @@
-"""Groups of commands whose help has whole sentences."""
+"""Groups of commands. Their help shows whole sentences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ _LONGEST: Final = 10_000
 
 
 class WholeSentences(TyperGroup):
-    """A group whose help has the whole first sentence of each command. Click would cut it at the end of the line."""
+    """A group of commands. Its help shows the whole first sentence of each command, which Click would cut at the end of
+    the line.
+    """
 
     def helps(self, ctx: Any) -> list[tuple[str, str]]:
         """The name and the help of each command, in the order of the output."""

@@ -58,10 +58,10 @@ def health(
 ) -> None:
     """Say whether a producer could accept records in a spool directory, and what needs an operator there.
 
-    Run it as the user of the producers: a user who may not write to the directory gets NOT READY. To a user who may
-    only read, kafkasafe spool ls shows what waits. The command only reads, so producers may run at the same time. It
-    reads the whole spool. In a program, or for probes every few seconds, use producer.health() instead: it reads
-    nothing and knows whether the cluster answers.
+    Run this command as the producers' user: if the user may not write to the directory, the result is NOT READY. A user
+    who may only read can run kafkasafe spool ls to see what waits. The command only reads, so producers may run at the
+    same time. It reads the whole spool. In a program, or for probes every few seconds, use producer.health() instead.
+    It reads no files, and also reports whether the cluster answers.
     """
     max_age_s = None if max_age is None else duration_s(max_age, "--max-age")
     limit = None if spool_max_bytes is None else _limit(spool_max_bytes)
@@ -108,7 +108,7 @@ def _limit(spool_max_bytes: int) -> int:
 
 
 def _volume(lanes: SpoolDirectory) -> tuple[int, bool]:
-    """(free bytes of the volume, whether it is mounted read-only).
+    """Returns (free bytes of the volume, whether the volume is mounted read-only).
 
     Raises:
         SpoolError: The volume cannot be read.
@@ -120,9 +120,11 @@ def _volume(lanes: SpoolDirectory) -> tuple[int, bool]:
 
 
 def _not_writable(lanes: SpoolDirectory) -> str:
-    """Returns a path that a producer of this user must be able to write but may not write; empty if there is none."""
+    """Returns a path that a producer has to write, but to which this user has no write permission; empty if there is
+    none.
+    """
     starting = [lanes.lane_path(number) for number in lanes.starting_lanes()]
-    # Without a free lane, a producer makes a new one in the directory.
+    # If no lane is free, a producer makes a new one in the directory.
     paths = [lanes.path / FORMAT_NAME, *(starting or [lanes.path]), *(lane / LOCK_NAME for lane in starting)]
     for path in paths:
         needed = os.W_OK | os.X_OK if path.is_dir() else os.W_OK
@@ -133,7 +135,7 @@ def _not_writable(lanes: SpoolDirectory) -> str:
 
 
 def _failing_starts(lanes: SpoolDirectory, suspects: Collection[int]) -> list[str]:
-    """Returns a sentence for each lane of `suspects` that would make the start of a new producer fail."""
+    """Returns a sentence for each lane of `suspects` on which a new producer would start and fail."""
     texts = []
     for number, client in lanes.starting_lanes().items():
         if number not in suspects:
@@ -158,8 +160,8 @@ def _seen(lanes: SpoolDirectory, number: int, found: Inspected) -> LaneSeen:
         waiting_records=sum(each.records for each in found.waiting),
         oldest_s=0.0 if found.oldest_ms < 0 else max(0.0, time.time() - found.oldest_ms / 1000),
         in_doubt_batches=sum(each.in_doubt_batches for each in found.waiting),
-        # Count only batches that the current owner found undecidable. About batches that earlier owners found
-        # undecidable, the current owner asks the cluster again.
+        # Count only batches that the current owner found undecidable. If an earlier owner found a batch undecidable,
+        # the current owner asks the cluster about it again.
         undecidable_batches=sum(at >= begun for at in found.undecidable),
         rejected_records=sum(each.records for each in found.rejected),
         damaged=len(found.damage) + len(found.rejected_unreadable) + len(found.rejected_missing),

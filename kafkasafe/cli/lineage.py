@@ -1,4 +1,4 @@
-"""`kafkasafe lineage`: where two logs differ, by their leader epochs."""
+"""`kafkasafe lineage`: finds from their leader epochs where two logs differ."""
 
 from __future__ import annotations
 
@@ -204,7 +204,9 @@ def _fields(found: Comparison) -> dict[str, Any]:
 
 
 def _lines(found: Comparison, end: int) -> Iterator[str]:
-    """Yields the steps by which a follower whose log ends at `end` finds where its log differs, and the result."""
+    """Yields the steps by which a follower finds where its log differs from the leader's, then the result. The
+    follower's log ends at `end`.
+    """
     for number, step in enumerate(found.steps, 1):
         yield f"{number}. {_asked(step)} {_answered(step, found)}"
     rounds = found.round_trips

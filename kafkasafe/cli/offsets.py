@@ -1,4 +1,6 @@
-"""`kafkasafe offsets`: shows end offsets, once or continuously. They go back only if records are proven to be lost."""
+"""`kafkasafe offsets`: shows end offsets, once or continuously. A shown end offset goes back only if it is proven that
+records are lost.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed
 from kafkasafe.retry import RetryPolicy
 
 _MISSING_S: Final = 5.0
-"""How long to wait for an unknown topic, seconds: the topic may be new, or a broker may have just started."""
+"""Number of seconds to wait for an unknown topic. The topic may be new, or a broker may have just started."""
 _TIMEOUT: Final = "30s"
 OFFSETS_CODES: Final = CODES.format(broken="an end offset went back: records are lost")
 
@@ -65,9 +67,9 @@ def offsets(
 ) -> None:
     """Show end offsets that go back only after a proof that records are lost.
 
-    If a broker answers with a lower offset without a proof, the command keeps the old value. Such an answer may come
-    from a new leader that is still catching up, or may be outdated. If the leader's epochs or the topic's id prove that
-    records are lost, the command shows the lower offset (REGRESSED).
+    If a broker reports a lower offset, but nothing proves a loss, the command keeps the old value. The answer may be
+    outdated, or may come from a new leader that is still catching up. If the leader's epochs or the topic's id prove
+    that records are lost, the command shows the lower offset (REGRESSED).
     """
     interval_s, limits = duration_s(interval, "--interval"), limits_of(timeout, _TIMEOUT)
     if rounds is not None and not watch:
@@ -96,7 +98,7 @@ def offsets(
 
 
 def _opened(options: Mapping[str, Any], view: _View, baseline: Path | None, limits: Limits) -> SafeConsumer:
-    """Opens a consumer without a group, whose events the view notes."""
+    """Opens a consumer without a group. The view records the consumer's events."""
     known = {name: value for name, value in options.items() if name in SafeConsumer.DEFAULT_CONFIG}
     known.pop("group_id", None)
     known.pop("allow_auto_create_topics", None)
@@ -121,7 +123,7 @@ def _rounds(
     rounds: int | None,
     interval_s: float,
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yields the end offsets of each of `rounds` rounds; without an end if `rounds` is None."""
+    """Yields the end offsets once per round. Ends after `rounds` rounds, or never if `rounds` is None."""
     for number in itertools.count(1):
         yield view.round(consumer, wanted, timeout_s)
         if number == rounds:
@@ -217,7 +219,7 @@ def _resolve(
         return found
 
     for topic, partition in wanted:
-        # A broker may not know a new topic yet, or no broker may answer yet. So try again.
+        # Retry, because a broker may not know a new topic yet, or no broker may answer yet.
         policy = RetryPolicy(
             deadline_ms=1000 * max(0.0, deadline - time.monotonic()), wait=PAUSES, api="metadata"
         )

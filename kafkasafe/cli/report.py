@@ -13,8 +13,8 @@ EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
-"""The exit code that a shell shows for a process that SIGPIPE has ended, because the reader of its output has closed
-the pipe.
+"""The exit code that a shell shows for a process that was ended by SIGPIPE. This signal is sent if the reader of the
+process's output has closed the pipe.
 """
 
 
@@ -28,7 +28,7 @@ def print_result(
     ensure_ascii: bool = True,
     flush: bool = False,
 ) -> None:
-    """Print a result: as JSON (on one line if `indent` is None), or as lines for people."""
+    """Print a result, either as JSON (on one line if `indent` is None), or as readable lines."""
     if as_json:
         print(json.dumps(fields, indent=indent, ensure_ascii=ensure_ascii), file=file, flush=flush)
     else:

@@ -1,8 +1,8 @@
 """Validates the options of SafeProducer and SafeConsumer. The error for an unknown option suggests a similar known one.
 
-`table` has one row for each option. The rows are the fields of the configurations. `values` checks one value, `sizes`
-checks the spool's sizes, `names` checks the names of options, and `connection` checks the options that both clients
-have. `producer` and `consumer` validate all options of a client.
+`table` has one row for each option. Each row is a field of a configuration. `values` checks one value, `sizes` checks
+the spool's sizes, `names` checks the names of options, and `connection` checks the options that both clients have.
+`producer` and `consumer` validate all options of a client.
 """
 
 from kafkasafe.config.consumer import validate_consumer

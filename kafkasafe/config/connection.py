@@ -37,7 +37,9 @@ _SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_passw
 
 
 def check_connection(options: Mapping[str, Any]) -> None:
-    """Refuse values that kafka-python accepts silently, or refuses without saying what to do."""
+    """Refuse wrong values that kafka-python would accept silently. Also refuse those for which kafka-python's own error
+    does not say what to do.
+    """
     protocol = options["security_protocol"]
     if protocol not in _PROTOCOLS:
         # kafka-python accepts any name and connects without encryption.
@@ -63,9 +65,10 @@ def check_connection(options: Mapping[str, Any]) -> None:
 
 
 def unprotected(options: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
-    """Yield options of SASL, then those of TLS, that have no effect because `security_protocol` does not use them.
+    """Yield the given SASL options, then the given TLS options, if `security_protocol` does not use them. They have no
+    effect.
 
-    Call this function after `check_connection`. kafka-python ignores such options silently.
+    Call this function after `check_connection`. kafka-python itself does not report such options.
 
     Yields:
         The options' names, and the reason.
@@ -159,8 +162,9 @@ _CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any], str], object]]] = {
     "proxy_url": optional(_proxy),
     "socks5_proxy": optional(_proxy),
 }
-"""Checks of options that both clients have. Without the check of a wrong value, kafka-python would raise an error that
-does not name the option, or no connection would succeed."""
+"""Checks of options that both clients have. Without these checks, a wrong value would make kafka-python raise an error
+that does not name the option, or no connection would succeed.
+"""
 
 
 def _near_protocol(given: str) -> str:
@@ -183,7 +187,7 @@ def _check_servers(servers: Any) -> None:
 
 
 def _is_address(text: str) -> bool:
-    """Return whether the text is host, host:port, [v6], [v6]:port or a bare IPv6 address, as kafka-python parses it."""
+    """Return whether kafka-python can parse the text as host, host:port, [v6], [v6]:port or a bare IPv6 address."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         return bool(host and bracket) and (not rest or (rest[0] == ":" and _is_port(rest[1:])))
@@ -272,7 +276,9 @@ def _check_sasl(options: Mapping[str, Any]) -> None:
 
 
 def check_types(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Refuse a string for a number or a boolean: kafka-python would fail much later, or treat the string as True."""
+    """Refuse a string where a number or a boolean is expected. kafka-python would fail much later, or treat the string
+    as True.
+    """
     for name, value in options.items():
         default = defaults.get(name)
         if isinstance(default, bool) and isinstance(value, (str, bytes)):

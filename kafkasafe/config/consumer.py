@@ -23,7 +23,7 @@ __all__ = [
 
 
 def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
-    """Validate the options of a SafeConsumer. Connection options get the same checks as a producer's.
+    """Validate the options of a SafeConsumer. Connection options are checked in the same way as for a producer.
 
     Raises:
         ConfigError: An option is unknown (the message names the nearest one) or has an unusable value.
@@ -54,8 +54,8 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Return whether an option must not be passed to kafka-python: it is kafkasafe's own option, or its value only
-    stands for the default.
+    """Return whether an option must not be passed to kafka-python. This is so for kafkasafe's own options, and for
+    values that only mean "the default".
     """
     return (
         name in CONSUMER_DEFAULTS

@@ -1,7 +1,7 @@
 """Checks of KafkaConsumer's own options. kafka-python makes some of these checks only after connecting, others never.
 
-Without these checks, a consumer with an unusable value would start, and would fail only at its first `poll()` or in a
-rebalance, where the error no longer points to the option.
+Without these checks, a consumer with an unusable value would start. It would fail only at its first `poll()` or in a
+rebalance, with an error that does not name the option.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _LEAST: Final = {
     "fetch_max_bytes": 1,
     "max_partition_fetch_bytes": 1,
 }
-"""The lowest permitted value of each option that is a number. The value None stands for kafka-python's default."""
+"""The lowest permitted value of each numeric option. Instead of a number, None selects kafka-python's default."""
 _ISOLATION: Final = ("read_uncommitted", "read_committed")
 _deserializer: Final = converter("deserialize")
 
 
 def check_kafka_consumer(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Refuse values of KafkaConsumer's options with which a consumer could not read, or could not read in its group.
+    """Refuse values of KafkaConsumer's options if a consumer could not read with them, alone or in a group.
 
     Raises:
         ConfigError: A value cannot work.
@@ -46,7 +46,9 @@ def check_kafka_consumer(options: Mapping[str, Any], defaults: Mapping[str, Any]
 
 
 def _check_isolation_level(level: Any) -> None:
-    """Raise ConfigError unless kafka-python takes this as a level: a word in any case, or a number of the protocol."""
+    """Raise ConfigError unless kafka-python accepts this as an isolation level: a word, in upper or lower case, or the
+    protocol's number 0 or 1.
+    """
     word = str(level).strip().lower().replace("-", "_")
     if level not in (0, 1) and word not in _ISOLATION:
         choice(*_ISOLATION)({"isolation_level": level}, "isolation_level")

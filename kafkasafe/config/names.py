@@ -1,4 +1,4 @@
-"""Names of options: unknown, removed and ignored ones; and sizes that are given as text."""
+"""Checks the names of options: unknown, removed and ignored ones. Also converts sizes that are given as text."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _NO_848: Final = (
     "kafka-python lacks the group protocol of KIP-848; groups use the classic protocol, which Kafka 4 still"
     " supports"
 )
-# Advice for options of kafka-python 1.4 to 2.3 and of other clients. The error message suggests no similar spelling for
-# these options, because the present option with the most similar name has an unrelated meaning.
+# Advice for options of kafka-python 1.4 to 2.3 and of other clients. For these options, the error message does not
+# suggest a similar name, because the present option with the most similar name has an unrelated meaning.
 REMOVED: Final[dict[str, str]] = {
     "group_protocol": f"{_NO_848}. Leave it out",
     "group_remote_assignor": f"{_NO_848}. To choose assignors, set partition_assignment_strategy",
@@ -60,7 +60,7 @@ CONSUMER_WITHOUT_EFFECT: Final[dict[str, str]] = {
 def check_names(
     options: Mapping[str, Any], known: Mapping[str, Any], others: Mapping[str, Any], other: str, page: str
 ) -> None:
-    """Refuse an unknown option. The message suggests the option that was probably meant."""
+    """Refuse unknown options. The error message suggests the option that the user probably meant."""
     for name in options:
         if name in DEPRECATED:
             continue
@@ -71,7 +71,7 @@ def check_names(
 
 
 def _page(name: str) -> str:
-    """Return the URL of a documentation page if the package's metadata has one; otherwise the page's path."""
+    """Return the address of a documentation page. It is a URL if the package's metadata names one, otherwise a path."""
     try:
         urls = importlib.metadata.metadata("kafkasafe").get_all("Project-URL") or []
     except importlib.metadata.PackageNotFoundError:
@@ -83,7 +83,7 @@ def _page(name: str) -> str:
 
 
 def with_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options, with every size that is a string converted to a number."""
+    """Return the options. Sizes that are given as strings are converted to numbers."""
     found = dict(options)
     for name, value in options.items():
         if (name in _SIZES or name.endswith("_bytes")) and isinstance(value, str):
@@ -96,12 +96,12 @@ def with_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def ignored(name: str, value: Any, reason: str) -> None:
     """Log that an option has no effect."""
-    # Never log the value itself, which may be a secret, unless it is a number.
+    # Log the value only if it is a number. Another value may be a secret.
     shown = value if isinstance(value, (int, float)) else "…"
     log.warning("%s=%s has no effect: %s", name, shown, reason, event="option_ignored")
 
 
 def ignored_together(names: Sequence[str], reason: str) -> None:
-    """Log that several options have no effect, for the same reason."""
+    """Log that several options have no effect, all for the same reason."""
     verb = "has" if len(names) == 1 else "have"
     log.warning("%s %s no effect: %s", ", ".join(names), verb, reason, event="option_ignored")

@@ -14,9 +14,9 @@ class Default(enum.Enum):
     """A placeholder for a value in a row."""
 
     KAFKAS = enum.auto()
-    """The default in `table.OTHER_DEFAULTS`; if there is none, kafka-python's default."""
+    """Use the default in `table.OTHER_DEFAULTS`, or if there is none, kafka-python's default."""
     GIVEN = enum.auto()
-    """The value that the user gave."""
+    """Use the value that the user gave."""
 
 
 KAFKAS: Final = Default.KAFKAS
@@ -25,15 +25,16 @@ _ROW: Final = "option"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """All data about one option, except its text, which editors read in `kafkasafe.options`.
+    """All data about one option, except its text. The text is in `kafkasafe.options`, where editors find it.
 
     The end of the name is the unit: `_ms` milliseconds, `_bytes` bytes.
 
     Attributes:
-        check: Function that computes the field's value from all options and the name, or raises ConfigError.
-        files_only: Whether the option is about files, so that it cannot be combined with `spool="never"`.
+        check: Function that gets all options and the option's name. Returns the field's value, or raises ConfigError.
+        files_only: Whether the option concerns files. Such an option cannot be combined with `spool="never"`.
         in_memory: The value of the field with `spool="never"`.
-        unset: Function that computes the field's value from the fields of the rows above. Used if the option is None.
+        unset: Function that is used if the option is None. Computes the field's value from the fields of the rows
+            above.
     """
 
     name: str
@@ -69,20 +70,22 @@ def option(
     in_memory: Any = Default.GIVEN,
     unset: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> Any:
-    """Return a field of a configuration that has the value of an option. See `Option` for the arguments."""
+    """Return a dataclass field for a configuration. The field gets the value of an option. See `Option` for the
+    arguments.
+    """
     row = Option(name, default, check, files_only, in_memory, unset)
     return dataclasses.field(metadata={_ROW: row})
 
 
 def rows(configuration: type[Any]) -> dict[str, Option]:
-    """Return the option of each field of a configuration, by the name of the field."""
+    """Map the name of each field of a configuration to its option. Fields without an option are left out."""
     return {
         each.name: each.metadata[_ROW] for each in dataclasses.fields(configuration) if _ROW in each.metadata
     }
 
 
 def fields_of(table: Iterable[tuple[str, Option]], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that these rows determine, checked in the order of the table.
+    """Return the values of the fields of these rows, by name. The rows are checked in the order of the table.
 
     Raises:
         ConfigError: An option has an unusable value.

@@ -1,4 +1,4 @@
-"""Validates a producer's options: first each option by its row, then options that depend on each other."""
+"""Validates a producer's options: first each option on its own, then options that depend on each other."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from kafkasafe.logs import EventLog
 log = EventLog("config")
 
 _NOWHERE: Final = Path("memory")
-"""The path that messages show in place of a spool directory with spool="never"."""
+"""With spool="never", messages show this path in place of a spool directory."""
 _OLDEST_BROKERS: Final = (0, 11)
-"""The oldest version of brokers that know batch ids."""
+"""The oldest version of brokers that support batch ids."""
 _TYPED_BY_ROW: Final = frozenset({"acks", "max_in_flight_requests_per_connection"})
-"""Options of kafka-python for which the row has a better message than `check_types`."""
+"""Options of kafka-python that `check_types` leaves out, because the check in their row has a better error message."""
 
 
 def validate(options: Mapping[str, Any]) -> ProducerConfig:
@@ -78,7 +78,9 @@ def _check_renamed(options: Mapping[str, Any]) -> None:
 
 
 def _check_version(options: Mapping[str, Any]) -> None:
-    """Refuse a version of brokers that know no batch ids. With it, no record could be sent, however new the brokers."""
+    """Refuse an `api_version` of brokers that do not support batch ids. With such a setting, no record could be sent,
+    even if the brokers are new.
+    """
     version = options["api_version"]
     if isinstance(version, str) and version != "auto":
         version = tuple(map(int, version.split(".")))
@@ -90,7 +92,7 @@ def _check_version(options: Mapping[str, Any]) -> None:
 
 
 def _check_files_only(options: Mapping[str, Any]) -> None:
-    """Refuse `spool="never"` with an option about files."""
+    """Refuse `spool="never"` together with an option that concerns files."""
     needless = [name for name in FILES_ONLY if options[name] != PRODUCER_DEFAULTS[name]]
     if needless and options["spool"] == "never":
         names = ", ".join(f"{name}={options[name]!r}" for name in needless)
@@ -126,7 +128,8 @@ def _place(fields: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
         given, is_default = spool_dir(options["spool_dir"], fields["client_id"], options["bootstrap_servers"])
         real = resolved(given)
         if ".." in given.parts and not given.exists():
-            # A path with `..` after a missing directory cannot be opened. So each start resolves it, and uses `real`.
+            # If a directory before `..` in the path is missing, the path cannot be opened. So use the resolved path
+            # from the start.
             given = real
     return {"spool_dir": real, "spool_dir_given": given, "spool_dir_is_default": is_default}
 

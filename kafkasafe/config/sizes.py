@@ -1,4 +1,4 @@
-"""Sizes of the spool that depend on each other: their defaults, and checks that each fits into the larger ones."""
+"""Sizes of the spool that depend on each other: their defaults, and checks that smaller units fit into larger ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ MIB: Final = 1024 * 1024
 MIN_SPOOL_BYTES: Final = 16 * MIB
 LEAST_RECORD_BYTES: Final = 1024
 MEMORY_SEGMENT_BYTES: Final = MIB
-"""In memory, segments hold mostly marks (small entries). With small segments, the memory of delivered records is freed
-early, because memory is freed one segment at a time."""
+"""In memory, segments contain mostly marks (small entries). Memory is freed one whole segment at a time, so with small
+segments the memory of delivered records is freed early.
+"""
 _SPOOL_BYTES: Final = 1024 * MIB
 _REJECTED_BYTES: Final = 256 * MIB
 _MEMORY_BYTES: Final = 32 * MIB
@@ -26,7 +27,7 @@ def default_spool_bytes(above: Mapping[str, Any]) -> int:
 
 
 def default_segment_bytes(above: Mapping[str, Any]) -> int:
-    """Return the default of `spool_segment_bytes`: one record of the largest size must fit into a segment.
+    """Return the default of `spool_segment_bytes`. A segment must have room for one record of the maximum size.
 
     Raises:
         ConfigError: The spool is too small for such segments.
@@ -49,7 +50,7 @@ def default_rejected_bytes(above: Mapping[str, Any]) -> int:
 
 
 def batch_bytes(options: Mapping[str, Any], name: str) -> int:
-    """Return the largest size of a batch, which is at most the largest size of a record."""
+    """Return the batch size limit. It is never above the record size limit."""
     record = number(least=LEAST_RECORD_BYTES)(options, "max_request_size")
     return min(max(number(least=0)(options, name), 1), record)
 
@@ -76,7 +77,7 @@ def check_segments(fields: Mapping[str, Any]) -> None:
 
 
 def check_memory(fields: Mapping[str, Any]) -> None:
-    """Refuse `spool="never"` with a limit that is too small for the largest record."""
+    """With `spool="never"`, refuse a memory limit below four records of the maximum size."""
     record, limit = fields["max_record_bytes"], fields["spool_max_bytes"]
     if fields["spool"] == "never" and record * 4 > limit:
         raise ConfigError(

@@ -19,10 +19,10 @@ _LAYERS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
 def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any) -> tuple[Path, bool]:
     """Return the spool directory (absolute) and whether it is the default one.
 
-    The option comes first, then the environment variable, then a directory in the user's state directory. This default
-    depends on client id and cluster address, because records that were spooled for one cluster must never be delivered
-    to another.
-    If the same address was written differently before, `siblings.py` finds the former directory by the cluster id.
+    The option takes precedence, then the environment variable. The default is a directory in the user's state
+    directory. This default depends on client id and cluster address, because records that were spooled for one cluster
+    must never be delivered to another. If the same address was written in another way before, `siblings.py` finds the
+    former directory by the cluster id.
     """
     chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
     if chosen is not None:
@@ -53,7 +53,7 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
 
 
 def resolved(path: Path) -> Path:
-    """Resolve symbolic links once. A deployment may switch a link later, and that must not split the spool."""
+    """Resolve symbolic links once. If a deployment changes a link later, the spool must stay in one directory."""
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:  # a loop of links
@@ -61,8 +61,8 @@ def resolved(path: Path) -> Path:
 
 
 def take_locks_early() -> None:
-    """Take the locks of Python's import and of `tempfile` early: otherwise the first producer of a process would take
-    them when it is opened.
+    """Take two locks early: that of Python's import, and that of `tempfile`. Otherwise, the first producer of a process
+    would take them when it is opened. This could block a forked child:
 
     1. Another thread opens a producer, and holds such a lock.
     2. The program forks.

@@ -43,14 +43,14 @@ from kafkasafe.record.batch import Compression
 
 _INT32: Final = 0x7FFF_FFFF
 
-# KafkaProducer's defaults, then the defaults that differ, with the reasons.
+# First KafkaProducer's own defaults. Then the defaults that kafkasafe changes, with the reasons.
 KAFKA_DEFAULTS: Final[dict[str, Any]] = dict(KafkaProducer.DEFAULT_CONFIG)
 OTHER_DEFAULTS: Final[dict[str, Any]] = {
     # A pending record is safe on disk, so the producer has no reason to give it up.
     "delivery_timeout_ms": None,
     # The default of Kafka 4's own producer (KIP-1030). `get()`, `durable()` and `flush()` end this wait early.
     "linger_ms": 5,
-    # Each batch costs one fsync, one checksum and one request, so large batches cost least per record.
+    # Each batch needs one fsync, one checksum and one request, so the cost per record is lowest with large batches.
     "batch_size": 1_000_000,
     "reconnect_backoff_max_ms": 1000,
     "acks": -1,
@@ -59,7 +59,7 @@ OTHER_DEFAULTS: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """An instruction: deliver no records, and only end the named atomic batches.
+    """An instruction to deliver no records, but only to commit or drop the named atomic batches.
 
     Attributes:
         commit: Ids of the atomic batches to commit if they are staged (wholly in Kafka, but not committed); None: all.
@@ -74,14 +74,14 @@ class Decide:
 class ProducerConfig:
     """The validated options of a SafeProducer. A field with an `option` is a row of the table.
 
-    The rows are checked in their order. A row that reads another option, with `unset` or in its check, is below that
-    option's row.
+    The rows are checked from top to bottom. If `unset` or the check of a row reads another option, the row is below
+    that option's row.
 
     Attributes:
         kafka: All of KafkaProducer's options, for the connections.
         client_id: Client id, never empty.
         spool_dir: Real path of the spool directory. Its symbolic links were resolved once, at the start.
-        spool_dir_given: The absolute path as the user gave it. A producer that starts later resolves this path again.
+        spool_dir_given: The absolute path as the user gave it. The next producer resolves this path again.
         spool: "always": a record is on disk before it is sent. "on_error": a record is written to disk if the cluster
             does not acknowledge it within `spool_after_s`, if the buffer fills, or at close. "never": the producer
             writes no files.
@@ -89,9 +89,10 @@ class ProducerConfig:
         batch_bytes: Largest batch, headers included.
         linger_s: How long a batch waits for more records.
         max_block_s: How long `send` waits for room.
-        run_ahead_bytes: How many bytes may be accepted but not acknowledged while the cluster answers; None: no limit.
-        state_age_s: How long after a batch's timestamp a broker is certain to remember the producer.
-        decide: Set by a command that ends staged batches; None: deliver everything.
+        run_ahead_bytes: Limit for bytes that are accepted but not acknowledged yet. Applies while the cluster answers;
+            None: no limit.
+        state_age_s: Time after a batch's timestamp during which a broker certainly still has the producer's state.
+        decide: Only set by commands that commit or drop atomic batches; None: deliver everything.
     """
 
     kafka: Mapping[str, Any] = field(repr=False)  # it may contain passwords
@@ -189,10 +190,11 @@ class ProducerConfig:
 
     @property
     def custom_partitioner(self) -> bool:
-        """Whether the partitioner must be asked.
+        """Whether the given partitioner has to be called.
 
         kafka-python's two partitioners choose the same partition for a key. Their choices differ for records without a
-        key, but kafkasafe itself puts all such records of one batch into one partition. So neither has to be asked.
+        key, but kafkasafe itself puts all such records of one batch into one partition. So neither of the two has to be
+        called.
         """
         return type(self.partitioner) not in {DefaultPartitioner, StickyPartitioner}
 
@@ -205,13 +207,14 @@ class ConsumerConfig:
         kafka: The options of KafkaConsumer that the user gave.
         on_divergence: "raise", "seek", or a callable that gets the event and returns the offset at which to continue.
         on_event: Gets each `kafkasafe.events.ConsumerEvent`.
-        offsets_path: File that keeps the highest end offsets across restarts; None: no file.
-        offsets_hold_timeout_s: How long the consumer keeps an old end offset if the new one is lower and nothing
-            explains this. After this time, the consumer reports the case as unproven.
-        lineage_path: File that keeps, across restarts, the history of the records that were read; None: only committed
-            offsets carry this history.
+        offsets_path: File that stores the highest end offsets, for the time after a restart; None: no file.
+        offsets_hold_timeout_s: How long the consumer keeps the old end offset if a new one is lower without a known
+            reason. After this time, the consumer reports the case as unproven.
+        lineage_path: File that stores the history of the records that were read, for the time after a restart; None:
+            this history is stored only with committed offsets.
         prometheus: Whether prometheus-client's default registry collects the metrics.
-        remote_storage_timeout_s: `poll` raises an error if remote storage could not be read for this long; None: never.
+        remote_storage_timeout_s: If remote storage could not be read for this long, `poll` raises an error; None: it
+            never raises this error.
     """
 
     kafka: Mapping[str, Any] = field(repr=False)  # it may contain passwords
@@ -229,9 +232,9 @@ class ConsumerConfig:
 
 
 PRODUCER: Final[dict[str, Option]] = rows(ProducerConfig)
-"""The rows of a producer, by the name of the configuration's field."""
+"""The options of a producer, by the name of the field in `ProducerConfig`."""
 CONSUMER: Final[dict[str, Option]] = rows(ConsumerConfig)
-"""The rows of a consumer, by the name of the configuration's field."""
+"""The options of a consumer, by the name of the field in `ConsumerConfig`."""
 PRODUCER_DEFAULTS: Final[dict[str, Any]] = {
     "spool_dir": None,
     **{row.name: row.default for row in PRODUCER.values() if row.default is not KAFKAS},
@@ -242,4 +245,4 @@ CONSUMER_DEFAULTS: Final[dict[str, Any]] = {row.name: row.default for row in CON
 FILES_ONLY: Final = ("spool_dir", *(row.name for row in PRODUCER.values() if row.files_only))
 """Options about files: `spool="never"` cannot be combined with them."""
 DEFAULTS: Final[dict[str, Any]] = {**KAFKA_DEFAULTS, **OTHER_DEFAULTS, **PRODUCER_DEFAULTS}
-"""Every option of a SafeProducer, with its default."""
+"""All options of a SafeProducer, with their defaults."""

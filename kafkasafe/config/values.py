@@ -17,7 +17,9 @@ from kafkasafe.record.batch import Compression
 MAX_LANES: Final = 1000
 DEFAULT_CLIENT_ID: Final = "kafkasafe"
 MOST_IN_FLIGHT: Final = 5
-"""A broker remembers a producer's last five batches. With more in flight, it could not recognise a repeated batch."""
+"""A broker remembers a producer's last five batches. With more batches in flight, the broker could not recognise a
+repeated one.
+"""
 _COMPRESSION: Final = {
     None: Compression.NONE,
     "none": Compression.NONE,
@@ -52,7 +54,7 @@ def number(*, least: int, most: int | None = None) -> Callable[[Mapping[str, Any
 
 
 def seconds(*, least: int, per: int = 1000) -> Callable[[Mapping[str, Any], str], float]:
-    """Return the check of a whole number that also converts the number to seconds: `per` units are one second."""
+    """Return a check for whole numbers. It also converts the number to seconds: `per` units are one second."""
     whole = number(least=least)
     return lambda options, name: whole(options, name) / per
 
@@ -71,13 +73,13 @@ def duration(options: Mapping[str, Any], name: str) -> float:
 
 
 def optional(check: Check, *absent: Any) -> Check:
-    """Return a check that turns None, and the values `absent`, into None."""
+    """Return a check that accepts None. It converts the values `absent` to None."""
     return lambda options, name: None if options[name] in (None, *absent) else check(options, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The check of an option that has a fixed set of words."""
+    """The check of an option that accepts only certain words."""
 
     words: tuple[str, ...]
 
@@ -98,12 +100,12 @@ class Choice:
 
 
 def choice(*words: str) -> Choice:
-    """Return the check of an option that has a fixed set of words."""
+    """Return a check for an option that accepts only certain words."""
     return Choice(words)
 
 
 def flag(options: Mapping[str, Any], name: str) -> bool:
-    """Return whether the value is true. Text is refused, because "false" would be true."""
+    """Return whether the value is true. Text is refused, because Python would treat "false" as true."""
     value = options[name]
     if isinstance(value, (str, bytes)):
         raise ConfigError(f"{name} must be True or False, not {value!r}")
@@ -111,7 +113,9 @@ def flag(options: Mapping[str, Any], name: str) -> bool:
 
 
 def converter(method: str) -> Check:
-    """Return the check of a function, or an object with this method, that converts keys or values. None is allowed."""
+    """Return a check for converters of keys or values. A converter is a function, or an object with this method. None
+    is allowed.
+    """
 
     def check(options: Mapping[str, Any], name: str) -> Any:
         value = options[name]
@@ -161,7 +165,7 @@ def path_of_file(options: Mapping[str, Any], name: str) -> Path | None:
 
 
 def nameable(option: str, path: Path) -> Path:
-    """Return the path if this process can encode it as a file name.
+    """Return the path. Refuse it if this process cannot encode it as a file name.
 
     Raises:
         ConfigError: The path has a null character; or it cannot be encoded, because the process has the locale C, or
@@ -179,14 +183,17 @@ def nameable(option: str, path: Path) -> Path:
 
 
 def is_topic_name(value: str) -> bool:
-    """Return whether Kafka permits a topic of this name. The same names are permitted for static members of a group."""
+    """Return whether Kafka permits this name for a topic. The same rule applies to the instance ids of static group
+    members.
+    """
     return _TOPIC_NAME.fullmatch(value) is not None and value not in {".", ".."}
 
 
 def sendable(name: str, value: str) -> str:
-    """Refuse a string that Kafka's protocol cannot carry. The spool stores the same strings with the same limit.
+    """Refuse a string that Kafka's protocol cannot carry. The spool stores these strings too, with the same limit.
 
-    Otherwise each request with the string would fail, and an error while writing the spool would end the producer.
+    Without this check, each request with the string would fail. An error while the spool is written would end the
+    producer.
 
     Args:
         name: An option or an argument of a method, for the message.

@@ -1,13 +1,13 @@
 """Appends the batches of one task to partitions, in an open transaction or without a transaction.
 
-The task does not own the transaction; it only has a `WriterIdentity`. An identity without a transactional id has no
-transaction. On each partition the task sends one batch at a time. A resent batch is therefore always the newest batch
-that the leader has, and the leader recognises it even after a restart.
+The task does not own the transaction; it only has a `WriterIdentity`. If the identity has no transactional id, there is
+no transaction. On each partition the task sends one batch at a time. A resent batch is therefore always the newest
+batch of its producer in the leader's log, and the leader recognises the batch even after a restart.
 
 The first batch of a task on a partition is its *claim* of the partition. The claim solves this problem:
 
-1. Attempts 0 and 1 of one task run at the same time. Speculation causes this, and so does a stage that Spark runs again
-   while its old tasks are still running, or an executor that Spark gave up too early.
+1. Attempts 0 and 1 of one task run at the same time. Possible causes: speculation, a stage that Spark runs again while
+   its old tasks are still running, or an executor that Spark gave up too early.
 2. Sequences begin at 0 in every transaction, so both attempts begin at 0 on the same partition.
 3. Attempt 0 appends its first batch.
 4. Attempt 1 sends its first batch, with other records. The leader does not compare records: it takes the batch
@@ -80,8 +80,8 @@ def claim_base(timestamp: int) -> int:
 class _Place:
     """The state of one partition.
 
-    Invariant: `sending` is the current batch: it is in flight, waits for a retry, or is being read back. Later batches
-    are in `waiting`.
+    Invariant: `sending` is the current batch. This batch is in flight, waits for a retry, or is being read back. Later
+    batches are in `waiting`.
     """
 
     topic: str
@@ -91,7 +91,7 @@ class _Place:
     in_flight: bool = False
     too_large: bool = False  # `sending` must be divided before it is sent
     claimed: bool = False
-    claim_at: int = -1  # offset of the claim while it is acknowledged but not read back yet
+    claim_at: int = -1  # offset of the claim, from its acknowledgement until it is read back
     sequence: int = 0
     failures: int = 0
     again_at: float = 0.0
@@ -107,8 +107,8 @@ class Appender:
         grant: The transaction's grant. The transaction must already contain the partitions. If the grant's
             transactional id is empty, the appender uses no transaction, and the grant holds an idempotent producer's
             own id and epoch.
-        options: Options of the sink or writer: the time limit for one batch, how long the broker may wait for its
-            replicas, and the number of pending bytes above which `append` blocks.
+        options: Options of the sink or writer. The appender uses three of them: the time limit for one batch, the time
+            limit for a broker's wait for its replicas, and the number of pending bytes above which `append` blocks.
         claims: False if no other attempt can have the grant. Then no batch is a claim, and none is read back.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
             batch, in order for each partition. The function is not called for claims. For a divided batch, the function
@@ -148,7 +148,7 @@ class Appender:
                 batch is a claim, its base timestamp must come from `claim_base`.
 
         Raises:
-            RestartError: See `finish`. This method raises the other errors of `finish` too.
+            RestartError: See `finish`. This method also raises all other errors that `finish` raises.
         """
         with self._changed:
             place = self._places.get((topic, partition))

@@ -93,7 +93,7 @@ def count_ids(spark: SparkSession, options: ReadOptions, ids: _Ids, *, committed
     counts = frame.groupBy(_column(ids).alias("id")).count().persist()
     named = counts.where("id IS NOT NULL")
     number = f.expr("try_cast(id AS DECIMAL(38, 0))")
-    # Null for a record without an id, and `min` ignores null.
+    # `is_number` is null for a record without an id, and `min` ignores nulls.
     is_number = f.when(f.col("id").isNotNull(), f.col("id").rlike(r"^-?[0-9]+\z") & number.isNotNull())
     total = counts.agg(
         f.sum(f.when(f.col("id").isNull(), 0).otherwise(f.col("count"))).alias("records"),

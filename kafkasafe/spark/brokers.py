@@ -1,4 +1,4 @@
-"""Asks brokers on behalf of the source's driver. Has the connections and the look-ups, and waits for answers."""
+"""Asks brokers on behalf of the source's driver. Holds the connections, starts look-ups, and waits for answers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ UNKNOWN_TOPIC: Final = 3
 # Shortly after its start, a broker answers UNKNOWN_TOPIC even for topics that exist. So a topic counts as missing only
 # after this number of seconds.
 MISSING_TOPIC_S: Final = 5.0
-# How long a plan waits for answers about all partitions at once. After that, the plan asks about each partition
-# separately.
+# A plan first asks each leader about all its partitions with one request, and waits this long for the answers. After
+# that, the plan asks separately about each partition that has no answer.
 _AT_ONCE_S: Final = 5.0
 
 
@@ -91,11 +91,12 @@ class Brokers:
         self._last_problem = problem
 
     def watch(self, partition: Partition) -> Callable[[Exception], None]:
-        """Returns a function that takes the errors of look-ups about one partition, and remembers them as `note` does.
+        """Returns a function that receives the errors of look-ups about one partition, and passes them to `note`.
 
-        A plan uses metadata that are a few seconds old, so they may still name a deleted topic. A look-up would ask
-        again until the plan's time is over. So the function raises PartitionGoneError if brokers do not know the
-        partition, and the metadata, read again after an error, have not named it for `MISSING_TOPIC_S` either.
+        A plan uses metadata that are a few seconds old, so they may still name a deleted topic. A look-up for such a
+        topic would repeat its request until the plan's time is over. So the function raises PartitionGoneError if two
+        conditions hold: brokers answer UNKNOWN_TOPIC, and for `MISSING_TOPIC_S` seconds the metadata have not contained
+        the partition.
         """
         since: float | None = None
 
@@ -120,7 +121,9 @@ class Brokers:
         return None if info is None or info.error_code == UNKNOWN_TOPIC else info
 
     def observe(self, partition: Partition, was: Mark, topic_id: bytes | None) -> None:
-        """Gives the checkpoint's offset to the tracker, which knows no end offset after a restart of the driver."""
+        """Gives the checkpoint's offset to the tracker. After a restart of the driver, the tracker has no end offset of
+        its own.
+        """
         known = self._tracker.end_offset(*partition, isolation_level=self._isolation)
         if known is None or known < was.offset:
             self._tracker.observe(
@@ -171,8 +174,8 @@ class Brokers:
         return {partition: end.offset for partition, end in found.items()}
 
     def at_once(self, partitions: Sequence[Partition], timestamp: int) -> Mapping[Partition, OffsetListed]:
-        """Asks each leader once for the `timestamp` offset (such as EARLIEST) of all its partitions. Returns the
-        answers that came in time.
+        """Asks each leader for the `timestamp` offset (such as EARLIEST) of all its partitions, with one request.
+        Returns the answers that came in time.
         """
         runner = ProcedureRunner()
         inquiry = runner.begin(self.lookups.ask_at_once(partitions, timestamp))
@@ -207,7 +210,7 @@ class Brokers:
 
 
 def _all_done(runner: ProcedureRunner, inquiries: Collection[RunningProcedure[Any]], deadline: float) -> bool:
-    """Runs procedures until all inquiries are done. Returns whether they were done before the deadline."""
+    """Runs procedures until all of them are done. Returns whether they were done before the deadline."""
     while any(not inquiry.done for inquiry in inquiries):
         left = deadline - time.monotonic()
         if left <= 0:

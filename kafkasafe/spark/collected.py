@@ -53,8 +53,8 @@ class Bound(NamedTuple):
 
     Attributes:
         rows: Largest number of rows.
-        row_bytes: Largest size of a row's key, value and topic together, in bytes. For tasks after the 64th, a 16th of
-            this applies.
+        row_bytes: Largest size of a row's key, value and topic together, in bytes. For tasks after the 64th, the limit
+            is one sixteenth of this.
     """
 
     rows: int
@@ -66,9 +66,9 @@ class RowTooLargeError(Exception):
 
 
 def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
-    """Decides whether the driver collects the rows of the next micro-batch, and within which bound.
+    """Decides whether the driver collects the rows of the next micro-batch. If so, returns the limits.
 
-    The bound allows twice as many rows as in the previous micro-batch, all in one task, and rows of twice the average
+    The bound allows each task twice as many rows as the whole previous micro-batch had, and rows of twice the average
     size. A task returns at most twice `inline_bytes`.
 
     Args:
@@ -95,7 +95,7 @@ def later_size(previous: Size | None, rows: int, sent_bytes: int, *, was_refused
     then collects no rows for the next 100 micro-batches.
 
     Args:
-        previous: The size that was remembered before this micro-batch, or None.
+        previous: The size remembered after the previous micro-batch; None if there is none.
         rows: Number of rows.
         sent_bytes: Size of the encoded batches, in bytes.
         was_refused: Whether a row of this micro-batch was too large to be collected.

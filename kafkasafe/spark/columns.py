@@ -37,7 +37,7 @@ def arrow_schema(schema: StructType) -> Any:
                 "UNKNOWN_COLUMN",
                 f"format kafkasafe has no column {field.name!r}: use only {', '.join(TYPES)}.",
             )
-        # These texts do not say whether parts of `headers` may be null, which users may narrow.
+        # These texts do not say whether parts of `headers` may be null, because users may declare them as not null.
         if field.dataType.simpleString() != expected.simpleString():
             raise error(
                 "WRONG_COLUMN_TYPE",
@@ -49,7 +49,7 @@ def arrow_schema(schema: StructType) -> Any:
 
 
 def arrow_type(kind: DataType) -> Any:
-    """Returns the Arrow type to which Spark itself converts a Spark type."""
+    """Returns the Arrow type that Spark itself uses for a Spark type."""
     match kind:
         case ArrayType():
             return _arrow.list_(

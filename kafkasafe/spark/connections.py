@@ -1,6 +1,6 @@
 """Keeps the connections of a Spark process from one task to the next.
 
-Spark uses Python workers again for later tasks, and connecting takes longer than a small task.
+Spark reuses Python workers for later tasks, and connecting takes longer than a small task.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def kept(options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], C]) -> 
 
     Args:
         options: The options of the connections.
-        make: Makes the connections. `kept` calls it, and starts the connections, if this process has none for these
-            options.
+        make: Function that creates the connections. `kept` calls it, and starts the connections, if this process has
+            none for these options.
     """
     key = os.getpid(), make, repr(sorted(options.items()))
     with _lock:

@@ -29,7 +29,7 @@ def spark_context(session: SparkSession) -> SparkContext | None:
 
 
 def jvm_of(session: SparkSession) -> Any:
-    """Returns the JVM of a session: its attributes are Java's packages. Not with Spark Connect."""
+    """Returns a session's JVM, as an object whose attributes are Java's packages. Not with Spark Connect."""
     context: Any = session.sparkContext
     return context._jvm
 

@@ -1,4 +1,4 @@
-"""Checks Kafka's own options of a query (`kafka.*`), and translates the connection options into kafka-python's."""
+"""Checks the `kafka.*` options of a query, and translates the connection options into kafka-python's options."""
 
 from __future__ import annotations
 
@@ -151,10 +151,11 @@ def kafka_options(options: Mapping[str, str], table: OptionTable) -> tuple[dict[
 
     Args:
         options: All options, `kafka.*` and others.
-        table: The options of the query. Kafka's options that are in this table are not connection options.
+        table: The options of the source or of the sink. A `kafka.*` option in this table is not a connection option.
 
     Returns:
-        The connection options under kafka-python's names, and the values of Kafka's options that are in the table.
+        The connection options under kafka-python's names, and the values of the `kafka.*` options that are in the
+        table.
 
     Raises:
         ConfigError: An option is unknown, invalid, or missing.

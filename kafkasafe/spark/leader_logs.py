@@ -8,7 +8,7 @@ End offsets that go backwards (SPARK-26267, SPARK-27281):
 
 To prevent this repetition, the planner first gives the checkpoint's offset to the tracker of `kafkasafe.offsets`. Then
 the tracker checks each end offset. So a range never ends below the offset where it begins. The tracker alone would not
-be enough. After a restart of the driver the tracker knows no end offset, so it would accept B's 480 as the first
+be enough. After a restart of the driver, the tracker remembers no end offset, so it would accept B's 480 as the first
 answer.
 
 Records that were read and then lost (KIP-279):
@@ -17,7 +17,7 @@ Records that were read and then lost (KIP-279):
 2. The leader fails. Broker B, whose log ends at 480, wins an unclean election as leader of epoch 4.
 3. Producers append. B's log ends at 600 when the next batch is planned.
 
-To detect this loss, the planner checks each new leader once, before it plans a range that continues from offsets
+To detect this loss, the planner checks each new leader once. It does this before it plans a range that follows offsets
 already read. The planner asks the leader where the checkpoint's epochs end. B answers that epoch 3 ends at 480. So the
 records 480 to 499 that the query has read are lost, and the next range begins at 480. Comparing offsets is not enough.
 The new end of the log, 600, is above 500, so a batch from 500 to 600 would look right. But the query would never read
@@ -66,14 +66,14 @@ class LogState:
         end: int | None = None,
         log_start: int | None = None,
     ) -> None:
-        """Notes a loss, and those bounds of the range that the loss has changed."""
+        """Records a loss. Sets the bounds of the range that the loss changes."""
         self.why, self.lost = why, lost
         self.begin = self.begin if begin is None else begin
         self.end = self.end if end is None else end
         self.log_start = self.log_start if log_start is None else log_start
 
     def stop_at(self, end: int) -> None:
-        """Ends the range at `end` at the latest, but never before its beginning."""
+        """Shortens the range so that it ends at or before `end`. The range never ends before its beginning."""
         self.end = max(self.begin, min(self.end, end))
 
     def found_leader(self, epoch: int) -> None:
@@ -82,7 +82,7 @@ class LogState:
 
 
 class _Settled(NamedTuple):
-    """The answer about the end of a log, and the values with which `advance` compared this answer."""
+    """What a leader answered about the end of its log, and the values that `advance` compared with the answer."""
 
     was: Mark
     topic_id: bytes | None
@@ -92,8 +92,8 @@ class _Settled(NamedTuple):
 
 
 class LeaderLogs:
-    """Knows which leaders' logs hold all records that the query has read, and the epochs of these logs. Not
-    thread-safe.
+    """Remembers which leaders' logs contain all records that the query has read, and the leader epochs in these logs.
+    Not thread-safe.
 
     Args:
         brokers: The brokers to ask.
@@ -102,9 +102,10 @@ class LeaderLogs:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._lookups = brokers.lookups
-        # (topic id, leader epoch) of the latest leader whose log was found to hold all records that the query has read.
+        # (topic id, leader epoch) of the latest leader that passed the check: its log contains all records that the
+        # query has read.
         self._checked: dict[Partition, tuple[bytes | None, int]] = {}
-        # What the last plan found about a partition without a loss. See `unchanged`.
+        # Partition → what the last plan found there. Only for partitions without a loss. See `unchanged`.
         self._settled: dict[Partition, _Settled] = {}
         # The epochs that a leader reported: (the leader's own epoch, [(epoch, first offset)], lowest offset that these
         # epochs cover).
@@ -116,17 +117,18 @@ class LeaderLogs:
         ends: Mapping[Partition, OffsetListed],
         starts: Mapping[Partition, OffsetListed],
     ) -> dict[Partition, LogState]:
-        """Finds the partitions for which `advance` would return the same result as at its last call, without a loss.
+        """Finds the partitions for which `advance` would return the same result as at its last call, and would find no
+        loss.
 
         This only saves CPU time: most partitions of a large topic have no new records between two plans. The result
-        contains a partition if the leader gave the same answer as at the last call, and `advance` would compare the
+        contains a partition if the leader answered the same as at the last call, and if `advance` would compare the
         answer with the same values. If there are records to read, the leader must also have answered that the log still
         holds them.
 
         Args:
             start: Where the micro-batch begins.
             ends: The leaders' answers about the ends of the logs.
-            starts: The leaders' answers about the starts of the logs with new records.
+            starts: The leaders' answers about where logs begin; only for logs with new records.
         """
         found = {}
         now_ids: dict[str, bytes | None] = {}
@@ -153,11 +155,11 @@ class LeaderLogs:
         return found
 
     def forget_unchanged(self) -> None:
-        """Makes the next plan examine all partitions, because other look-ups may have found newer ends."""
+        """Makes the next plan examine all partitions. Call this if other look-ups may have found newer end offsets."""
         self._settled.clear()
 
     def advance(self, partition: Partition, was: Mark | None, topic_id: bytes | None) -> Procedure[LogState]:
-        """Finds how far a partition may be read, and whether the log still holds the records already read."""
+        """Finds how far a partition may be read, and whether its log still contains the records read before."""
         self._settled.pop(partition, None)
         info = self._brokers.topic(partition[0])
         if info is not None and partition[1] in info.partitions:
@@ -257,7 +259,9 @@ class LeaderLogs:
         return found
 
     def is_checked(self, partition: Partition) -> bool:
-        """Returns whether the log of the partition's leader was found to hold what the query has read."""
+        """Returns whether the current leader was checked: its log contains all records of the partition that the query
+        has read.
+        """
         info = self._brokers.topic(partition[0])
         leader = None if info is None else info.partitions.get(partition[1])
         checked = self._checked.get(partition)
@@ -266,7 +270,7 @@ class LeaderLogs:
         return checked[0] == id_of(info) and checked[1] >= leader.leader_epoch
 
     def lineage(self, partition: Partition, known: Lineage, found: LogState) -> Lineage:
-        """Returns those leader epochs of the records before `found.end` that are certain."""
+        """Returns the leader epochs of the records before `found.end`, as far as they are certain."""
         if found.why in {"diverged", "truncated", "recreated", "retention"}:
             known = known.copy()
             known.truncate(found.begin)
@@ -288,7 +292,7 @@ class LeaderLogs:
     def _compare(
         self, partition: Partition, lineage: Lineage, position: int, found: LogState
     ) -> Procedure[None]:
-        """Checks that the leader's log holds the records before `position`. Stores a loss in `found`."""
+        """Checks that the leader's log contains the records before `position`. Stores a loss in `found`."""
         if not lineage.entries or lineage.start_offset >= position:
             return
         tries = 0
@@ -316,7 +320,9 @@ class LeaderLogs:
         return walk.outcome
 
     def _learn(self, partition: Partition, found: LogState, history: Lineage | None) -> Procedure[None]:
-        """Asks the leader for its epochs, newest first, down to the known ones. Each new epoch takes one request."""
+        """Asks the leader for its epochs, from the newest back to those that are already known. Each new epoch takes
+        one request.
+        """
         current = found.leader_epoch
         if current < 0:
             return
@@ -347,7 +353,7 @@ class LeaderLogs:
 
 
 def _none_below() -> Procedure[EpochEnd]:
-    """Returns, without a request, the answer about the epoch before epoch 0, which does not exist."""
+    """Returns the answer about the epoch before epoch 0. Sends no request, because that epoch does not exist."""
     yield from ()
     return EpochEnd(0, UNDEFINED, UNDEFINED)
 

@@ -44,7 +44,7 @@ class MetricsListener(StreamingQueryListener):
     ```
 
     Metric families with the label `query` (the query's name, or its id if it has no name). Queries with the same name
-    are counted together; the lag is that of the running ones:
+    share their counts. Their lag is the sum of the lags of those that are running:
 
     - `kafkasafe_spark_batches_total{outcome}`: micro-batches of kafkasafe's sink and writer: `written`, `duplicate`
       (committed before, so skipped), `resumed` (written with more than one transaction), `failed`.
@@ -118,7 +118,7 @@ class _Collector(Collector):
         self._queries: dict[str, _Query] = {}
 
     def describe(self) -> list[Metric]:
-        """Returns no families, because otherwise the registration of the collector would collect the metrics."""
+        """Returns no families. Without this method, Prometheus would collect the metrics during the registration."""
         return []
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
@@ -259,9 +259,9 @@ def _expect_sources() -> None:
 
 
 def _behind(sources: Any, before: int | None) -> int | None:
-    """Returns how many records are between the sources' positions and the ends of their logs.
+    """Returns how many records lie between the sources' positions and the ends of the logs that they read.
 
-    Returns `before` if no source reports where its logs end.
+    Returns `before` if no source reports where the logs end.
     """
     total, reported = 0, False
     for source in sources:
@@ -273,7 +273,7 @@ def _behind(sources: Any, before: int | None) -> int | None:
 
 
 def _offsets(position: Any) -> dict[tuple[str, str], int]:
-    """Returns (topic, partition) → offset for a position of Spark's own Kafka source or of kafkasafe's source."""
+    """Converts a position of kafkasafe's source or Spark's own Kafka source to a dict (topic, partition) → offset."""
     if isinstance(position, str):
         try:
             position = json.loads(position)

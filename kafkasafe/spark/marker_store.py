@@ -35,7 +35,7 @@ _UNKNOWN_TOPIC: Final = 3
 _UNAUTHORIZED: Final = 29
 _NOT_LET_IN: Final = frozenset({33, 34, 58})
 _BRIEF_S: Final = 5.0
-_NOT_YET: Final = 78  # OFFSET_NOT_AVAILABLE: the high watermark has not caught up yet
+_NOT_YET: Final = 78  # OFFSET_NOT_AVAILABLE: the new leader's high watermark is still too low
 _FETCH_BYTES: Final = 1024 * 1024
 
 
@@ -44,7 +44,8 @@ class MarkerStore:
 
     Args:
         transport: The driver's connections. `start` starts them.
-        requests: Sends the requests for the application id's transactional id, and for the group of the same name.
+        requests: Sends requests about the application id's transactional id, and about the consumer group with the same
+            name.
         options: Options of the sink.
         app_id: The application id, for messages.
         transactional_id: Key of the markers in their topic.
@@ -123,7 +124,8 @@ class MarkerStore:
             CheckpointMismatchError: The marker cannot be decoded.
         """
         found = self._requests.committed_offset((self._options.marker_topic, 0))
-        # Offsets of groups without members expire (offsets.retention.minutes). Then read the marker topic instead.
+        # The offsets of a group without members expire (offsets.retention.minutes). If they have expired, read the
+        # marker topic.
         content = self._from_topic() if found is None else found[1]
         if content is None:
             return None
@@ -166,7 +168,7 @@ class MarkerStore:
         )
 
     def _send_to_topic(self, grant: WriterIdentity, marker: Marker) -> Callable[[Reply[ProduceReply]], None]:
-        """Returns the function that sends the marker to the marker topic, each time it is called."""
+        """Returns a function that sends the marker to the marker topic. It may be called several times."""
         topic, number = self.place
         data = batch.encode(
             [self._id.encode()], [marker.encode().encode()], timestamps=int(time.time() * 1000)
@@ -195,8 +197,8 @@ class MarkerStore:
                 if header.base_offset >= end:
                     break
                 if not header.count:
-                    # Compaction keeps an empty batch if it shows the newest epoch of a producer. A control batch has
-                    # lost its record only after all records of its transaction.
+                    # An empty batch needs no work. Compaction keeps it because it has the newest epoch of its producer.
+                    # If it is a control batch, all records of its transaction were removed before.
                     continue
                 columns = batch.decode(records, begin)
                 if header.is_control:

@@ -1,4 +1,4 @@
-"""The message about a marker that does not fit the checkpoint, with its remedies."""
+"""Builds the message about a marker that does not match the checkpoint. The message names the remedies."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Notices:
             imported("onEvent", hook)
 
     def tell(self, event: Notice) -> None:
-        """Reports one event. If the hook raises an exception, the query ends."""
+        """Reports one event. If the user's function raises an exception, the query ends."""
         if isinstance(event, EndOffsetHeld):
             log.info("%s", event)
         else:

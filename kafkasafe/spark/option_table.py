@@ -1,4 +1,4 @@
-"""Tables of a query's options. Each option has one row, which serves both the parsing and the docs."""
+"""Tables of a query's options. Each option has one row. Both the parser and the docs use this row."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class OptionTable:
     """The options of the source or of the sink.
 
     Args:
-        what: What the options belong to, for messages.
+        what: What the options configure, as text for messages.
         rows: The options, in the order of the docs.
 
     Attributes:
@@ -106,8 +106,8 @@ class OptionTable:
             raise error("UNKNOWN_OPTION", f"{option!r} is not an option of {self._what}.{hint}")
 
     def values(self, options: Mapping[str, str]) -> OptionValues:
-        """Returns the values of those `options` that this table has under Spark's names. The names are not
-        case-sensitive.
+        """Returns the values of the options that are in this table under Spark's names, and ignores the rest. The names
+        are not case-sensitive.
         """
         names = {name.lower(): name for name in self.own}
         given = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}

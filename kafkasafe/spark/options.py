@@ -64,7 +64,7 @@ class Offsets:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times in ms since the epoch. A time selects the first record with this timestamp or a later one.
+    """Times in ms since the epoch. A time selects the first record whose timestamp is equal or later.
 
     The fields have the same meaning as in `Offsets`.
     """
@@ -83,13 +83,13 @@ class ReadOptions:
     Attributes:
         connection: kafka-python's options.
         what: The partitions to read.
-        starting: Where a query without a checkpoint begins.
+        starting: Where a query begins if it has no checkpoint.
         ending: Where a batch query ends (exclusive).
         time_without_record: What to do if the starting time is after the last record.
         min_partitions: Minimum number of tasks; ranges are divided to reach it. 0: one task for each partition.
         max_records: Maximum number of records for a task; 0: no limit.
         max_offsets: Maximum number of offsets in a micro-batch; 0: no limit.
-        min_offsets: A micro-batch waits until this number of offsets is available; 0: it does not wait.
+        min_offsets: A micro-batch waits until this number of offsets is available; 0: micro-batches do not wait.
         max_trigger_delay_s: Maximum time that a micro-batch waits for `min_offsets`, counted from the previous
             micro-batch.
         fail_on_data_loss: Whether lost records end the query. If false, kafkasafe reports the loss and the query
@@ -98,8 +98,8 @@ class ReadOptions:
         isolation: 1 for read_committed, 0 for read_uncommitted.
         stall_timeout_s: Maximum time that a task or a plan waits while the brokers send nothing new.
         fetch_bytes: Approximate size of a fetch response.
-        inline_bytes: If a micro-batch is not larger than this, in bytes, the driver itself reads the records and hands
-            them to Spark; 0: never.
+        inline_bytes: Largest size, in bytes, of a micro-batch whose records the driver itself reads and passes to
+            Spark; 0: the driver never reads records.
         on_event: `package.module:function`, called with each event; None: no function is called.
     """
 
@@ -392,8 +392,8 @@ def _what(given: OptionValues) -> Subscribe | Pattern | Assign:
 def _bound(given: OptionValues, which: str, default: int) -> Bound:
     """Parses the bound `starting` or `ending`.
 
-    If several options are given, Spark's precedence applies. One time for all partitions overrides times by partition,
-    and both kinds of times override offsets.
+    If several options are given, Spark's precedence applies. A single time for all partitions overrides separate times
+    for each partition. Times of either kind override offsets.
     """
     moment = given[f"{which}Timestamp"]
     if moment is not None:
@@ -444,7 +444,9 @@ def _by_partition(name: str, value: str, shape: str, *, least: int) -> dict[tupl
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes an object of JSON whose names are different. Of two equal names, JSON would silently lose the first."""
+    """Makes a dict from a JSON object, and rejects repeated names. Otherwise, the parser would silently drop the first
+    of two equal names.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name is there twice")

@@ -76,7 +76,8 @@ def tell(query_id: str, outcome: Outcome | None, **totals: int) -> None:
 
 
 def tell_source_event(topic: str, event: str, reason: str, records: int = 0) -> None:
-    """Sends an event of the source to this driver's listener, if there is one on this machine. Never raises.
+    """Sends an event of the source to the listener of this driver, if there is a listener on this machine. Never
+    raises.
 
     Args:
         topic: The topic's name.
@@ -156,7 +157,7 @@ class Inbox:
         with self._lock:
             runs = self._runs.setdefault(query_id, set())
             runs.add(run_id)
-            # If Spark has not reported the end of an earlier run of the query yet, the link already exists.
+            # The link may exist already, because Spark may not have reported the end of an earlier run yet.
             if len(runs) > 1 or not _QUERY_ID.fullmatch(query_id):
                 return
             try:
@@ -166,8 +167,8 @@ class Inbox:
 
     def _link(self, name: str) -> None:
         if self._bind():
-            # The links of other queries lead to the socket that is gone. A link that leads to a socket is another
-            # driver's.
+            # This process's links for other queries point to the socket that no longer exists. If a link points to an
+            # existing socket, it belongs to another driver.
             others = {query_id for query_id in self._runs if _QUERY_ID.fullmatch(query_id)}
             for other in others | set(map(_link_of, self._jvms)):
                 if not (self._path.parent / other).exists():
@@ -179,7 +180,7 @@ class Inbox:
         fresh = link.with_name(f"{self._path.name}-{name}")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(self._path.name)
-        fresh.replace(link)  # also replaces the link of a dead or hanging driver
+        fresh.replace(link)  # also replaces the link of a driver that is dead or no longer answers
 
     def hear(self) -> None:
         """Counts the messages that have arrived so far."""

@@ -10,9 +10,9 @@ their size matters.
 - `numbers`: the partition numbers, as ranges. The other lists have the same order.
 - `offsets`: the next offset of each partition. The field stays plain text so that people can read it.
 - `epochs`: the leader epochs of each partition, deflated and in base64. Before deflation the text looks like
-  `3:0,4:1200;;@17,3:0`. `;` separates partitions, and each entry is an epoch and its first offset. If the known epochs
-  of a partition end at 17 instead of at the next offset, the partition's first entry is `@17`. The field is absent if
-  no epochs are known.
+  `3:0,4:1200;;@17,3:0`. `;` separates partitions, and each entry is an epoch and its first offset. If the epochs of a
+  partition are known only up to offset 17, and not up to the next offset, the partition's first entry is `@17`. The
+  field is absent if no epochs are known.
 - `read`: for each partition, the number of offsets in its range (`offset - begin`). If `begin` is above
   `offset`, the entry is `=` followed by `begin`. If the mark has no `begin`, the entry is empty. The field is absent if
   no mark has a `begin`.
@@ -112,7 +112,9 @@ def is_dense(packed: Mapping[str, Any]) -> bool:
 
 _LOSS: Final = frozenset({"why", "lost_first", "lost_last"})
 _MOST_PARTITIONS: Final = 1_000_000
-"""A topic with more partitions is taken for a damaged checkpoint. Its numbers would fill the memory."""
+"""If a checkpoint lists more than this many partitions of a topic, it counts as damaged. The list would fill the
+memory.
+"""
 
 
 def _ranges(numbers: Iterable[int]) -> Iterable[str]:
@@ -196,7 +198,7 @@ class _Dense:
         self._count = 0
 
     def begin(self) -> None:
-        """Goes on to the next partition."""
+        """Moves on to the next partition."""
         if self._count % _TOGETHER == 0:
             if not self._groups:
                 raise ValueError("the offsets are damaged: there are too few")
@@ -220,7 +222,9 @@ class _Dense:
 
     @staticmethod
     def write(partitions: Sequence[Sequence[tuple[int, int]]]) -> str:
-        """Writes the numbers of each partition, as pairs of a number and its bound, in the order of reading."""
+        """Writes the numbers of each partition. Each is given as (number, bound), in the order in which they will be
+        read.
+        """
         texts = []
         for at in range(0, len(partitions), _TOGETHER):
             whole = 0

@@ -1,8 +1,8 @@
 """Certificates and keys that options contain as text (KIP-651), for example from Kubernetes secrets.
 
 Java's client accepts PEM text in an option, but Python's `ssl` reads a private key only from a file. A `PemContext`
-loads the texts, once in each of Spark's processes. On systems with in-memory files, a `PemContext` never writes a key
-to disk.
+loads the texts once in each process of Spark. On systems with in-memory files, a `PemContext` never writes a key to
+disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pem_text(value: str) -> str:
     """
     blocks = []
     for kind, body in _BLOCK.findall(value.replace("\\n", "\n")):
-        # A block with headers is a key in the old encrypted format. Its line breaks are significant, so keep them.
+        # A PEM block with headers is a key in the old encrypted format. Its line breaks are significant, so keep them.
         lines = body.strip() if ":" in body else "\n".join(textwrap.wrap("".join(body.split()), _COLUMNS))
         blocks.append(f"-----BEGIN {kind}-----\n{lines}\n-----END {kind}-----\n")
     return "".join(blocks)
@@ -45,7 +45,7 @@ class Pem:
             trusted certificates apply.
         certificate: The client's own certificate chain, as PEM text.
         certificate_file: Path of a file with the client's own certificate chain.
-        key: The client's private key, as PEM text. The certificate's text or file may contain the key instead.
+        key: The client's private key, as PEM text. Not needed if the certificate's text or file contains the key.
         key_file: Path of a file with the client's private key.
         password: Password of the key.
         revoked_file: Path of a file with the certificate revocation list.

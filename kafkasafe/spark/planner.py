@@ -8,8 +8,8 @@ rules:
 - Two kinds of records count as lost: records that disappear from the log after they were read, and records that
   retention removed before they were read. Depending on `failOnDataLoss`, a loss ends the query, or the planner reports
   it and writes it into the checkpoint (`Mark.begin`). The planner never skips records silently.
-- The planner does not plan on incomplete knowledge. While a partition has no leader, or while the tracker holds back a
-  lower end offset, the partition's range is empty. The next plan tries again.
+- The planner does not plan with incomplete information. While a partition has no leader, or while the tracker does not
+  accept a lower end offset, the partition's range is empty. The next plan tries again.
 - The planner evaluates the starting options once for each query. The end of the first micro-batch records where each of
   its ranges begins (`positions`). So the batch keeps its ranges when Spark runs it again.
 """
@@ -45,7 +45,8 @@ class Range:
         partition: Partition number.
         begin: First offset (inclusive).
         end: Offset after the last one (exclusive).
-        epochs: Known leader epochs of the records before `end` (`Lineage.encode`); "" if none is known.
+        epochs: The leader epochs of the records before `end`, as far as they are known (`Lineage.encode`); "" if none
+            is known.
     """
 
     topic: str
@@ -73,7 +74,7 @@ class Planner:
         self._target: dict[Partition, int] | None = None
         self._seen: tuple[Mapping[Partition, int], Mapping[str, bytes]] | None = None
         self.refused: Exception | None = None
-        """The error that kept `opening` from evaluating the starting options, or None."""
+        """The error that prevented `opening` from evaluating the starting options, or None."""
 
     @property
     def seen(self) -> Positions | None:
@@ -177,7 +178,8 @@ class Planner:
         if self._target is not None:
             for partition, state in found.items():
                 if self._target.get(partition, state.begin) < state.begin:
-                    # A leader reported too low an end, before the tracker knew the offsets of the checkpoint.
+                    # When the target was set, a leader reported too low an end. The tracker could not notice this,
+                    # because it did not have the checkpoint's offsets yet.
                     self._target[partition] = state.end
                 state.stop_at(self._target.get(partition, state.begin))
         # A missing partition is reported, but needs no micro-batch.
@@ -195,8 +197,8 @@ class Planner:
         marks = {
             partition: self._mark(partition, start, state)
             for partition, state in found.items()
-            # If the topic was created again with fewer partitions, the position of a partition that it lacks means
-            # nothing in the new topic.
+            # If the topic was created again with fewer partitions, the positions of the partitions that no longer exist
+            # are dropped.
             if state.exists or start.topic_ids.get(partition[0]) in {None, ids.get(partition[0])}
         }
         before = start.marks
@@ -234,13 +236,14 @@ class Planner:
         partitions = self._topics.partitions(fresh=False)
         marks = {}
         for partition, end in self._brokers.ends(partitions).items():
-            # A partition created between the two requests is read from its first record.
+            # A partition that was created between the two requests has no known begin, so it is read from its first
+            # record.
             begin = UNRESOLVED if begins is None else begins.get(partition, Mark(0)).offset
             marks[partition] = Mark(end, first=begin)
         return Positions(marks, self._topics.ids(partitions))
 
     def ranges(self, start: Positions, end: Positions) -> list[Range]:
-        """Divides a micro-batch into ranges for tasks. The batch may be new, or one that Spark runs again.
+        """Divides a micro-batch into ranges for tasks. The batch may be new, or Spark may run it again.
 
         Raises:
             DataLossError: The log no longer holds planned records, and `failOnDataLoss` is true.
@@ -277,11 +280,13 @@ class Planner:
         return self._tasks(tasks, epochs)
 
     def _begun(self, start: Positions, end: Positions) -> Positions:
-        """Finds where a query's first micro-batch begins, in the partitions whose mark does not record this offset.
+        """Finds where a query's first micro-batch begins in those partitions whose mark does not store the first
+        offset.
 
-        Marks that older versions or Spark's own source wrote do not record where the batch begins. If the starting
+        Older versions and Spark's own source wrote marks that do not record where the batch begins. If the starting
         options resolve to the same offset now as when the batch was planned, the batch begins there. But "latest" now
-        resolves to another offset. Then the beginning of the batch cannot be determined, so the user has to name it.
+        resolves to another offset. In that case, the beginning of the batch cannot be determined, and the user has to
+        name it.
         """
         unknown = [
             partition
@@ -315,11 +320,11 @@ class Planner:
         return Positions(begins, start.topic_ids, initial=True)
 
     def _compared(self, start: Positions, end: Positions) -> Positions:
-        """Compares the logs with what an earlier run has read, if `opening` planned the batch, which did not know
-        `start`.
+        """Compares the logs with what an earlier run has read. This is necessary if `opening` planned the batch,
+        because `opening` did not get `start`.
 
         Returns:
-            `start`, where a partition whose records were lost begins at the first record that differs.
+            A copy of `start`. A partition whose records were lost begins at the first record that differs.
 
         Raises:
             DataLossError: Records that were read are lost, and `failOnDataLoss` is true.
@@ -345,13 +350,14 @@ class Planner:
                     lost[partition] = state
                     begin = min(state.begin, planned.offset) if state.why == "recreated" else state.begin
                     marks[partition] = Mark(begin)
-                # Otherwise retention removed records unread. `recheck` finds which of them are in the batch.
+                # In the remaining case, retention removed records before they were read. `recheck` finds which of them
+                # are in the batch.
         self._losses.tell({at: mark.offset for at, mark in start.marks.items()}, lost, is_first=False)
         return Positions(marks, start.topic_ids)
 
     def _unwanted(self, start: Positions, partitions: Sequence[Partition]) -> dict[Partition, LogState]:
-        """Returns the state of the partitions in `start` that the options no longer name. The topic of a partition that
-        `assign` no longer names may still exist.
+        """Returns the state of those partitions in `start` that the options no longer name. They count as missing, even
+        if they still exist.
         """
         found = {}
         for partition in start.marks.keys() - set(partitions):
@@ -385,11 +391,11 @@ class Planner:
         return Mark(found.end, lineage, found.begin if moved else None, found.why, found.lost)
 
     def _ask_at_once(self, partitions: Sequence[Partition], start: Positions) -> dict[Partition, LogState]:
-        """Asks each leader once for the ends of all its partitions, and then for the starts that `LeaderLogs.advance`
-        needs.
+        """Asks each leader for the ends of all its partitions with one request. Then asks for the starts that
+        `LeaderLogs.advance` needs.
 
-        This only saves CPU: `advance` uses these answers instead of its first requests. For each partition about which
-        a leader did not answer, or answered with an error, `advance` sends its own request.
+        This only saves CPU time: `advance` uses these answers instead of its first requests. If a leader did not answer
+        about a partition, or answered with an error, `advance` sends its own request.
 
         Returns:
             The state of the partitions that `advance` need not examine, because nothing changed since the last plan.
@@ -411,7 +417,7 @@ class Planner:
 
 
 def _is_opening(start: Positions, end: Positions) -> bool:
-    """Returns whether `Planner.opening` planned the end of a batch that is not the query's first."""
+    """Returns whether `Planner.opening` planned this batch, although it is not the query's first one."""
     if start.marks and not end.marks:
         return True
     ids = end.topic_ids

@@ -1,4 +1,4 @@
-"""Identifies the input of a micro-batch by its entry in Spark's offset log.
+"""Identifies the input of a micro-batch by the micro-batch's entry in Spark's offset log.
 
 Spark writes the entry of a batch before it runs the batch, and repeats the batch from that entry. So a repeated batch
 has the same entry. If the checkpoint has lost the entry, Spark plans the batch again and writes a different one.
@@ -78,7 +78,7 @@ def commits_are_validated(session: SparkSession, query_id: str | None) -> bool:
     Spark commits the state of a streaming join, aggregation or deduplication as a side effect of computing the data
     frame. Since SPARK-52008 Spark also checks, after `foreachBatch`, that each state store has committed.
 
-    Also returns True if Spark makes this check but the query's plan is not available.
+    If Spark makes this check, but the query's plan is not available, the result is True.
     """
     try:
         if session.conf.get(_VALIDATION) != "true":

@@ -7,8 +7,8 @@
 `offset` is the next offset to read. `epochs` holds the leader epochs of the records before that offset
 (`kafkasafe.history.epochs.Lineage`). With these epochs, the next plan can check that the records are still in the log.
 
-If records were lost before a micro-batch, the positions at which the batch ends also record the loss. `begin` is then
-the offset where the range begins, instead of the end of the previous batch. `why` is the reason, and `lost_first` to
+If records were lost before a micro-batch, the positions at which the batch ends also record the loss. In this case the
+range begins at the offset `begin`, and not at the end of the previous batch. `why` is the reason, and `lost_first` to
 `lost_last` (inclusive) are the lost offsets. With these fields, a batch that is read again has the same range.
 
 A micro-batch begins where the previous one ended. But the first micro-batch of a query has no previous one. If the
@@ -26,13 +26,13 @@ positions, only `"initial": true`, which means that the query has not read any r
 offset would not help, because Spark does not keep the initial offset of a Python source.
 
 PySpark 4.0 and 4.1 ask where a batch ends without saying where it begins, so the source does not know whether the batch
-is the query's first. With these versions, the first end that each run plans therefore also holds `first`. If the batch
-is the query's first, it begins at the offset `first`. For any other batch, the source ignores `first`.
+is the query's first. With these versions, the first planned end of each run therefore also contains the field `first`.
+If the batch is the query's first, it begins at the offset `first`. For any other batch, the source ignores `first`.
 
 The fields described so far are version 1 of the format. If a topic has many partitions, its marks are packed
-(`packed`), and the JSON has version 2, or version 3 if the packed marks are long. A release of kafkasafe rejects
-versions that the release does not know. But if a newer release wrote a checkpoint in a version that an older release
-knows, the older release can read the checkpoint, because unknown fields are ignored.
+(`packed`), and the JSON has version 2, or version 3 if the packed marks are long. A release of kafkasafe rejects format
+versions that are newer than the release. Unknown fields are ignored. So an older release can read the checkpoint of a
+newer one if it knows the format version.
 
 `Positions.decode` also reads checkpoints of Spark's own Kafka source, such as `{"orders": {"0": 42}}`.
 """
@@ -65,7 +65,7 @@ class Positions:
     Attributes:
         marks: The mark of each partition.
         topic_ids: Known topic ids, by topic name.
-        initial: Whether these are the initial positions of a new query, which has not read any record.
+        initial: Whether these are the initial positions of a new query. Such a query has not read any record.
     """
 
     marks: Mapping[Partition, Mark]
@@ -136,14 +136,16 @@ class Positions:
 
 
 INITIAL: Final = Positions({}, initial=True)
-"""The initial offset of every query. It holds no positions: the planner evaluates the starting options later."""
+"""The initial offset of every query. This offset contains no positions: the planner evaluates the starting options
+later.
+"""
 
 
 class Recent:
-    """Encodes and decodes positions. Decoding takes no work if this object has seen the positions recently.
+    """Encodes and decodes positions. Keeps the two latest results, so that the same JSON is not decoded twice.
 
     Spark returns the end of each micro-batch several times: with the request for the batch's ranges, and as the start
-    of the next micro-batch. Decoding an entry of 1,000 partitions takes a third of the time of a plan.
+    of the next micro-batch. Decoding the positions of 1,000 partitions takes a third as long as a plan.
     """
 
     def __init__(self) -> None:
@@ -252,7 +254,8 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         mark = end.marks[partition]
         before = start.marks.get(partition)
         topic = partition[0]
-        # The id of a topic becomes known when its brokers are upgraded. So an unknown id is not another topic's.
+        # Old brokers report no topic ids, so an id may be unknown until the brokers are upgraded. An unknown id does
+        # not mean that the topic is another one.
         is_same = mark == before and start.topic_ids.get(topic) in {None, end.topic_ids.get(topic)}
         if is_same and not start.initial:
             # The batch reads nothing from this partition. The mark's `begin` belongs to the range of an earlier batch.
@@ -262,7 +265,7 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         if begin is None and start.initial and mark.first != UNRESOLVED:
             begin = mark.first
         if begin is None:
-            # If no plan recorded where a new partition begins, read it from offset 0.
+            # No plan recorded where this new partition begins, so read it from offset 0.
             begin = 0 if before is None else before.offset
         if begin > mark.offset:
             raise error(

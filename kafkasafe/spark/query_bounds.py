@@ -1,4 +1,4 @@
-"""Converts the bounds that the user gave for a query of the source into offsets of partitions."""
+"""Converts the starting and ending options of a query into offsets of partitions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class QueryBounds:
         return self._resolve(self._options.starting, "starting", partitions)
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Returns the offset after the last one that a batch query reads, by partition. Raises as `begins`."""
+        """Returns the offset before which a batch query stops reading, by partition. Raises as `begins`."""
         return self._resolve(self._options.ending, "ending", partitions)
 
     def _resolve(self, bound: Bound, which: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -59,7 +59,9 @@ class QueryBounds:
         )
 
     def begin_was_chosen(self, partition: Partition) -> bool:
-        """Returns whether the user chose a first offset other than the start or the end of the log."""
+        """Returns whether a begin above the end is an error in the options. This is not so for the earliest offset, nor
+        for a starting time if the query ends at the latest offset.
+        """
         starting = self._options.starting
         value = starting.everywhere if starting.each is None else starting.each[partition]
         if isinstance(starting, Offsets):
@@ -69,7 +71,7 @@ class QueryBounds:
         return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
 
     def is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
-        """Returns whether the starting options already resolved to `begin` when the batch up to `end` was planned."""
+        """Returns whether the starting options gave the same `begin` when the batch that ends at `end` was planned."""
         starting = self._options.starting
         if isinstance(starting, Offsets):
             return (starting.everywhere if starting.each is None else starting.each.get(partition)) != LATEST

@@ -21,7 +21,7 @@ _METADATA_AGE_S: Final = 5.0
 
 
 class QueryTopics:
-    """Finds the partitions that a query reads. Not thread-safe.
+    """Finds out which partitions a query reads. Not thread-safe.
 
     Args:
         what: The partitions to read, as the options name them.
@@ -138,7 +138,7 @@ class QueryTopics:
                             raise _topic_error(info.name, verdict)
                 missing = {info.name for info in waiting if info is not None}
                 if not waiting or missing == self._missing or time.monotonic() - began > MISSING_TOPIC_S:
-                    # The caller decides what a missing topic means.
+                    # A missing topic is not an error here: the caller decides what it means.
                     self._missing = missing
                     return
             yield Pause(pause_s(tries))

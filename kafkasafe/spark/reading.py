@@ -1,8 +1,8 @@
 """The code of the source's tasks. A task reads one range of one partition as Arrow batches.
 
 A task keeps one fetch request in flight while it decodes the previous response and passes it to Spark. So it holds up
-to two responses and one decoded piece in memory. A response takes about `ReadOptions.fetch_bytes`, or more if a
-single batch in the log is larger.
+to two responses and one decoded piece in memory. The size of a response is about `ReadOptions.fetch_bytes`, or more if
+a single batch in the log is larger.
 
 The log may be truncated between planning and reading:
 
@@ -99,7 +99,8 @@ def read_at_once(
     max_bytes: int,
     timeout_s: float,
 ) -> list[Any] | None:
-    """Reads several small ranges with one request for each, all sent at once. Reports no event and repeats no request.
+    """Reads several small ranges. Sends one request for each range, all at the same time. Reports no event and repeats
+    no request.
 
     Args:
         transport: The connections to use.
@@ -110,9 +111,9 @@ def read_at_once(
         timeout_s: How long to wait for all responses.
 
     Returns:
-        The records as pyarrow.RecordBatch objects; None if they take more than `max_bytes`, a range needs more than one
-        response, a response is damaged, a broker did not answer or answered with an error, or the records are not those
-        of the plan. Then `read` must read the ranges.
+        The records as pyarrow.RecordBatch objects. None if this is not possible: the records are larger than
+        `max_bytes`, a range needs more than one response, a response is damaged, a broker did not answer or reported an
+        error, or the records are not those of the plan. In this case, call `read` for each range.
     """
     deadline = time.monotonic() + timeout_s
     options = replace(options, fetch_bytes=min(options.fetch_bytes, max_bytes // len(pieces) + 1))
@@ -240,7 +241,9 @@ class _Fetching:
                 yield records
 
     def answers(self) -> Iterator[tuple[RecordsFetched, int]]:
-        """Yields the brokers' responses, each with the first offset to use from it."""
+        """Yields the brokers' responses. With each, yields the first offset to use, because a response may begin with
+        earlier records.
+        """
         piece = self._piece
         position = piece.begin
         self.ask(position)
@@ -266,7 +269,7 @@ class _Fetching:
             if answer.next_offset < piece.end:
                 self.ask(answer.next_offset)
             yield answer, position
-            # Do not count the time that the caller needed for this answer as a stall of the brokers.
+            # The caller took time to process this answer. Do not count this time as a stall of the brokers.
             self._progress_at = time.monotonic()
             position = answer.next_offset
 
@@ -285,7 +288,7 @@ class _Fetching:
         )
 
     def whole(self, deadline: float) -> list[Any] | None:
-        """Returns the decoded records of the range from the answer to one request; None if it has others."""
+        """Returns the decoded records of the range if a single response contains all of them; otherwise None."""
         try:
             answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
@@ -319,7 +322,7 @@ class _Fetching:
     def _wanted(self, answer: RecordsFetched, position: int) -> Iterator[tuple[Any, int]]:
         """Decodes a response in pieces, up to the end of the range.
 
-        Yields each piece, and how many of its leading records have the leader epochs of the plan.
+        Yields each piece, and the number of records at its beginning that have the leader epochs of the plan.
         """
         decoder = Decoder(
             answer.records,
@@ -338,7 +341,7 @@ class _Fetching:
                 return
 
     def _same(self, records: Any) -> int:
-        """Counts the leading records whose leader epochs match the plan."""
+        """Counts the records before the first one whose leader epoch differs from the plan."""
         if not self._lineage.entries or not records.num_rows:
             return int(records.num_rows)
         epochs = records.column("leader_epoch").to_numpy()

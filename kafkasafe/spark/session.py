@@ -1,6 +1,6 @@
 """The driver's side of the sink protocol: one Kafka transaction for each micro-batch. Does not call Spark.
 
-Each transaction also writes a marker, which names the next batch id. So a later driver knows which batches are
+Each transaction also contains a marker, which names the next batch id. So a later driver knows which batches are
 committed.
 
 `kafkasafe.spark.txn` decides and explains the order of the steps. `Session.write` runs all of them for one micro-batch.
@@ -54,9 +54,9 @@ class Outcome:
     """The outcome of a micro-batch.
 
     Attributes:
-        name: `written`: one transaction wrote the batch. `resumed`: the batch took more than one transaction, or the
-            answer to its commit was lost and the batch turned out to be committed. `duplicate`: an earlier run had
-            committed the batch, so nothing was written.
+        name: `written`: one transaction wrote the batch. `resumed`: the batch needed more than one transaction, or its
+            commit was not answered but had succeeded. `duplicate`: an earlier run had committed the batch, so nothing
+            was written.
         rows: Number of rows that this call committed.
         restarts: How often the transaction was restarted.
         seconds: Duration in seconds.
@@ -85,7 +85,7 @@ class _BatchWrite:
 
     Args:
         machine: Decides the next step.
-        grant: The grant that the last commit gave, if the micro-batch goes on with it.
+        grant: The grant from the driver's last commit, if the micro-batch uses this grant; None if it needs a new one.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class _BatchWrite:
         """
         batch, strict = self._batch, self._options.strict
         marker = self._markers.read()
-        # If this call itself wrote the marker, but got no answer to its commit, then the marker is not a mismatch.
+        # This call itself wrote the marker, but got no answer to its commit. So the marker is not a mismatch.
         if self._sent is not None and marker == self._sent:
             return False
         if batch.count is None:
@@ -261,7 +261,7 @@ def _is_fenced(failure: BaseException) -> bool:
 
 
 def _is_spoilt(failure: BaseException) -> bool:
-    """Returns whether the transaction cannot be committed any more, but a new one can."""
+    """Returns whether this transaction can no longer be committed, while a new transaction may succeed."""
     return getattr(failure, "errno", None) in SPOILT_CODES
 
 
@@ -329,7 +329,7 @@ class Session:
                 decides whether to write.
             remember: Whether to keep the marker forever. If false, the application id must be new, and the marker is
                 stored only as a committed offset of a consumer group, which expires. In that case `write` reads the
-                marker only after a restart of its transaction, for example because a commit was not answered.
+                marker only if it has to restart its transaction, for example after a commit that was not answered.
 
         Raises:
             CheckpointMismatchError: The marker does not fit the checkpoint. Nothing was written.

@@ -81,7 +81,7 @@ def foreach_batch_sink(
     other columns.
 
     Args:
-        topic: Topic for all rows, like the option `topic`. None: the column `topic` holds the topic of each row.
+        topic: Topic for all rows, like the option `topic`. None: the topic of each row is in the column `topic`.
         options: `kafka.bootstrap.servers` and other `kafka.*`, `txnAppId` (default: the query's id and the topic),
             `markerTopic`, `onMarkerMismatch`, `exchange`, `maxRestarts`. docs/spark-sink.md describes them.
         named: Further options, as keyword arguments. Their names must be Python identifiers.
@@ -139,7 +139,7 @@ def stream_id(options: SinkOptions, query_id: str | None, unseen: str) -> str:
     Args:
         options: Options of the sink or the writer.
         query_id: The query id from Spark; empty or None if it is not available.
-        unseen: Text for the error message. It says in which cases the query id is not available.
+        unseen: The part of the error message that says in which cases the query id is not available.
 
     Raises:
         ConfigError: There is neither a `txnAppId` nor a query id.
@@ -152,7 +152,7 @@ def stream_id(options: SinkOptions, query_id: str | None, unseen: str) -> str:
 
 
 def app_version(options: SinkOptions) -> tuple[str, int, bool]:
-    """Returns `txnAppId` and `txnVersion` of a batch query, and whether a later call may need the marker.
+    """Returns `txnAppId` and `txnVersion` of a batch query, and whether a later call may need this call's marker.
 
     Raises:
         ConfigError: One of the options is given without the other.
@@ -281,22 +281,23 @@ class ForeachBatchSink:
 
 
 class _Turns:
-    """Rejects a second write of one micro-batch under one id. Without this check, the sink would lose rows as follows:
+    """Rejects a second write of the same micro-batch under the same id. Without this check, the sink would lose rows as
+    follows:
 
     1. A function for foreachBatch splits batch 7 into two data frames. The function writes both with one `txnAppId`,
        one after the other or in two threads.
     2. The first write commits, and its marker says that batch 7 is committed.
-    3. The second write finds that marker. The sink takes the write for a repetition and skips its rows.
+    3. The second write finds that marker. The sink mistakes the second write for a repetition, and skips its rows.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Application id → (run id, batch id) of the micro-batch that this process writes, or has written last.
+        # Application id → (run id, batch id) of the latest micro-batch that this process has written or is writing.
         self._latest: dict[str, tuple[str, int]] = {}
 
     @contextmanager
     def of(self, app_id: str, run: str | None, batch_id: int, sink: ForeachBatchSink) -> Iterator[None]:
-        """Gives a write its turn. If the write fails, the micro-batch may be written again.
+        """Context for one write. If the write fails, the micro-batch may be written again.
 
         Raises:
             UsageError: The micro-batch is being written, or was written, in this run of the query.
@@ -313,7 +314,7 @@ class _Turns:
         is_kept = False
         try:
             yield
-            # If the run is not known, a later call may be the repetition of the batch in another run.
+            # If the run id is not known, do not keep the entry: a later call may repeat the batch in another run.
             is_kept = bool(run)
         finally:
             with self._lock:
@@ -345,7 +346,7 @@ class _Job:
 
     Attributes:
         totals: `bytes` and `retries` of all transactions of the micro-batch.
-        had_large_row: Whether the driver refused to collect the rows, because one of them is too large.
+        had_large_row: Whether the driver gave up collecting the rows, because one of them is too large.
     """
 
     def __init__(
@@ -387,8 +388,8 @@ class _Job:
     def _returned(self) -> list[tuple[str, int, bytearray]] | None:
         """Lets the tasks return the rows. Returns (topic, partition, batch) tuples; None if there are too many rows.
 
-        Spark returns the result of one attempt of each task, and an attempt has no effect outside of Spark. So it does
-        not matter how often a task or a stage runs.
+        Spark returns the result of only one attempt of each task, and attempts change nothing outside of Spark. So it
+        does not matter how often a task or a stage runs.
         """
         options, previous = self._options, self._previous
         # The driver does not collect headers, because an SQL expression for their size would be slow.
@@ -453,8 +454,8 @@ class _Job:
                 options=options, grant=grant, add=False, topic=topic, partitions=count, turn=self._batch_id
             )
             return map_in_arrow(df.coalesce(count), write, REPORT_SCHEMA, columns=self._columns), False
-        # With more sending tasks than cores, the surplus tasks would run in a second wave. The tasks of that wave
-        # would be too few to keep the brokers busy.
+        # With more sending tasks than cores, some tasks would run only after the others. These few tasks would not keep
+        # the brokers busy.
         slots = min(count, cores or _MAX_SLOTS) if topic is not None else max(2, parallelism)
         counts = {} if topic is None else {topic: count}
         if not _has(df, _MAX_BYTES):
@@ -467,7 +468,7 @@ class _Job:
         if hasattr(encoded, "repartitionById"):
             moved = encoded.repartitionById(slots, "slot")
         else:
-            # `repartition` distributes the slots by hash, so some tasks get the batches of several partitions.
+            # `repartition` assigns slots to tasks by hash, so some tasks get the batches of several partitions.
             moved, send = encoded.repartition(slots, "slot"), replace(send, alone=False)
         return map_in_arrow(moved, send, REPORT_SCHEMA, columns=ENCODED_SCHEMA.names), True
 
@@ -559,8 +560,8 @@ def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
 
 
 def _by_name(schema: StructType) -> dict[str, StructField]:
-    """Returns the columns that have one of the sink's names, by that name. An exact name has precedence over others
-    that differ only in case.
+    """Returns those columns that have one of the sink's names, by that name. If several names differ only in case, the
+    exact name is used.
     """
     found: dict[str, StructField] = {}
     for name in _COLUMNS:
@@ -595,10 +596,11 @@ def _has(df: DataFrame, name: str) -> bool:
 def _speculates(df: DataFrame) -> bool:
     """Returns whether Spark may run two attempts of a task at once. Without an exchange, such attempts are not safe:
 
-    1. Attempt 0 of a task computes no rows, so it claims no partition, and ends.
+    1. Attempt 0 of a task computes no rows, claims no partition, and ends.
     2. Attempt 1 has computed other rows, because the data frame is not deterministic. Spark ends the attempt, but its
        Python worker has not noticed that yet.
-    3. The driver compares the logs with the reports. The worker sends its rows after that, and before the commit.
+    3. The driver compares the logs with the reports. After that, but before the commit, the worker of attempt 1 sends
+       its rows.
 
     After an exchange, all attempts get the same rows.
     """
@@ -606,7 +608,7 @@ def _speculates(df: DataFrame) -> bool:
 
 
 def _exchange_settings(df: DataFrame) -> dict[str, str]:
-    # Each encoded batch is one large row. With Spark's default number of rows, an Arrow batch of such rows would take
+    # Each encoded batch is one large row. If an Arrow batch had Spark's default number of rows, it would take
     # gigabytes.
     settings = (
         {_MAX_BYTES: str(_EXCHANGE_BYTES)} if _has(df, _MAX_BYTES) else {_MAX_RECORDS: str(_FEW_RECORDS)}
@@ -625,7 +627,7 @@ def _is_adaptive(df: DataFrame) -> bool:
     if jdf is None:
         return True
     if df.sparkSession.conf.get(_ADAPTIVE) == "false":
-        return False  # return without the plan, which takes longer to compute
+        return False  # return early: computing the plan takes longer
     return str(jdf.queryExecution().executedPlan().nodeName()).startswith("AdaptiveSparkPlan")
 
 
@@ -662,7 +664,9 @@ _shared_lock: Final = threading.Lock()
 
 @contextmanager
 def _shared_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[None]:
-    """Changes settings of the session itself. The last concurrent user restores the original values."""
+    """Changes settings of the session itself. If several threads use this context at once, the last one restores the
+    original values.
+    """
     session = df.sparkSession
     conf, mine = session.conf, str(getattr(session, "session_id", id(session)))
     with _shared_lock:

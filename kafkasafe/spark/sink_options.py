@@ -21,7 +21,7 @@ class SinkOptions:
         connection: kafka-python's options.
         topic: Topic for all rows; None: the column `topic` holds the topic of each row.
         app_id: `txnAppId`; None: derived from the query's id and the topic.
-        version: `txnVersion`, which a batch query uses instead of a batch id; None: it was not given.
+        version: `txnVersion`; a batch query uses it instead of a batch id; None: it was not given.
         strict: Whether a marker that does not fit the checkpoint is an error (`onMarkerMismatch`).
         marker_topic: Compacted topic that stores the markers.
         exchange: Whether Spark moves rows between tasks before they are sent; None: the columns, the number of
@@ -248,8 +248,8 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
         max_restarts=own["maxRestarts"],
         compression=compression,
         compression_level=kafka[level] if level in SINK.rows else None,
-        # Each batch takes a request, so batches are large here. The Java producer's default of 16 kB suits records that
-        # are sent one by one.
+        # Each batch takes its own request, so batches are large here. The Java producer's default of 16 kB suits
+        # records that are sent one by one.
         batch_bytes=max(1024, min(batch_bytes, max_record_bytes)),
         max_record_bytes=max_record_bytes,
         buffer_bytes=kafka["kafka.buffer.memory"],

@@ -28,12 +28,12 @@ _BRIEF_S: Final = 5.0
 
 
 class SinkTransaction:
-    """Begins, fills, checks and ends the transactions of one application id, one after the other.
+    """Begins, fills, checks and ends the transactions of one application id. Only one of them is open at a time.
 
     Args:
         transport: The driver's connections.
-        requests: Sends the requests for the application id's transactional id.
-        markers: The markers, whose partition is part of the transactions.
+        requests: Sends requests about the application id's transactional id.
+        markers: The store of the markers. It connects to the cluster, and finds the markers' partition.
         options: Options of the sink.
         app_id: The application id, for messages.
 
@@ -56,7 +56,7 @@ class SinkTransaction:
         self._app_id = app_id
         self._opened_at = 0.0
         self.partitions = 0
-        self._kept: WriterIdentity | None = None  # the grant under which only this process appends
+        self._kept: WriterIdentity | None = None  # the latest grant that only this process uses
 
     @property
     def has_timed_out(self) -> bool:
@@ -64,7 +64,7 @@ class SinkTransaction:
         return time.monotonic() - self._opened_at > 0.9 * self._options.transaction_timeout_ms / 1000
 
     def fence(self) -> WriterIdentity:
-        """FENCE: fences older drivers and their tasks, and ends the transaction that they left open."""
+        """FENCE: fences older drivers and their tasks, and ends the transaction that an older driver left open."""
         self._markers.start()
         try:
             return self._requests.fence(self._options.transaction_timeout_ms)
@@ -92,9 +92,9 @@ class SinkTransaction:
 
         Args:
             grant: Grant of the transaction. No other process may get it.
-            places: The partitions to which the appender appends. If the option `topic` is set, the transaction already
-                contains the topic's partitions, except those that were created after the transaction began. The method
-                adds the missing partitions.
+            places: The partitions to which the appender will append. If the option `topic` is set, the transaction
+                already contains all partitions that the topic had when the transaction began. The method adds the
+                missing partitions.
         """
         known = {(self._options.topic, number) for number in range(self.partitions)}
         if new := set(places) - known:
@@ -111,7 +111,7 @@ class SinkTransaction:
     ) -> list[Report]:
         """WRITE in this process: appends batches, each with its topic and partition, through an `appender`.
 
-        Adds to `totals` the bytes and the retries, even if the call fails.
+        Adds the bytes and the retries to `totals`, even if the call fails.
         """
         appender = self.appender(grant, places)
         try:
@@ -137,14 +137,15 @@ class SinkTransaction:
             raise
 
     def verify(self, grant: WriterIdentity, reports: Sequence[Report]) -> None:
-        """VERIFY: checks that the leaders hold exactly the rows that the tasks reported.
+        """VERIFY: checks that the leaders have exactly the rows that the tasks reported.
 
-        If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction, so all
-        partitions of the transaction are checked. If only this process had the grant (`appender`), partitions without
-        reports have no records. The other partitions are checked, because a leader may have lost acknowledged records.
+        If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction. In this
+        case all partitions of the transaction are checked. If only this process had the grant (`appender`), partitions
+        without a report have no records. In this case only partitions with a report are checked, because a leader may
+        have lost acknowledged records.
 
         Raises:
-            RestartError: The leaders hold other rows. No row of the transaction is visible.
+            RestartError: The leaders have other rows. No row of the transaction is visible.
         """
         places = {(report.topic, report.partition) for report in reports}
         known = None if grant == self._kept else self._requests.partitions(grant)
@@ -162,7 +163,8 @@ class SinkTransaction:
             raise RestartError(wrong)
 
     def commit(self, grant: WriterIdentity) -> WriterIdentity | None:
-        """COMMIT: commits the transaction. If the call fails, only FENCE and the marker show the outcome.
+        """COMMIT: commits the transaction. If the call fails, the outcome is unknown until FENCE and READ_MARKER have
+        run again.
 
         Returns:
             The grant for the next transaction; None if only FENCE grants one.

@@ -4,8 +4,8 @@ Spark runs the parts of the source in different processes:
 
 - Short-lived processes on the driver run `KafkaSafeSource`, construct the readers, and run `partitions` of a batch
   reader.
-- One process on the driver, which exists as long as the query runs, executes `latestOffset`, `partitions` and `stop` of
-  a stream reader.
+- One process on the driver runs `latestOffset`, `partitions` and `stop` of a stream reader. This process exists while
+  the query runs.
 - The executors' workers run `read`.
 
 Spark pickles a reader to pass it to these processes, and an open connection cannot be pickled. So a reader connects

@@ -1,4 +1,4 @@
-"""Reports lost records that a query of the source has read or was to read, as errors or as events."""
+"""Reports lost records as errors or as events. The query has read these records, or should have read them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOT_WANTED: Final = (
 
 
 class SourceLosses:
-    """Raises an error for losses, or reports them as events, depending on `failOnDataLoss`. Not thread-safe.
+    """Reports losses as errors or as events, depending on `failOnDataLoss`. Not thread-safe.
 
     Args:
         topics: The topics that the query reads.
@@ -44,12 +44,12 @@ class SourceLosses:
     def tell(
         self, positions: Mapping[Partition, int], found: Mapping[Partition, LogState], *, is_first: bool
     ) -> None:
-        """Raises an error for the losses that were found, or reports them as events.
+        """Reports the losses that were found: raises one error for all of them, or reports each as an event.
 
         Args:
             positions: Next offset to read, by partition; new partitions have no entry.
             found: State of each partition.
-            is_first: Whether the query has not read any record yet, because it begins at these positions.
+            is_first: Whether the query begins at these positions, so that it has not read any record yet.
         """
         lost = {partition: state for partition, state in found.items() if state.why is not None}
         self._gone -= {partition for partition, state in found.items() if state.exists}
@@ -70,7 +70,7 @@ class SourceLosses:
     def tell_one(
         self, partition: Partition, why: Loss, position: int, resumed_at: int, lost: tuple[int, int] | None
     ) -> None:
-        """Raises an error for a loss that was found while a batch query was planned, or reports it as an event."""
+        """Reports a loss that was found while a batch query was planned, as an error or as an event."""
         if self._fail_on_data_loss:
             raise _loss_error([(partition, why, position, resumed_at, lost)], is_first=True)
         self._notices.tell(SourceDataLost(*partition, why, position, resumed_at, lost))

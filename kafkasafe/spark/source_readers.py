@@ -53,8 +53,8 @@ class BatchReader(_Reading, DataSourceReader):
 class StreamReader(_Reading, DataSourceStreamReader):
     """Reader for PySpark 4.0 and 4.1, which ask for the latest offset without saying where the batch begins.
 
-    For a new query, these versions ask where the first batch ends before they ask where it begins. So on the first
-    request for an end, the reader looks up the beginning, then the end, and returns both.
+    For a new query, these versions first ask where the first batch ends, and only then where it begins. So on the first
+    request for an end, the reader looks up the beginning and the end, and returns both.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -73,7 +73,7 @@ class StreamReader(_Reading, DataSourceStreamReader):
         """Returns an offset without positions. The end of the first micro-batch records where that batch begins."""
         refused = self._planner.refused
         if refused is not None:
-            # The query must be new, because only then does Spark call `initialOffset` after `latestOffset`.
+            # The query must be new: for a restarted query, Spark does not call `initialOffset` after `latestOffset`.
             raise refused
         return INITIAL.encode()
 
@@ -91,7 +91,7 @@ class StreamReader(_Reading, DataSourceStreamReader):
         """Divides a micro-batch into ranges."""
         begin, until = self._recent.decode(start), self._recent.decode(end)
         if self._start is None:
-            # Spark repeats a batch that the previous run of the query planned.
+            # Spark repeats a batch that was planned by the previous run of the query.
             self._start = until
         return self._inputs(self._planner.ranges(begin, until))
 

@@ -1,12 +1,12 @@
-"""The staging topic in Kafka. Tasks store encoded batches there for the only process that may write to the target
-topic.
+"""The staging topic in Kafka. Tasks store encoded batches in the staging topic. A single process reads them: only this
+process may write to the target topic.
 
-A staged batch is the value of one record. The task that stages a batch reports the record's place (`StagedBatch`) by
-other means than Kafka. A record whose place is not reported is garbage, and retention removes it. So any number of
-attempts of a task may stage batches.
+A staged batch is the value of one record. The task that stages a batch reports the record's place (`StagedBatch`)
+through Spark, not through Kafka. If the place of a record is not reported, the record is garbage, and retention removes
+it. So any number of attempts of a task may stage batches.
 
 A reader either finds a staged batch exactly as it was staged, or raises an error: the record at the reported offset
-must have the reported size and CRC. If the log was truncated, deleted or replaced, nothing is guessed or left out.
+must have the reported size and CRC. So if the log was truncated, deleted or replaced, the reader raises an error.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Stager:
 
     Args:
         transport: A started transport. The caller still owns it.
-        options: Options of the writer. They name the staging topic, which is created if it does not exist.
+        options: Options of the writer. The option `stagingTopic` names the topic, which is created if it does not
+            exist.
 
     Raises:
         KafkaError: The topic or a producer id is not available.
@@ -103,7 +104,7 @@ class Stager:
         )
 
     def put(self, topic: str, partition: int, rows: int, data: bytes | bytearray) -> None:
-        """Stages a batch for (topic, partition). Blocks while too much is pending.
+        """Stages a batch for (topic, partition). Blocks while too many bytes are pending.
 
         Raises:
             StagingError: The batch cannot be staged.
@@ -130,7 +131,7 @@ class Stager:
 
 
 class _reporting:  # noqa: N801  # reads as a statement
-    """Translates the appender's error about a transaction, because staging has no transaction."""
+    """Translates those errors of the appender that speak of a transaction, because staging uses no transaction."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -150,9 +151,9 @@ def _ensure(transport: Transport, options: SinkOptions) -> int:
     topic = options.staging_topic
     known = transport.topic(topic)
     if known is not None and known.partitions and not known.error_code:
-        return len(known.partitions)  # another metadata request so soon would have to wait
+        return len(known.partitions)  # a second metadata request so soon would be delayed
     coordinator = TransactionRequests(transport, "", timeout_s=options.api_timeout_s)
-    # A batch with a single record may slightly exceed the limit for a record.
+    # A batch that contains a single record may be slightly larger than the record size limit.
     largest_bytes = 2 * max(options.batch_bytes, options.max_record_bytes)
     # Create the topic before any other request: brokers that create topics automatically would not use our settings.
     try:
@@ -164,7 +165,7 @@ def _ensure(transport: Transport, options: SinkOptions) -> int:
                 "retention.ms": str(_RETENTION_MS),
                 "segment.ms": str(_SEGMENT_MS),
                 "segment.bytes": str(_SEGMENT_BYTES),
-                # The brokers' clocks then determine the age of a record, not the clocks of the tasks' machines.
+                # With this, the brokers' clocks determine the age of a record, not the clocks of the tasks' machines.
                 "message.timestamp.type": "LogAppendTime",
                 "max.message.bytes": str(largest_bytes + _RECORD_BYTES),
                 "compression.type": "producer",
@@ -173,7 +174,7 @@ def _ensure(transport: Transport, options: SinkOptions) -> int:
     except Exception as failed:
         if getattr(failed, "errno", None) != _UNAUTHORIZED:
             raise
-        # Without the permission to create topics, an existing one may still be used.
+        # This user may not create topics, but may use an existing one.
     return coordinator.partition_count(topic)
 
 
@@ -183,11 +184,12 @@ def _ensure(transport: Transport, options: SinkOptions) -> int:
 def fetch_staged(
     transport: Transport, options: SinkOptions, wanted: Iterable[StagedBatch]
 ) -> Iterator[tuple[StagedBatch, bytearray]]:
-    """Yields each staged batch with its bytes: one partition after the other, each in the order of offsets.
+    """Yields each staged batch with its bytes. The order is by partition of the staging topic, then by offset.
 
     Args:
         transport: A started transport. The caller still owns it.
-        options: Options of the writer: the staging topic, and `delivery_timeout_s` as maximum time without progress.
+        options: Options of the writer. They name the staging topic, and `delivery_timeout_s` is the maximum time
+            without progress.
         wanted: The batches, in any order, each once.
 
     Raises:
@@ -202,7 +204,7 @@ def fetch_staged(
 
 
 class _Fetching:
-    """Reads one partition of the staging topic. Requests the next answer while the caller uses the current one."""
+    """Reads one partition of the staging topic. Sends the next request while the caller uses the current response."""
 
     def __init__(
         self,
@@ -234,7 +236,7 @@ class _Fetching:
             if at < len(self._pieces):
                 self._ask(at)
             yield from found
-            # Restart the time limit here: time that the caller has used does not mean that the brokers have stalled.
+            # Restart the time limit here, because the time that the caller needed is not a stall of the brokers.
             failures, deadline = 0, time.monotonic() + self._timeout_s
 
     def _ask(self, at: int) -> None:
@@ -248,7 +250,7 @@ class _Fetching:
         )
 
     def _found(self, answer: RecordsFetched, at: int) -> list[tuple[StagedBatch, bytearray]]:
-        """Returns the wanted batches in an answer, which also contains batches that other tasks have staged."""
+        """Returns the wanted batches in a response. The response may also contain batches of other tasks."""
         found: list[tuple[StagedBatch, bytearray]] = []
         for begin, header in batch.iter_headers(answer.records):
             if at == len(self._pieces):
@@ -275,7 +277,7 @@ class _Fetching:
     def _wait(
         self, answer: RecordsFetched | Failure, piece: StagedBatch, failures: int, deadline: float
     ) -> None:
-        """Pauses before the next request. Raises an error if the time is over, or if no repetition can help."""
+        """Pauses before the next request. Raises an error if the time is over, or if a repetition cannot help."""
         late = time.monotonic() > deadline
         if isinstance(answer, Failure):
             if late or not classify(answer.error, "fetch").retriable:

@@ -1,9 +1,11 @@
-"""The stream reader for PySpark 4.2 and later, which pass the start and maximum size of a micro-batch.
+"""The stream reader for PySpark 4.2 and later. These versions tell the reader where a micro-batch begins, and its
+maximum size.
 
-For small micro-batches, this reader also hands over the records themselves. Spark normally runs a task for each range
-of the plan, in a Python worker. For a small micro-batch, starting the tasks takes longer than reading the records. But
-Spark has a second way, for its `SimpleDataSourceStreamReader`: with the plan, the process on the driver sends the
-records to the JVM, where a task needs no Python worker. The reader uses this way.
+For small micro-batches, this reader returns not only the plan, but also the records. Spark normally runs a task for
+each range of the plan, in a Python worker. For a small micro-batch, starting the tasks takes longer than reading the
+records. But Spark has a second way, which it uses for its `SimpleDataSourceStreamReader`: the process on the driver
+sends the records to the JVM together with the plan. The task then needs no Python worker. This reader uses the second
+way.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ try:
 except ImportError:  # a later PySpark
     _HandsOver = None  # type: ignore[assignment,misc]
 
-# The largest micro-batch whose records the reader hands over with the plan. Spark keeps such records as single rows,
-# serialized one by one, so with 5000 records tasks are faster.
+# The largest micro-batch whose records the reader hands over with the plan. Spark serializes such records one by one,
+# so for 5000 records a plan with tasks is faster.
 _FEW_RANGES: Final = 16
 _FEW_OFFSETS: Final = 2000
 _AT_ONCE_S: Final = 1.0
@@ -48,8 +50,8 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     _first: Positions | None = None  # where a new query begins; None: not looked up yet
     _until_now = False
     _planned_at = float("-inf")  # `time.monotonic()` of the latest micro-batch; the first batch does not wait
-    _handed_at: float | None = None  # when records were handed over for the running micro-batch
-    _pause = 0  # number of following micro-batches that use tasks in any case
+    _handed_at: float | None = None  # when the records of the running micro-batch were handed over
+    _pause = 0  # how many of the next micro-batches must use tasks
     _records: list[Any] = []  # noqa: RUF012 - replaced, never changed
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -84,12 +86,12 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
             begin = self._first
         end = self._planner.latest(begin, most, least)
         if end == begin:
-            return start  # unchanged: with another JSON text Spark would run an empty batch
+            return start  # the same JSON text: with another text, Spark would run an empty batch
         self._planned_at = time.monotonic()
         return self._recent.encode(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Limits this run to the records that exist now. The next run reads later records."""
+        """Limits this run to the records that exist now. Later records are left to the next run."""
         self._until_now = True
         self._planner.stop_at_latest()
 
@@ -99,17 +101,19 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return None if seen is None else seen.encode()
 
     def _inputs(self, ranges: list[Range]) -> list[InputPartition]:
-        """Divides a micro-batch into tasks. If it is small, reads its records here and hands them over as one task."""
+        """Divides a micro-batch into tasks. If the micro-batch is small, this method reads the records itself, and
+        hands them over as one task.
+        """
         records = self._read(ranges)
         if records is None:
             return super()._inputs(ranges)
         self._records, self._handed_at = records, time.monotonic()
         self.__class__ = _Handing
-        # Spark reads these ranges in a task if it loses the records.
+        # If Spark loses the records, it reads these ranges in a task.
         return [InputPartition(tuple(ranges))]
 
     def _after_hand_over(self) -> None:
-        """Decides, after a micro-batch whose records were handed over, whether the next ones use tasks."""
+        """If the records of the last micro-batch were handed over, decides whether the next micro-batches use tasks."""
         # False only if a later PySpark does not call `getCache`.
         was_taken = type(self) is LimitedStreamReader
         if (self._handed_at is not None and time.monotonic() - self._handed_at > _SHORT_S) or not was_taken:
@@ -149,10 +153,10 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
 if _HandsOver is not None:
 
     class _Handing(LimitedStreamReader, _HandsOver):
-        """A reader that has just planned a micro-batch whose records it hands over.
+        """The class of the reader between the plan and the hand-over of a micro-batch's records.
 
-        After `partitions`, Spark asks a reader for records only if it is an instance of `_HandsOver`, a private class
-        of PySpark.
+        After the call of `partitions`, Spark asks only instances of `_HandsOver`, a private class of PySpark, for their
+        records.
         """
 
         def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:  # noqa: N802, ARG002 - Spark's

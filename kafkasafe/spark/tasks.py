@@ -44,7 +44,7 @@ from kafkasafe.spark.workers import spare_collections
 
 RESTART_TAG: Final = "[KAFKASAFE.RESTART_TRANSACTION]"
 FENCED_TAG: Final = "[KAFKASAFE.FENCED]"
-# These schemas are built in Python. If they were texts, Spark would parse them in the JVM for each job.
+# These schemas are built in Python. If they were given as text, Spark would parse them in the JVM for each job.
 REPORT_SCHEMA: Final = (
     StructType()
     .add("topic", StringType())
@@ -65,14 +65,14 @@ ENCODED_SCHEMA: Final = (
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 # The first batch that a task appends to a partition is small: it is the task's claim (see `kafkasafe.spark.appender`).
-# Before an exchange, the encoder makes this small first batch only for a partition with more than `_HEAD_FROM` rows.
-# With fewer rows it is cheaper if the sender splits the first batch later.
+# Before an exchange, the encoder makes such a small first batch only for partitions with more than `_HEAD_FROM` rows.
+# With fewer rows, it is cheaper to let the sender split the first batch.
 _HEAD_FROM: Final = 1024
-# Each of the first 64 tasks may send up to `inlineBytes` to the driver. The others may send less, because the batches
-# of thousands of tasks would fill the driver's memory.
+# Each of the first 64 tasks may send up to `inlineBytes` to the driver. Each later task may send at most 64 KiB,
+# because otherwise thousands of tasks would fill the driver's memory.
 _FIRST_TASKS: Final = 64
 _LATER_INLINE_BYTES: Final = 64 * 1024
-_TOO_LARGE: Final = -1  # slot of the row that a task returns instead of batches above the limit
+_TOO_LARGE: Final = -1  # slot of the one row that a task returns if its batches exceed the limit
 
 _arrow: Any = pa
 
@@ -101,8 +101,8 @@ class _Sender:
     Attributes:
         options: Options of the sink.
         grant: Grant of the transaction: its producer id and epoch.
-        add: Whether the task must add partitions to the transaction. The task adds each partition before the first
-            use.
+        add: Whether the task must add partitions to the transaction. It then adds each partition before it first
+            appends to it.
     """
 
     options: SinkOptions
@@ -118,9 +118,9 @@ class _Sender:
         """Sends batches and yields the report.
 
         Args:
-            encoded: Pairs of places and the batches for these places, in order. A place is a (topic, partition), and
-                each batch comes with its place. The first batch for a place is a claim.
-            alone: Whether the task writes to at most one partition, whatever its rows are.
+            encoded: Pairs (places, batches), in order. A place is a (topic, partition). `places` names all places of
+                the pair, and each batch is given with its own place. The first batch for a place is a claim.
+            alone: Whether the task can only write to a single partition, whatever its rows are.
 
         Raises:
             RestartError: The driver must restart the transaction.
@@ -145,7 +145,8 @@ class _Sender:
                     appender.append(*place, data)
             reports = appender.finish()
             if context.attemptNumber() and not reports:
-                # Without rows this attempt claims no partition, so an earlier attempt may still write to the partition.
+                # This attempt has no rows, so it claims no partition. An earlier attempt may still write to that
+                # partition.
                 raise RestartError("A task was started again and now has no rows")  # noqa: TRY301
         except RestartError as spoilt:
             raise RestartError(f"{RESTART_TAG} {spoilt}") from spoilt
@@ -155,7 +156,7 @@ class _Sender:
 
 
 def _report_batch(reports: list[Report], appender: Appender, stage: int) -> Any:
-    """Makes rows of `REPORT_SCHEMA`. A task that sent nothing reports its stage, in a row without a topic."""
+    """Makes rows of `REPORT_SCHEMA`. A task that sent nothing reports only its stage, in a row without a topic."""
     places: list[tuple[str | None, int, int]] = [
         (report.topic, report.partition, report.rows) for report in reports
     ]
@@ -233,8 +234,8 @@ class DirectWrite(_Sender):
     Attributes:
         topic: Topic name.
         partitions: Number of partitions. The job has at most this number of tasks.
-        turn: Varies between batches, so that a job with fewer tasks than partitions does not always write to the same
-            partitions.
+        turn: A number that differs between batches. Without it, jobs with fewer tasks than partitions would always
+            write to the same partitions.
     """
 
     topic: str
@@ -279,7 +280,7 @@ class EncodeRows:
         options: Options of the sink.
         counts: Topic → number of its partitions, if already known. The task asks the brokers about other topics.
         slots: Number of sending tasks.
-        turn: Chooses the partition for rows that have neither a key nor a partition.
+        turn: A number from which the partition is chosen for rows that have neither a key nor a partition.
     """
 
     options: SinkOptions
@@ -291,12 +292,12 @@ class EncodeRows:
         """Encodes all rows of the task and yields the batches."""
         spare_collections()
         for (topic, partition), count, data in self.packed(rows, task=task_context().partitionId()):
-            # Topics without a known number of partitions begin at different slots.
+            # If a topic is not in `counts`, its first slot depends on the topic's name.
             first = 0 if topic in self.counts else zlib.crc32(topic.encode())
             yield encoded_batch((partition + first) % self.slots, topic, partition, count, data)
 
     def packed(self, rows: Iterator[Any], *, task: int) -> Iterator[PackedBatch]:
-        """Encodes all rows of a task. Like `turn`, the task's number `task` varies the choice of partitions."""
+        """Encodes all rows of a task. The choice of partitions depends on `turn` and on the task's number `task`."""
         packer = _packer(self.options, head_from=_HEAD_FROM)
         counts = dict(self.counts)
         turn = self.turn + task
@@ -330,7 +331,9 @@ class EncodeRows:
     def _numbers(
         self, part: Any, chosen: Any, keys: Any, topic: str, count: int, turn: int
     ) -> npt.NDArray[np.int64]:
-        """Returns each row's partition, from the column `partition`, otherwise from the key, otherwise from `turn`."""
+        """Returns each row's partition. It comes from the column `partition`, otherwise from the key, otherwise from
+        `turn`.
+        """
         total = len(part) if chosen is None else len(chosen)
         numbers = np.full(total, -1, np.int64) if keys is None else arrow_encode.partitions_of(keys, count)
         numbers[numbers < 0] = turn % count
@@ -355,8 +358,8 @@ class EncodeRows:
 class EncodeInline:
     """`mapInArrow` function of a job whose encoded batches the driver collects and sends.
 
-    A task whose batches are larger than `inline_limit` yields one row with slot -1 instead. So the driver's memory is
-    bounded, and the driver learns that it has to write the rows by another job.
+    If a task's batches are larger than `inline_limit`, the task yields a single row with slot -1 instead. This limits
+    the driver's memory. The row with slot -1 tells the driver that another job must write the rows.
 
     Attributes:
         encode: Encodes the rows.
@@ -373,7 +376,7 @@ class EncodeInline:
             size += encoded.nbytes
             if size > limit:
                 for _ in rows:
-                    pass  # A worker is used again only if it has read all of its task's rows.
+                    pass  # Spark reuses a worker only if the worker has read all rows of its task.
                 yield encoded_batch(_TOO_LARGE, "", -1, 0, b"")
                 return
             held.append(encoded)
@@ -443,7 +446,7 @@ class SendEncoded(_Sender):
         yield from self.send(encoded(), alone=self.alone)
 
     def _claimed(self, data: bytearray) -> Iterator[bytearray]:
-        """Encodes a batch again, as a claim and the rest.
+        """Encodes a batch again, as two parts: the claim and the rest.
 
         The encoding task cannot make the claim, because it does not know which attempt will send the batch.
         """

@@ -3,9 +3,9 @@
 KafkaProducer's own transactions belong to one process. Here, any process that knows the transactional id, the producer
 id and the epoch can take a step. So a driver can begin and end a transaction that tasks on other machines fill.
 
-Each method repeats its request as long as `kafkasafe.classify` says so and the deadline has not passed. All requests
-can be repeated: until the coordinator grants a newer epoch, it answers a repeated request as it answered the first
-one.
+Each method repeats its request until it succeeds, until `kafkasafe.classify` says that the error is permanent, or until
+the deadline has passed. All requests can be repeated: until the coordinator grants a newer epoch, it answers a repeated
+request as it answered the first one.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _NOT_ATTEMPTED: Final = 55
 _UNSUPPORTED_VERSION: Final = 35
 _CONCURRENT: Final = 51
 _ADDS_ITSELF: Final = 2
-# The coordinator is still ending the previous transaction, which takes milliseconds.
+# For the case that the coordinator is still ending the previous transaction. This takes milliseconds.
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
 
-# error code → (the resource, request → the permission that it needs on the resource, the permission of other requests)
+# Error code → (the resource, the permission that each named request needs on it, the permission for all other requests)
 _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
     29: (
         "the topic",
@@ -92,15 +92,15 @@ def _identity(grant: WriterIdentity) -> TransactionIdentity:
 
 
 def identity_of(grant: WriterIdentity) -> TransactionIdentity | None:
-    """Returns the identity for the batches of a grant's transaction; None if the grant has no transaction."""
+    """Returns the identity that the batches of a transaction carry; None if the grant is not for a transaction."""
     return _identity(grant) if grant.transactional_id else None
 
 
 class Pending:
-    """A request that was sent, and its answer.
+    """A request that has been sent, and its answer once it has arrived.
 
     Args:
-        send: Sends the request. Its argument is the function that takes the answer.
+        send: Function that sends the request. Its argument is a function to call with the answer.
     """
 
     def __init__(self, send: Callable[[Reply[Any]], None]) -> None:
@@ -120,7 +120,7 @@ class Pending:
         """Waits for the answer and returns it.
 
         Raises:
-            KafkaError: The error of the `Failure`; KafkaTimeoutError without an answer within `timeout_s` seconds.
+            KafkaError: The error of the `Failure`; KafkaTimeoutError if no answer arrives within `timeout_s` seconds.
         """
         if not self.wait(timeout_s):
             raise WaitTimeoutError(f"No answer within {timeout_s:.1f} s")
@@ -136,7 +136,7 @@ def call(send: Callable[[Reply[Any]], None], timeout_s: float) -> Any:
 
 
 def retry_for(timeout_s: float, attempt: Callable[[float], T], *, what: str, api: str) -> T:
-    """Returns the result of `attempt`. Repeats the attempt as long as `classify` says that the error can be retried.
+    """Returns the result of `attempt`. Repeats the attempt while `classify` says that the error can be retried.
 
     Args:
         timeout_s: When to give up, in seconds from now.
@@ -145,7 +145,7 @@ def retry_for(timeout_s: float, attempt: Callable[[float], T], *, what: str, api
         api: Request kind, for the verdict.
 
     Raises:
-        KafkaError: An error that is not retriable, or the last error after the deadline.
+        KafkaError: An error that is not retriable, or, after the deadline, the last error.
     """
     deadline = time.monotonic() + timeout_s
 
@@ -165,7 +165,8 @@ def _wait_s(state: tenacity.RetryCallState) -> float:
 
 
 class TransactionRequests:
-    """Sends the requests for one transactional id, and for the group of the same name, which holds the marker.
+    """Sends requests about one transactional id, and about the consumer group with the same name. The group stores the
+    marker.
 
     Not thread-safe.
 
@@ -188,8 +189,8 @@ class TransactionRequests:
         place: Callable[[Any], str] = lambda _: "",
         timeout_s: float | None = None,
     ) -> Any:
-        """Repeats a request until an answer has no error code, and returns that answer. `place` returns the partition
-        of an answer, for the message of an error.
+        """Repeats a request until an answer has no error code, and returns that answer. For error messages, `place`
+        returns the partition to which an answer's error belongs, as text.
         """
         what = f"{api} of {self._id}"
 
@@ -204,12 +205,12 @@ class TransactionRequests:
     # --- the transaction ---
 
     def fence(self, transaction_timeout_ms: int, *, timeout_s: float | None = None) -> WriterIdentity:
-        """Fences every older holder of the transactional id, and ends its transaction. Returns when that transaction
-        has ended.
+        """Fences all older holders of the transactional id, and ends their open transaction. Returns only after that
+        transaction has ended.
 
         Args:
-            transaction_timeout_ms: Time after which the cluster aborts a transaction that is not ended, ms.
-            timeout_s: Maximum duration, if it differs from that of other requests, in seconds.
+            transaction_timeout_ms: Time in ms after which the cluster aborts a transaction that is still open.
+            timeout_s: Maximum duration in seconds; None: the same as for other requests.
         """
         answer: TransactionsInitialized = self._ask(
             "InitProducerId",
@@ -225,8 +226,8 @@ class TransactionRequests:
         places = list(partitions)
 
         def place(answer: PartitionsAdded) -> str:
-            # Name the partition that caused the failure: partitions that failed only because another one failed come
-            # last.
+            # Name the partition that caused the failure. So sort those to the end that failed only because another one
+            # failed.
             codes = sorted(answer.error_codes.items(), key=lambda item: item[1] == _NOT_ATTEMPTED)
             return next((f", {topic}-{number}" for (topic, number), code in codes if code), "")
 
@@ -237,7 +238,9 @@ class TransactionRequests:
         )
 
     def partitions(self, grant: WriterIdentity) -> set[TopicPartition] | None:
-        """The partitions of the transaction, as the coordinator knows them; None for brokers before 2.8 (KIP-664)."""
+        """The partitions that the transaction contains, according to the coordinator; None with brokers before 2.8
+        (KIP-664).
+        """
         try:
             answer: TransactionDescribed = self._ask(
                 "DescribeTransactions",
@@ -254,12 +257,14 @@ class TransactionRequests:
         return set(answer.partitions)
 
     def abort(self, grant: WriterIdentity, transaction_timeout_ms: int, *, timeout_s: float) -> None:
-        """Aborts the transaction, and lets all leaders know an epoch that fences its late batches.
+        """Aborts the transaction, and announces a new epoch to all leaders. The new epoch fences late batches of the
+        transaction.
 
         With protocol 2, EndTxn does both. With protocol 1, EndTxn would abort the transaction under its own epoch, so
         brokers before 3.6 would append a late batch. The next transaction on the partition would commit this batch.
         InitProducerId aborts under a newer epoch, but would also abort the transaction of a driver that has taken over.
-        AddOffsetsToTxn is refused in this case. A driver that takes over between the two requests is fenced, and fails.
+        So AddOffsetsToTxn is sent first: it is refused in this case. If another driver takes over between the two
+        requests, that driver is fenced, and fails.
 
         Args:
             grant: Grant of the transaction.
@@ -275,11 +280,12 @@ class TransactionRequests:
     def end(
         self, grant: WriterIdentity, *, commit: bool, timeout_s: float | None = None
     ) -> WriterIdentity | None:
-        """Commits or aborts. If the request stays unanswered, only the marker, read after a later `fence`, shows
-        whether it was carried out.
+        """Commits or aborts the transaction. If the request stays unanswered, its outcome is unknown. To find it out,
+        call `fence`, and then read the marker.
 
         Returns:
-            The grant for the next transaction. None with protocol 1, in which only `fence` grants an epoch.
+            The grant for the next transaction. None with protocol 1, because in that protocol only `fence` grants an
+            epoch.
         """
         ended: TransactionEnded = self._ask(
             "EndTxn",
@@ -290,7 +296,7 @@ class TransactionRequests:
         if following is None or grant.protocol < _ADDS_ITSELF:
             return None
         number, epoch = following.producer_id, following.epoch
-        # Ignore an epoch that is not newer, because it would not lock out the tasks of this transaction.
+        # Ignore an epoch that is not newer, because it would not fence the tasks of this transaction.
         if number < 0 or (number == grant.producer_id and epoch <= grant.epoch):
             return None
         return WriterIdentity(grant.transactional_id, number, epoch, grant.protocol)
@@ -335,7 +341,7 @@ class TransactionRequests:
         """Returns the number of a topic's partitions. Waits until the topic exists and its leaders are known.
 
         Raises:
-            KafkaError: The topic still does not exist when the time is over (UnknownTopicOrPartitionError).
+            KafkaError: The topic does not exist within the time limit (UnknownTopicOrPartitionError).
         """
 
         def attempt(left_s: float) -> int:
@@ -378,7 +384,7 @@ class TransactionRequests:
         retry_for(self._timeout_s, attempt, what=f"CreateTopics of {name}", api="CreateTopics")
 
     def producers(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, ProducersDescribed]:
-        """Returns the producer states that the leaders of partitions remember. Asks the leaders concurrently."""
+        """Returns the producer states of partitions, as their leaders report them. Asks the leaders concurrently."""
         left = set(places)
         found: dict[TopicPartition, ProducersDescribed] = {}
 

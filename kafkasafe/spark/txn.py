@@ -1,10 +1,10 @@
 """Decides the driver's next step in the transaction of a micro-batch, and which answers the driver may trust. This
 module does no I/O.
 
-A micro-batch is identified by (application id, batch id). A micro-batch must reach its topics exactly once, although
-drivers and tasks may die at any point, and Spark may compute the micro-batch any number of times. The transaction that
-holds the micro-batch's records also holds a *marker*, which is the next batch id. A later driver reads the marker to
-see whether the micro-batch was committed.
+A micro-batch is identified by (application id, batch id). Each micro-batch must reach its topics exactly once. But
+drivers and tasks may die at any point, and Spark may compute the same micro-batch any number of times. The transaction
+that holds the micro-batch's records also holds a *marker*, which is the next batch id. A later driver reads the marker
+to see whether the micro-batch was committed.
 
 The order of the steps guarantees this (docs/spark-guarantees.md has the six properties and the crash tables):
 
@@ -17,16 +17,17 @@ The order of the steps guarantees this (docs/spark-guarantees.md has the six pro
     COMMIT       EndTxn
 
 A failure from OPEN to MARK leads back to FENCE, which aborts the records that were written. Once EndTxn was sent, the
-driver never aborts. The driver repeats EndTxn until the coordinator answers, or leaves EndTxn to the next driver,
-whose FENCE waits for the outcome.
+driver never aborts. The driver repeats EndTxn until the coordinator answers. If the driver gives up, the FENCE of the
+next driver waits for the outcome.
 
-A driver that goes on after its own commit begins at OPEN. With the brokers' protocol 2 (KIP-890) the answer to EndTxn
-grants the epoch of the next transaction. So FENCE and READ_MARKER would give the driver no new information:
+After its own commit, a driver may begin the next micro-batch at OPEN. With the brokers' protocol 2 (KIP-890) the answer
+to EndTxn grants the epoch of the next transaction. So FENCE and READ_MARKER would give the driver no new information:
 
 1. Driver A commits batch 6. The answer says that the transaction has ended, and grants epoch 8.
-2. All tasks of batch 6 have epoch 7, which the coordinator and the leaders refuse from now on, as after FENCE.
-3. No driver can commit under this id without FENCE, and each FENCE grants an epoch above 8. So as long as epoch 8 is
-   valid, the marker that A wrote is the newest one.
+2. All tasks of batch 6 have epoch 7. After the commit, the coordinator and the leaders refuse this epoch, as after
+   FENCE.
+3. No driver can commit under this id without FENCE, and each FENCE grants an epoch above 8. So while epoch 8 is valid,
+   no marker is newer than the one that A wrote.
 4. Driver B takes over before A begins batch 7. Then the coordinator refuses A's OPEN, because B's epoch is newer. A
    does not know what B wrote, so A goes back to FENCE and reads the marker (`Event.LAPSED`).
 
@@ -66,18 +67,16 @@ class Event(enum.Enum):
     KNOWN = "known"
     """READ_MARKER: the marker says that the batch is committed."""
     BROKEN = "broken"
-    """The step failed, but a new transaction may succeed: there was a second attempt of a task, a crash or a
-    time-out.
-    """
+    """The step failed because of a second attempt of a task, a crash or a time-out. A new transaction may succeed."""
     REFUSED = "refused"
     """The step failed in a way that no repetition can fix, or another driver has taken over."""
     UNKNOWN = "unknown"
-    """COMMIT: no answer came. The driver asks for the outcome and never assumes one."""
+    """COMMIT: no answer came. The driver has to find out the outcome, and must not assume one."""
     LAPSED = "lapsed"
-    """OPEN, as the first step: the epoch that the last commit granted is not valid any more."""
+    """Only if OPEN is the first step: the epoch that the last commit granted is not valid any more."""
 
 
-# An event without an entry for the current step is illegal.
+# If the current step has no entry for an event, the event is illegal.
 TRANSITIONS: Final[Mapping[Step, Mapping[Event, Step]]] = {
     Step.FENCE: {Event.DONE: Step.READ_MARKER, Event.REFUSED: Step.FAILED},
     Step.READ_MARKER: {
@@ -95,9 +94,9 @@ TRANSITIONS: Final[Mapping[Step, Mapping[Event, Step]]] = {
     Step.WRITE: {Event.DONE: Step.VERIFY, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
     Step.VERIFY: {Event.DONE: Step.MARK, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
     Step.MARK: {Event.DONE: Step.COMMIT, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
-    # BROKEN: the coordinator answered that this transaction cannot be committed, because it timed out. Even then the
-    # fence and the marker decide whether the batch is committed, and not this answer: an earlier attempt may have
-    # committed the batch.
+    # BROKEN: the coordinator answered that this transaction cannot be committed, because it timed out. This answer does
+    # not prove that the batch is not committed, because an earlier attempt may have committed it. Only the marker, read
+    # after FENCE, shows this.
     Step.COMMIT: {
         Event.DONE: Step.WRITTEN,
         Event.UNKNOWN: Step.FENCE,
@@ -118,7 +117,8 @@ class MicroBatch:
 
     Args:
         max_restarts: How often the attempt may return to FENCE before it fails.
-        goes_on: Whether the attempt begins at OPEN, with the epoch that the driver's last commit granted.
+        goes_on: Whether the attempt begins at OPEN. In this case it uses the epoch that the driver's last commit
+            granted.
 
     Attributes:
         step: The next thing to do.
@@ -143,7 +143,7 @@ class MicroBatch:
 
     @property
     def over(self) -> bool:
-        """Whether the current step is an end."""
+        """Whether the attempt is over: its step is one of `ENDS`."""
         return self.step in ENDS
 
     def on(self, event: Event) -> Step:
@@ -160,7 +160,7 @@ class MicroBatch:
             raise IllegalEventError(f"{event.name} at {self.step.name} of an epoch that FENCE granted")
         if following is Step.FENCE:
             self.is_carried = False
-            # LAPSED is not a restart: it means that the attempt could not begin its first transaction.
+            # LAPSED is not a restart, because the attempt has not begun a transaction before.
             self.restarts += event is not Event.LAPSED
             if self.restarts > self._max_restarts:
                 following = Step.FAILED
@@ -171,7 +171,7 @@ class MicroBatch:
 
     @property
     def committed_by_us(self) -> bool:
-        """At DUPLICATE: whether this attempt committed the batch itself, but the answer to its commit was lost."""
+        """Only at DUPLICATE: whether this attempt itself committed the batch, but got no answer to its commit."""
         return self.step is Step.DUPLICATE and self._commit_sent
 
 
@@ -183,7 +183,7 @@ class WriterIdentity:
         transactional_id: Transactional id of the transaction.
         producer_id: Producer id that the coordinator granted.
         epoch: Epoch that the coordinator granted; a newer epoch fences this one.
-        protocol: Protocol of transactions that the brokers speak, 1 or 2.
+        protocol: The brokers' transaction protocol: 1, or 2 (KIP-890).
     """
 
     transactional_id: str
@@ -202,8 +202,8 @@ class Marker:
 
     Attributes:
         next_batch_id: The micro-batch's id plus one.
-        query_id: Id of the Spark query that wrote the micro-batch. Batch ids of different queries cannot be compared.
-            Empty without a query (batch use, Spark Connect).
+        query_id: Id of the Spark query that wrote the micro-batch; empty if there is none (batch use, Spark Connect).
+            Batch ids of different queries cannot be compared.
         rows: Number of rows of the micro-batch; None in markers of version 1, which do not have this field.
         plan: The micro-batch's `plan_digest`; empty if it is not known.
     """
@@ -226,10 +226,10 @@ class Marker:
 
     @classmethod
     def decode(cls, text: str | None) -> Marker:
-        """Reads the text of `encode`, or of a marker of version 1.
+        """Decodes the text that `encode` returns. Also decodes markers of version 1.
 
         Raises:
-            ValueError: The text is not a marker. The caller must not guess what it means.
+            ValueError: The text is not a marker. The caller must not treat it as a missing marker.
         """
         try:
             fields = json.loads(text or "")
@@ -268,7 +268,7 @@ class MarkerLog:
     def record(
         self, producer_id: int, key: bytes | None, value: bytes | None, *, transactional: bool
     ) -> None:
-        """Takes the next record of the log."""
+        """Processes the next record of the log."""
         if key != self._key or value is None:
             return
         if transactional:
@@ -277,7 +277,7 @@ class MarkerLog:
             self.content = value.decode()
 
     def outcome(self, producer_id: int, *, committed: bool) -> None:
-        """Takes the next control record, which ends a producer's transaction."""
+        """Processes the next control record of the log. It ends a producer's transaction."""
         content = self._open.pop(producer_id, None)
         if committed and content is not None:
             self.content = content
@@ -289,12 +289,12 @@ class MarkerLog:
 
 
 def plan_digest(entry: str) -> str:
-    """Returns a digest of one planning of a micro-batch: of the time at which Spark planned the micro-batch, and of the
-    end of each source.
+    """Returns a digest of a micro-batch's plan. It covers the time at which Spark planned the micro-batch, and the end
+    of each source.
 
-    The offsets alone do not identify the input, so the time is part of the digest. An offset of a file source is a
-    position in a list that the checkpoint keeps. Once a checkpoint is restored, the same position may mean other
-    files.
+    The offsets alone do not identify the input, so the time is part of the digest. For example, an offset of a file
+    source is a position in a list of files in the checkpoint. Once a checkpoint is restored, the same position may mean
+    other files.
 
     Args:
         entry: An entry of Spark's offset log: a version, a line of metadata, a line for each source.
@@ -307,7 +307,7 @@ def plan_digest(entry: str) -> str:
         planned_ms = json.loads(lines[1])["batchTimestampMs"]
     except (ValueError, TypeError, LookupError):
         return ""
-    # The other metadata are settings, which another version of Spark may write differently.
+    # Leave out the other metadata: they are settings, and another version of Spark may write them differently.
     return hashlib.blake2b(json.dumps([planned_ms, lines[2:]]).encode(), digest_size=16).hexdigest()
 
 
@@ -318,7 +318,7 @@ class MarkerVerdict(enum.Enum):
     DUPLICATE = "duplicate"
     """This batch is committed."""
     COUNT = "count"
-    """The batch's plan or the plan in the marker is not known, so the number of rows must decide."""
+    """The number of rows must decide, because the plan of the batch or the plan in the marker is not known."""
     MISSING = "missing"
     """The marker is missing, though earlier batches must have written one."""
     OTHER_QUERY = "other query"
@@ -326,9 +326,7 @@ class MarkerVerdict(enum.Enum):
     OTHER_ROWS = "other rows"
     """This batch id is committed with other rows: the checkpoint lost its last batch, and Spark planned it again."""
     UNPROVEN = "unproven"
-    """This batch id is committed, but the marker, of version 1, does not show whether the committed rows are the
-    same.
-    """
+    """This batch id is committed, but perhaps with other rows: a marker of version 1 does not show this."""
     GAP = "gap"
     """Batches before this one were never written to this topic."""
     ROLLED_BACK = "rolled back"
@@ -346,21 +344,22 @@ def judge_marker(
 ) -> MarkerVerdict:
     """Decides whether to write a streaming query's batch.
 
-    Spark plans a batch durably before it runs it, and repeats only the last planned batch, with the same input. If the
-    checkpoint is intact, the marker therefore has two possible values: the batch's id (the batch is not written yet),
-    or that id plus one (the batch is written, but Spark does not know this). Any other value means that the checkpoint
-    and the topic do not belong together. Then writing the batch and skipping it could both be wrong.
+    Spark stores the plan of a batch durably before it runs the batch. It repeats only the last planned batch, with the
+    same input. So if the checkpoint is intact, the marker has two possible values: the batch's id (the batch is not
+    written yet), or that id plus one (the batch is written, but Spark has not recorded this). Any other value means
+    that the checkpoint and the topic do not belong together. In that case, it could be wrong to write the batch, and it
+    could be wrong to skip it.
 
     A marker of the batch id plus one has a second possible cause: the checkpoint was restored from a copy that is one
-    batch old. Spark then plans that batch again, with other rows. So a batch is skipped only if its entry in Spark's
-    offset log, or otherwise its number of rows, proves that it is the committed one.
+    batch old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be the
+    committed one: by its entry in Spark's offset log or, if that is not possible, by its number of rows.
 
     Args:
         marker: The marker that was read after the fence, or None.
         batch_id: Spark's batch id.
         query_id: Spark's query id; empty if it is not known.
-        strict: If False, a marker that does not fit is replaced, and each batch is written unless it is proven to be
-            committed.
+        strict: If False, a marker that does not match the checkpoint is replaced, and each batch is written unless it
+            is proven to be committed.
         plan: The batch's `plan_digest`; empty if it is not known.
         rows: Number of rows in the batch; None if they were not counted.
     """
@@ -384,7 +383,8 @@ def _marker_fits(
     if marker.next_batch_id == batch_id:
         return MarkerVerdict.WRITE
     if marker.plan and plan:
-        # Do not compare rows: a query that is not deterministic may produce another number from the same input.
+        # Do not compare the numbers of rows: a query that is not deterministic may produce another number from the same
+        # input.
         return MarkerVerdict.DUPLICATE if marker.plan == plan else MarkerVerdict.OTHER_ROWS
     if marker.rows is None:
         return MarkerVerdict.UNPROVEN
@@ -394,9 +394,9 @@ def _marker_fits(
 
 
 def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -> bool:
-    """Whether a driver may begin a batch at OPEN, under the epoch that its own last commit granted.
+    """Whether a driver may begin a batch at OPEN, and use the epoch that its own last commit granted.
 
-    In all other cases the driver begins at FENCE, and judges the marker that it then reads.
+    In all other cases the driver begins at FENCE, then reads the marker and calls `judge_marker`.
 
     Args:
         marker: The marker that this driver committed last.
@@ -408,12 +408,14 @@ def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -
 
 
 def judge_version(marker: Marker | None, version: int, *, strict: bool) -> MarkerVerdict:
-    """Decides whether to write a batch query. As in Delta: yes, unless `version` or a higher version is committed.
+    """Decides whether to write a batch query. As in Delta, the rows are written unless `version` or a higher version is
+    committed.
 
     Args:
         marker: The marker that was read after the fence, or None.
         version: The caller's `txnVersion`.
-        strict: If the marker is a streaming query's: True refuses the batch, False writes it and replaces the marker.
+        strict: What to do if a streaming query wrote the marker. True: refuse the batch. False: write the batch and
+            replace the marker.
     """
     if marker is not None and marker.query_id:
         return MarkerVerdict.OTHER_QUERY if strict else MarkerVerdict.WRITE
@@ -443,7 +445,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class AppendState:
-    """The state that a partition's leader has for the transaction's producer id.
+    """The producer state of a partition's leader, for the transaction's producer id.
 
     Attributes:
         epoch: The newest epoch of the producer id.
@@ -459,15 +461,17 @@ def judge_partitions(
     reports: Iterable[Report],
     appended: Mapping[tuple[str, int], AppendState | None],
 ) -> str:
-    """Compares the tasks' reports with the logs; returns the first difference, or an empty string if they agree.
+    """Compares the tasks' reports with the logs. Returns the first difference as text, or an empty string if there is
+    none.
 
-    The epoch of a transaction is new, so its sequences begin at 0 on each partition, and n records end at n - 1.
+    Each transaction has a new epoch, so its sequences begin at 0 on each partition. After n records, the last sequence
+    is n - 1.
 
     Args:
         grant: The grant of the transaction.
         reports: The reports of all tasks.
-        appended: For each (topic, partition) of the transaction and of the reports, the leader's state for the producer
-            id; None if the leader does not know the producer id.
+        appended: The leader's state for the producer id, for each (topic, partition) in the transaction or in a report;
+            None if the leader does not know the producer id.
     """
     rows: dict[tuple[str, int], int] = {}
     for report in reports:
@@ -481,7 +485,7 @@ def judge_partitions(
     for (topic, partition), state in appended.items():
         here = rows.get((topic, partition), 0)
         there = 0 if state is None or state.epoch != grant.epoch else state.last_sequence + 1
-        # Sequences wrap at 2**31, which the transaction of a micro-batch does not reach.
+        # Sequences wrap at 2**31. The transaction of a micro-batch does not contain so many records.
         if here != there:
             return f"{topic}-{partition} holds {there} records of this transaction, tasks reported {here}"
     return ""

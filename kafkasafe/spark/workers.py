@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("kafkasafe.spark")
 
 _NEEDED: Final = ("kafkasafe", "kafka", "tenacity", "prometheus_client", "numpy", "pyarrow", "crc32c")
-# Run this code with `python -c`: it then finds modules in the working directory, as `python -m pyspark.daemon` does,
-# which starts the workers.
+# Spark starts its workers with `python -m pyspark.daemon`, which finds modules in the working directory. Run this code
+# with `python -c`, because that finds them there too.
 _PROBE: Final = """
 import importlib.util, json, sys
 print(json.dumps([list(sys.version_info[:2]), [n for n in sys.argv[1:] if importlib.util.find_spec(n) is None]]))
@@ -38,14 +38,14 @@ _is_spared = False  # whether this process has hidden its objects from the garba
 
 
 def warn_of_other_python(spark: SparkSession) -> None:
-    """Logs a warning if Spark's workers on this machine would use a Python that cannot run kafkasafe.
+    """Logs a warning if Spark's workers on this machine would use a Python interpreter that cannot run kafkasafe.
 
     The usual cause is `venv/bin/python script.py` without an activated environment: Spark takes `python3` from PATH,
     and the workers fail with `ModuleNotFoundError`.
 
-    The check runs the workers' interpreter, once in each process. No warning is logged if that interpreter has the same
-    version and all modules that kafkasafe needs. The check is made only with a `local` master, because this process
-    cannot see the interpreters on a cluster's nodes.
+    Once in each process, the check runs the interpreter that the workers would use. No warning is logged if that
+    interpreter has the same version and all modules that kafkasafe needs. The check is made only with a `local` master,
+    because this process cannot see the interpreters on a cluster's nodes.
     """
     context = spark_context(spark)
     if context is None or not str(context.master).startswith("local"):
@@ -97,7 +97,7 @@ def spare_collections() -> None:
     takes longer than a small task.
 
     As a drawback, all other objects that exist at the time of the call are hidden too. If such an object is part of a
-    reference cycle and is dropped later, it is never freed.
+    reference cycle, it is never freed, even when nothing uses it any more.
 
     In a process that is not a reused worker, the function does nothing.
     """

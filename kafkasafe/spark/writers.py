@@ -77,7 +77,7 @@ class Message(WriterCommitMessage):
         batch_id: Id of the micro-batch, from the task's properties; -1 for a batch query.
         rows: Number of rows that the task read.
         inline: The task's batches, if they are small.
-        staged: Where the task's batches are in the staging topic, if they are not small.
+        staged: The places of the task's batches in the staging topic, if they are not small.
     """
 
     query_id: str
@@ -194,7 +194,9 @@ def _partition_count(options: SinkOptions, topic: str) -> int:
 
 
 class _Kept:
-    """Holds the encoded batches of a task in memory. Above a size limit, writes them to the staging topic instead."""
+    """Holds the encoded batches of a task in memory. If they exceed a size limit, writes them to the staging topic
+    instead.
+    """
 
     def __init__(self, options: SinkOptions, task: int) -> None:
         self._options = options
@@ -316,8 +318,8 @@ def parts_of_rows(rows: Iterator[Any], schema: Any) -> Iterator[Any]:
 def _reports_of(messages: Sequence[WriterCommitMessage | None]) -> list[Message]:
     reports = [message for message in messages if isinstance(message, Message)]
     if messages and not reports and all(message is None for message in messages):
-        # With a continuous trigger Spark calls `commit` without ever calling `write` (observed with Spark 4.2).
-        # No other reason is known.
+        # With a continuous trigger, Spark calls `commit`, although it has never called `write` (observed with Spark
+        # 4.2). No other reason is known.
         raise UsageError(
             "[KAFKASAFE.CONTINUOUS_TRIGGER] Spark commits an epoch but passed none of its rows to the tasks. The"
             " cause is trigger(continuous=...), which does not work with Python data sources. Nothing was written. Use"
@@ -336,7 +338,8 @@ def _log_outcome(app_id: str, batch_id: int, done: Outcome) -> None:
 
 
 class _Work:
-    """Carries out the step WRITE: appends the batches of the messages. May be called again with another grant.
+    """Carries out the step WRITE: appends the batches of the messages. Can be called several times, each time with
+    another grant.
 
     Attributes:
         rows: Number of rows that the tasks read.
@@ -379,7 +382,7 @@ def _session(options: SinkOptions, app_id: str) -> Session:
     """
     key = os.getpid(), app_id, repr(options)
     session = _sessions.pop(key, None) or Session(options, app_id)
-    _sessions[key] = session  # moves the session to the end of the dict, which is in order of last use
+    _sessions[key] = session  # moves the session to the end: the dict is in order of last use
     for old in list(_sessions)[:-_MOST_SESSIONS]:
         _sessions.pop(old).close()
     return session

@@ -1,6 +1,6 @@
 """`kafkasafe spool`: inspect, export and repair a spool directory, and deliver what it holds.
 
-Each command but commit and abort has a module of its own. `kafkasafe.cli.report` prints the results.
+Each command has its own module, except commit and abort, which share one. `kafkasafe.cli.report` prints the results.
 
     ls, tree          lists of lanes and directories
     verify, repair    damage

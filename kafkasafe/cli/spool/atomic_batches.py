@@ -13,7 +13,7 @@ from kafkasafe.spool.steps import BatchTimes, UnitLog
 
 
 def unit_rows(content: LaneContent, *, every: bool = False) -> list[dict[str, Any]]:
-    """The atomic batches of a lane, with their steps and times; finished ones only with `every`."""
+    """The atomic batches of a lane, with their steps and times. Finished batches are included only with `every`."""
     by_position = {batch.position: batch for batch in content.batches}
     return [_row(content, log, by_position) for log in content.units if every or log.outcome is None]
 

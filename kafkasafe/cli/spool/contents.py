@@ -31,9 +31,9 @@ LaneName = Annotated[
 def contents_of(
     directory: Path, lane: str | None, troubles: list[tuple[str, str]]
 ) -> Iterator[list[LaneContent]]:
-    """Context with the content of each lane. Rejected records that were sent again do not count as rejected.
+    """Context that yields the content of each lane. Rejected records that were sent again do not count as rejected.
 
-    In this context, records can be read although their owner delivers them, and deletes their segment.
+    In this context, records stay readable even if the lane's owner delivers them and deletes their segment.
 
     Args:
         directory: The spool directory.
@@ -58,7 +58,7 @@ def unread_rows(troubles: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def records_of(content: LaneContent, batch: SpooledBatch, *, raw: bool = False) -> Iterator[dict[str, Any]]:
-    """Yields the records of a batch; with `raw`, keys and values as bytes in place of text."""
+    """Yields the records of a batch. With `raw`, keys and values are bytes instead of text."""
     columns = codec.decode(content.data(batch))
     given = given_partitions(columns, batch.given) if batch.partition < 0 else {}
     identity = batch.identity

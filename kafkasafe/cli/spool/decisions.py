@@ -65,10 +65,10 @@ def spool_commit(
     """Commit the atomic batches that are staged in lanes that no process owns, and do nothing else.
 
     EndTxn is sent with the transactional id, producer id and epoch from the spool. The producer that staged the batch
-    would send the same request, so the request changes nothing about a batch that is already committed. The command
-    leaves a batch to the next producer, or to kafkasafe spool drain, in these cases: the batch is not staged; an
-    earlier batch on one of its partitions is left too; its transaction timed out; or it shares its transaction with a
-    batch that was not named.
+    would send the same request. So if the batch is already committed, the request changes nothing. The command does not
+    commit a batch in four cases: the batch is not staged; an earlier batch on one of its partitions is not committed
+    either; its transaction timed out; or it shares its transaction with a batch that was not named. The next producer,
+    or kafkasafe spool drain, delivers such a batch.
     """
     _decide_and_show(directory, batch, servers, config, timeout, aborts=False, as_json=as_json)
 
@@ -83,7 +83,8 @@ def spool_abort(
 ) -> None:
     """Give up atomic batches in lanes that no process owns, and abort their transactions.
 
-    Their records move into rejected/. A batch that turns out to be committed stays committed; its records do not move.
+    Their records move into rejected/. If a batch turns out to be committed already, it stays committed, and its records
+    do not move.
     """
     _decide_and_show(directory, batch, servers, config, timeout, aborts=True, as_json=as_json)
 
@@ -98,7 +99,7 @@ def _decide_and_show(
     aborts: bool,
     as_json: bool,
 ) -> None:
-    """Decides the undecided atomic batches of lanes without an owner, and prints the report."""
+    """Commits or aborts the undecided atomic batches in lanes without an owner, and prints the report."""
     limit_s = duration_s(timeout, "--timeout")
     options = connection(servers, config)
     directory = resolved(directory)
@@ -127,9 +128,9 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted]
     """Finds the undecided atomic batches of lanes without an owner.
 
     Returns:
-        (the batches; the names of the lanes that were skipped because a process owns them; the names of damaged lanes,
-        which may have had more atomic batches). With `given`, the names of damaged lanes are left out, because the
-        batches with the given ids were found in spite of the damage.
+        A tuple of the batches, the names of skipped lanes, and the names of damaged lanes. A lane is skipped if a
+        process owns it. A damaged lane may have contained more atomic batches. With `given`, no damaged lanes are
+        named, because all given batches were found.
     """
     lanes = open_directory(directory)
     refuse_as_root(directory)
@@ -168,7 +169,9 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted]
 def _decide(
     directory: Path, options: Mapping[str, Any], wanted: Sequence[_Wanted], decide: Decide, limit_s: float
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Decides the batches. Returns the row of each batch, and whether the command gave up for lack of a broker."""
+    """Commits or aborts the batches. Returns the row of each batch, and whether the command gave up because no broker
+    could be used.
+    """
     files = open_directory(directory).files
     ids = {each.unit_id.hex() for each in wanted}
     contents = [
@@ -202,7 +205,7 @@ def _decide(
                 break
             time.sleep(_POLL_S)
         spool.close(0)
-    # The log may no longer hold a finished batch. So use the rows that were read before.
+    # The log may no longer contain a finished batch. So use the rows that were read before.
     rows = []
     for row in before:
         match outcomes.get(row["batch_id"]):
@@ -231,11 +234,11 @@ class DecisionReport:
 
     Attributes:
         rows: The atomic batches to decide, as `unit_rows` returns them.
-        wanted: Number of undecided batches that were found.
+        wanted: Number of undecided batches found.
         foreign: Names of lanes that were skipped, because a process owns them.
-        damaged: Names of damaged lanes. Their lost parts may have held further batches.
+        damaged: Names of damaged lanes. The lost parts of these lanes may have contained further batches.
         unreachable: Whether no broker could be used.
-        aborts: Whether the command aborts batches. If it commits them, a dropped batch counts as left.
+        aborts: Whether the command aborts batches. If the command commits batches, a dropped batch counts as left.
     """
 
     rows: Sequence[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""The delivery of the records in a spool directory, for `kafkasafe spool drain` and `spool resend`."""
+"""Delivers the records in a spool directory, for `kafkasafe spool drain` and `spool resend`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REASONS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """The result of a drain: what it delivered, and what the directory still holds."""
+    """The result of a drain: what it delivered, and what is still in the directory."""
 
     delivered: int
     left: int
@@ -42,10 +42,12 @@ class DeliveryReport:
     unreachable: bool = False
     """Whether the drain ended because no broker could be used."""
     lost: str = ""
-    """A message about lost acknowledged records that cannot be sent again; empty if none were lost."""
+    """A message about acknowledged records that the cluster has lost, and that cannot be sent again; empty if there are
+    none.
+    """
     dropped: int = 0
-    """Number of records in dropped atomic batches that are not in rejected/, because the group of each batch reads the
-    batch's input again.
+    """Number of records of dropped atomic batches. These records are not in rejected/, because each batch's consumer
+    group reads the batch's input again.
     """
     rejected_now: int = 0
     """Number of records that this drain added to rejected/."""
@@ -62,7 +64,7 @@ class DeliveryReport:
             return EXIT_FAILED
         rejected = bool(self.rejected)
         if self.ignore_rejected:
-            # Only newly added records and unreadable files count.
+            # Only records that this drain added, and unreadable files, count.
             rejected = self.rejected_now > 0 or any(found.rejected_unreadable for found in self.rejected)
         return EXIT_BROKEN if self.left or self.trouble or rejected or self.lost else 0
 
@@ -119,10 +121,10 @@ def deliver(
     Args:
         lanes: The spool directory.
         options: Options of the producer that delivers.
-        began: When the command began, monotonic seconds.
-        limit_s: Time after which to give up, seconds, counted from `began`.
+        began: Monotonic time, in seconds, at which the command began.
+        limit_s: Number of seconds after `began` after which to give up.
         on_undecidable: The producer's option of that name.
-        on_corrupt: The producer's option of that name. If it is "raise", the value in `options` counts.
+        on_corrupt: The producer's option of that name. If `on_corrupt` is "raise", the value in `options` is used.
     """
     there = _left(lanes, set())
     before = there.records
@@ -138,7 +140,8 @@ def deliver(
     there = _left(lanes, set())
     left = there.records
     refused = max(0, _rejected(lanes) - refused_before)
-    # After `before` was counted, another process may have taken a lane and delivered its records. Do not count those.
+    # After `before` was counted, another process may have taken a lane and delivered the lane's records. Do not count
+    # those.
     delivered = max(0, min(before - left - refused - drain.dropped, drain.committed))
     return DeliveryReport(
         delivered,
@@ -155,14 +158,14 @@ def deliver(
 
 
 class _Drain:
-    """A producer that delivers the records of a directory, and what it has found out so far.
+    """A producer that delivers the records of a directory, and its results so far.
 
     Args:
         lanes: The spool directory.
         options: Options of the producer.
         before: Number of undelivered records.
-        limit_s: Time after which to give up, seconds.
-        deadline: When to give up, monotonic seconds.
+        limit_s: Time limit in seconds, for messages.
+        deadline: Monotonic time, in seconds, at which to give up.
 
     Attributes:
         trouble: Why something was not delivered; empty if everything was.
@@ -230,7 +233,7 @@ class _Drain:
         return False
 
     def _flush(self, spool: OpenSpool) -> bool:
-        """Wait a second for deliveries. Return whether all records have a result."""
+        """Wait up to a second for deliveries. Return whether no record is pending any more."""
         try:
             spool.flush(min(1.0, max(0.0, self._deadline - time.monotonic())))
         except KafkaTimeoutError:
@@ -253,7 +256,7 @@ def _rejected(lanes: SpoolDirectory) -> int:
 
 
 class _Reasons:
-    """Why the last attempts failed, for the partitions that are still retried."""
+    """For each partition that is still retried, the reason why the last attempt failed."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
@@ -278,12 +281,12 @@ class _Reasons:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """The undelivered records in lanes without an owner, and in some lanes that this process owns.
+    """The undelivered records in lanes without an owner, and in certain lanes that this process owns.
 
     Attributes:
-        damaged: A description of the damage; empty without damage.
+        damaged: A description of the damage; empty if there is none.
         foreign: Names of the lanes that other processes own.
-        work: Whether a producer with these lanes would have work to do.
+        work: Whether a producer that owned these lanes would have work to do.
     """
 
     records: int
@@ -293,11 +296,11 @@ class _Left:
 
 
 def _left(lanes: SpoolDirectory, mine: set[str]) -> _Left:
-    """Examine the lanes without an owner and the lanes `mine`, which this process holds."""
+    """Examine the lanes without an owner, and the lanes in `mine`. This process owns the lanes in `mine`."""
     records, damaged, foreign, work = 0, "", [], False
     for number in lanes.lanes():
         path = lanes.lane_path(number)
-        # A lane that this process has locked but not opened yet counts as a lane of this process, too.
+        # This process may have locked a lane without having opened it yet. Examine such a lane, too.
         if path.name not in mine and lanes.owners.seems_owned(number) not in {0, os.getpid()}:
             foreign.append(path.name)
             continue

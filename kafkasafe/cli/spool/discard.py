@@ -44,7 +44,7 @@ def spool_discard(
     """Delete rejected records for good, and record that in the spool.
 
     Export them first if you may need them: kafkasafe spool export --status rejected. If files were deleted by hand
-    before, the command records that too. Until then, ls and verify report these files as MISSING. Producers may run at
+    before, the command records this too. Before that, ls and verify report such files as MISSING. Producers may run at
     the same time.
     """
     lanes = open_directory(directory)

@@ -57,9 +57,9 @@ def spool_export(
 ) -> None:
     """Write the records of a spool directory, each with its status, to JSON lines or Parquet. The spool stays as it is.
 
-    JSON lines show a key or value that is not UTF-8 as {"base64": ...}. For a divided batch, only its parts are
-    written. The status shows only what the spool knows. To find out whether a record in doubt is in the cluster's log,
-    use kafkasafe doctor.
+    JSON lines show a key or value that is not UTF-8 as {"base64": ...}. If a batch was divided, only its parts are
+    written. The status shows only what is recorded in the spool. To find out whether a record in doubt is in the
+    cluster's log, use kafkasafe doctor.
     """
     if unknown := [name for name in status or () if name not in _STATUSES]:
         raise typer.BadParameter(
@@ -91,7 +91,7 @@ def spool_export(
 
 
 def _form_of(output: Path, form: _Form | None) -> _Form:
-    """The format of the output. Refuse an output that cannot be written, before the spool is read."""
+    """The format of the output. Before the spool is read, refuse an output that cannot be written."""
     to_stdout = str(output) == "-"
     if form is None:
         form = "jsonl" if to_stdout else _FORMS.get(output.suffix.lower())
@@ -110,7 +110,8 @@ def _form_of(output: Path, form: _Form | None) -> _Form:
 
 
 class _Records:
-    """The records with a wanted status in some lanes. Counts them, and collects what cannot be exported.
+    """The records of some lanes that have a wanted status. Counts them, and collects descriptions of what cannot be
+    exported.
 
     Args:
         contents: The lanes.
@@ -147,18 +148,19 @@ class _Records:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Any]:
-    """Yield a new file, which gets its name when it is complete. So even a kill leaves no partial file with that name.
+    """Yield a new file. The file gets its name only when it is complete, so even a killed process leaves no partial
+    file with that name.
 
-    On return the file is durable, because the user may discard the records next.
+    At the end of the context the file is durable, because the user may discard the records next.
 
     Raises:
-        FileExistsError: Another process has made a file with this name meanwhile. That file stays.
+        FileExistsError: Another process has created a file with this name meanwhile. That file is kept.
         OSError: The file cannot be written.
     """
     draft: Path | None = None
     named = False
     try:
-        # Only the owner may read the spool, so only the owner may read a copy of it: the draft has the mode 0600.
+        # Only the spool's user may read the spool, and the same must hold for a copy of it. So the draft has mode 0600.
         handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=_DRAFT_PREFIX)
         draft = Path(name)
         with os.fdopen(handle, "w+b") as file:
@@ -186,7 +188,7 @@ def _new_file(path: Path) -> Iterator[Any]:
 
 
 def _give_name(draft: Path, path: Path) -> None:
-    """Give a file its name, unless another file has the name.
+    """Give a file its final name, unless another file already has this name.
 
     Raises:
         FileExistsError: Another file has the name.

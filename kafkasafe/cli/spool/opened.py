@@ -16,19 +16,19 @@ from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.stats import Sample
 
 _CLOSE_S: Final = 5.0
-"""How long the end of the context waits for deliveries at most, seconds."""
+"""Maximum number of seconds that the end of the context waits for deliveries."""
 
 
 class OpenSpool:
-    """The lanes of a spool directory that have no owner, and the pump that works on them. Accepts no records.
+    """Takes the lanes of a spool directory that have no owner, and runs a pump that works on them. Accepts no records.
 
     Args:
         options: Options of a producer.
         directory: The spool directory.
         client_id: Client id of the command.
         on_event: Gets each event, on the pump's thread.
-        deadline: When the command gives up, monotonic seconds. At the end of the context, this object does not wait for
-            deliveries after this time.
+        deadline: Monotonic time, in seconds, at which the command gives up. At the end of the context, this object does
+            not wait beyond this time for deliveries.
         decide: Instruction to only end atomic batches; None: deliver everything.
 
     Raises:
@@ -92,7 +92,7 @@ class OpenSpool:
 
     @property
     def has_failed(self) -> bool:
-        """Whether nothing can be delivered any more, for example because the brokers are those of another cluster."""
+        """Whether nothing can be delivered any more, for example because the brokers belong to another cluster."""
         return self._pump.ledger.failure is not None
 
     @property
@@ -124,8 +124,8 @@ class OpenSpool:
         return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
 
     def unit(self, unit_id: bytes) -> tuple[u.Phase, bool] | None:
-        """Returns the phase of an undecided unit (an atomic batch), and whether the unit waits for another unit that is
-        left undecided. Returns None if no lane that this process holds has the unit.
+        """Returns the phase of an undecided unit (an atomic batch), and whether it waits for another unit that stays
+        undecided. Returns None if the unit is in no lane of this process.
         """
         for lane in self._pump.lanes:
             unit = lane.journal.units.lines.by_id.get(unit_id)

@@ -50,9 +50,9 @@ def spool_prune(
 ) -> None:
     """Delete lanes that hold nothing and that no process owns, and spool directories without lanes.
 
-    Such lanes and directories belong to client ids that are not used any more, and to workers that have ended. The
+    Such lanes and directories are left by client ids that are no longer used, and by workers that have ended. The
     command never deletes waiting or rejected records, damaged data, or data in quarantine. A lane also remembers the
-    records that were acknowledged last. Without the lane, their loss in the cluster would not be noticed, and records
+    records that were acknowledged last. Without the lane, nobody would notice if the cluster loses them, and records
     kept by `retain_acked_*` could not be sent again.
     """
     age_s = duration_s(older_than, "--older-than")
@@ -86,8 +86,8 @@ def spool_prune(
 
 
 def _pruned(lanes: SpoolDirectory, age_s: float, troubles: list[str], *, apply: bool) -> list[dict[str, Any]]:
-    """A row for each lane of a directory, and a row for the directory itself if no lane is left. If
-    another command deletes the directory meanwhile, there are no rows for the rest.
+    """A row for each lane of a directory, and a row for the directory itself if no lane is left. If another command
+    deletes the directory meanwhile, there are no rows for the remaining lanes.
     """
     rows = []
     left = False

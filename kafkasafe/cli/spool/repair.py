@@ -38,13 +38,12 @@ def spool_repair(
 ) -> None:
     """Repair what can be repaired without losing a record that was reported durable, and report the rest.
 
-    A torn tail (incomplete bytes at the end) is cut, unless a later group shows that it was durable. If the first 21
-    bytes of a batch are damaged but the rest is intact, they are restored from the manifest of its group. If a damaged
-    batch is delivered, rejected or divided already, its damaged bytes are copied to quarantine/, and the lane opens
-    again. Any other damaged batch stays as it is: restore the file from a copy, or give the batch up with
-    on_corrupt="quarantine".
-    Before any change, the affected files are copied to repair-TIME/ in the lane. A lane that a process owns is not
-    changed.
+    A torn tail (incomplete bytes at the end) is cut off, unless a later group shows that these bytes were durable. If a
+    batch is damaged only in its first 21 bytes, these bytes are restored from the manifest of the batch's group. If a
+    damaged batch has already been delivered, rejected or divided, the damaged bytes are copied to quarantine/, and the
+    lane opens again. All other damaged batches stay as they are: restore the file from a copy, or give the batch up
+    with on_corrupt="quarantine". Before any change, the affected files are copied to repair-TIME/ in the lane. If a
+    process owns a lane, the lane is not changed.
     """
     plans: list[tuple[str, Plan, Path | None]] = []
     if apply:

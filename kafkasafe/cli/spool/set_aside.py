@@ -54,10 +54,10 @@ def spool_set_aside(
 ) -> None:
     """Move one batch into rejected/ if it holds up later batches because a broker fails on it each time.
 
-    No process may own the lane. A batch with an id may have been sent. For such a batch --bootstrap-servers (or
-    --config) is needed, and the command moves the batch only if it is proven not to be in the cluster's log. A request
-    of the last owner could still be on its way, so the command first waits for request_timeout_ms (30 s). kafkasafe
-    spool resend sends the batch again.
+    No process may own the lane. A batch with an id may have been sent. So for a batch with an id, --bootstrap-servers
+    (or --config) is needed, and the command moves the batch only after a proof that it is not in the cluster's log. A
+    request of the lane's last owner could still arrive, so the command first waits for request_timeout_ms (30 s).
+    kafkasafe spool resend sends the batch again.
     """
     limits = limits_of(timeout, _TIMEOUT)
     options = None if servers is None and config is None else connection(servers, config)

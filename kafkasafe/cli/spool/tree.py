@@ -52,7 +52,7 @@ class _Sums:
 
 
 def root_of(directory: Path | None) -> Path:
-    """The root of a tree; by default the directory above this user's default spool directories.
+    """Returns the root of the tree. The default is the directory above this user's default spool directories.
 
     Raises:
         BadParameter: The path is not a directory.
@@ -70,8 +70,8 @@ def root_of(directory: Path | None) -> Path:
 def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
     """Yields the spool directories at and below `root`, sorted by path. Does not follow symbolic links.
 
-    A directory whose file FORMAT is missing or damaged is yielded if its other content shows that it is a spool
-    directory.
+    Also yields directories whose file FORMAT is missing or damaged, if their other content shows that they are spool
+    directories.
 
     Args:
         root: The directory to begin with.
@@ -92,7 +92,7 @@ def spools_below(root: Path, troubles: list[str]) -> Iterator[Path]:
 def _is_spool(path: Path, files: Sequence[str], folders: Sequence[str]) -> bool:
     file = path / FORMAT_NAME
     try:
-        # Do not read a pipe of this name: the command would wait for its writer.
+        # If the name FORMAT belongs to a pipe, do not read it: the command would wait for the pipe's writer.
         if FORMAT_NAME not in files or (file.exists() and not file.is_file()):
             return format_lost(path, folders) is not None
         known = file.read_bytes().startswith(b"kafkasafe-spool ")

@@ -28,16 +28,16 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     """Check every byte of a spool directory.
 
     A crash may leave a torn tail: incomplete bytes at the end, without proof that they were reported durable. A torn
-    tail is not damage. The lane of a running producer may seem to have a torn tail, too. A missing segment is damage.
+    tail is not damage. While a producer runs, its lane may also seem to have a torn tail. A missing segment is damage.
 
-    A lane that is a copy of another lane of the directory is named, too.
+    If a lane is a copy of another lane in the directory, the command reports this, too.
     """
     rows = []
     lane_ids = {}
     troubles = cluster_trouble(open_directory(directory))
     for lanes, number, found in inspected(directory, troubles):
         row = dataclasses.asdict(found)
-        # Leave out the fields that do not come from the check of the bytes.
+        # Leave out the fields that have nothing to do with the check of the bytes.
         del row["waiting"], row["oldest_ms"], row["undecidable"], row["lane_id"]
         name = lanes.lane_path(number).name
         lane_ids[name] = found.lane_id
