@@ -1,4 +1,5 @@
-"""Look-ups of offsets whose results go back only if there is a proof. Works with any Kafka client.
+"""Look-ups of offsets. A result is lower than an earlier one only if this is proven to be right. Works with any Kafka
+client.
 
 ```python
 tracker = EndOffsetTracker("ends.json")
@@ -81,9 +82,10 @@ class EndOffsetTracker:
                 None: nothing is stored.
             hold_timeout_s: How many seconds the tracker keeps the old value while brokers give a lower answer without a
                 leader epoch. After that, the result is Unproven.
-            on_result: Called with (topic, partition, result) for each result that is not a Value, on the thread that
-                passed the answer. Its exceptions propagate to that caller; the answer is recorded nevertheless.
-            clock: Returns the time in seconds, which must not go back.
+            on_result: Called with (topic, partition, result) for each result that is not a Value. It runs on the thread
+                that passed the answer. Its exceptions propagate to the caller on this thread; the answer is recorded
+                nevertheless.
+            clock: Returns the time in seconds. The time must never decrease.
             files: File system interface, for tests.
 
         Raises:
@@ -133,8 +135,8 @@ class EndOffsetTracker:
 
         Returns:
             A result whose `offset` is the end offset to use. Value: the answer is trusted. Held: the answer is lower
-            and not trusted, so look up again; if `ask_epoch` is set, also send OffsetForLeaderEpoch and pass its answer
-            to `prove`. Regressed: the answer is lower, but trusted for the given reason. Unproven: see `accept`.
+            and not trusted. Look up again; if `ask_epoch` is set, also send OffsetForLeaderEpoch and pass its answer to
+            `prove`. Regressed: the answer is lower, but trusted for the given reason. Unproven: see `accept`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is unknown.
@@ -155,8 +157,8 @@ class EndOffsetTracker:
     ) -> dict[_Partition, int]:
         """Record the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
 
-        Both dicts have (topic, partition) as keys. This method never returns a lower end offset for a partition than
-        this method or `observe` returned before.
+        Both dicts have (topic, partition) as keys. For each partition, the returned end offset is at least as high as
+        every end offset that this method or `observe` returned before.
         """
         ends: dict[_Partition, int] = {}
         for at, offset in answered.items():
@@ -214,7 +216,7 @@ class EndOffsetTracker:
         leader_epoch: int = -1,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Record the leader's answer to OffsetForLeaderEpoch about a held start. Arguments: see `prove`."""
+        """Record the leader's answer to OffsetForLeaderEpoch about a held start offset. Arguments: see `prove`."""
         key = _key(topic, partition, isolation_level)
         with self._lock:
             result = self._ends.prove_start(
@@ -225,10 +227,10 @@ class EndOffsetTracker:
     def accept_start(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Trust the lower start that is held, without a proof. Return None if no start is held.
+        """Trust the held answer with a lower start offset, without a proof. Return None if no start is held.
 
-        Unlike an end, a start that is too low does no harm. But if the log was replaced, the old start may be too high:
-        a reader that begins there misses records.
+        A start offset that is too low does no harm. But if the log was replaced, the old start offset may be too high,
+        and a reader that begins there misses records.
         """
         key = _key(topic, partition, isolation_level)
         with self._lock:
@@ -263,9 +265,9 @@ class EndOffsetTracker:
             isolation_level: See `observe_start`.
 
         Returns:
-            Held if a record was found before, none is found now, and no earliest offset shows that the record was
-            deleted. After a Held result, look up again, because a new leader may not know the record yet (KIP-207).
-            In all other cases, Value.
+            Held if an earlier answer found a record, this answer finds none, and no earliest offset shows that the
+            record was deleted. After a Held result, look up again: the broker may be a new leader that does not know
+            the record yet (KIP-207). In all other cases, Value.
 
         Raises:
             ValueError: See `observe_start`.
@@ -362,7 +364,7 @@ class EndOffsetTracker:
         """Write the file. On return, all answers recorded so far are durable. Does nothing without a path.
 
         Args:
-            if_changed: Do nothing if this tracker's last write had the same contents.
+            if_changed: Write nothing if the contents are the same as at this tracker's last write.
 
         Raises:
             OSError: The file could not be written. The former file is unchanged.
