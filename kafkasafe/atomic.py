@@ -186,7 +186,7 @@ class AtomicBatch(metaclass=Tidy):
     _UNLISTED = frozenset({"decision", "offsets"})
     __dir__ = tidy_dir
     _informed: ClassVar[bool] = False
-    """Whether the program cannot open another batch before it learns that the last one was dropped."""
+    """Whether the program must learn that a batch was dropped before it can open the next one."""
 
     def __init__(self, producer: OpenProducer, transactional_id: str) -> None:
         self._producer = producer

@@ -112,7 +112,7 @@ class RejectedError(KafkaSafeError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the arguments: pickle cannot import the class for the code, which is created at run time."""
+        """Pickle only the arguments: pickle cannot import the class, which is created at run time for the code."""
         return _rejected, (self.args[0], self.code, self.reason)
 
 
@@ -134,7 +134,7 @@ class BatchDroppedError(KafkaSafeError):
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only message and code: pickle cannot import the class for the code, which is created at run time."""
+        """Pickle only message and code: pickle cannot import the class, which is created at run time for the code."""
         make = dropped_for_code if isinstance(self, BrokerResponseError) else _dropped
         return make, (self.args[0], self.code)
 

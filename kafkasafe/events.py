@@ -330,7 +330,7 @@ class SpoolRecordsMissing:
         topic: Topic name.
         partition: Partition number.
         records: Number of records.
-        evidence: What the partition's leader still knows about this producer's records.
+        evidence: The producer state that the partition's leader reported.
     """
 
     lane: str

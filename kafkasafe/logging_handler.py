@@ -224,7 +224,7 @@ class KafkaHandler(logging.Handler):
                     return True
         finally:
             line.remove(place)
-        # Let no thread wait again before the queue has had room.
+        # Until the queue has room again, no other thread waits for room.
         self._stuck = True
         return False
 

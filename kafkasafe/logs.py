@@ -164,8 +164,8 @@ class _Foreign(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
-        # Check the current thread, not the record's. A record from a thread that is `apart` passes this filter twice.
-        # The second time, it is on the writer's thread, and must not be counted again.
+        # Check the current thread, not the record's. A record that was logged in the context `apart` passes this filter
+        # twice. The second time, it is on the writer's thread, and must not be counted again.
         if threading.get_ident() not in own_threads or record.levelno < logging.INFO:
             return True
         if record.levelno < logging.WARNING and not record.name.startswith("kafka.net."):
@@ -205,10 +205,8 @@ def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def limit_foreign() -> None:
-    """Limit the records that kafka-python logs on kafkasafe's threads. On threads that are `apart`, handle these
-    records `apart`, too.
-
-    kafka-python's log records from other threads are not changed.
+    """Limit the records that kafka-python logs on kafkasafe's threads. In the context `apart`, the writer's thread
+    handles these records, too. kafka-python's log records from other threads are not changed.
     """
     for name in _FOREIGN:
         logger = logging.getLogger(name)
@@ -288,7 +286,7 @@ class _Writer:
 
 
 class _Apart(logging.Filter):
-    """Diverts records from threads that are `apart` to the writer's thread. On the writer's thread, records pass."""
+    """Passes records logged in the context `apart` to the writer's thread, and lets all other records pass."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged on the current thread."""
@@ -316,7 +314,7 @@ def apart() -> Iterator[None]:
 
 
 def drain(timeout_s: float) -> bool:
-    """Wait until every record that was logged `apart` has been handled. Return False if the timeout passed first."""
+    """Wait until all records logged in the context `apart` are handled. Return False if the timeout passed first."""
     return _writer.drain(timeout_s)
 
 

@@ -1,5 +1,4 @@
-"""Look-ups of offsets. A result is lower than an earlier one only if this is proven to be right. Works with any Kafka
-client.
+"""Look-ups of offsets. A result decreases only if it is proven that the log has changed. Works with any Kafka client.
 
 ```python
 tracker = EndOffsetTracker("ends.json")
@@ -122,7 +121,7 @@ class EndOffsetTracker:
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Record a broker's answer about an end offset.
+        """Store a broker's answer about an end offset.
 
         Args:
             topic: Topic name.
@@ -155,10 +154,10 @@ class EndOffsetTracker:
         *,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> dict[_Partition, int]:
-        """Record the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
+        """Store the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
 
-        Both dicts have (topic, partition) as keys. For each partition, the returned end offset is at least as high as
-        every end offset that this method or `observe` returned before.
+        Both dicts have (topic, partition) as keys. For each partition, this method returns a lower end offset than
+        before only after another method has returned Regressed.
         """
         ends: dict[_Partition, int] = {}
         for at, offset in answered.items():
@@ -176,7 +175,7 @@ class EndOffsetTracker:
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Record a broker's answer about an earliest offset.
+        """Store a broker's answer about an earliest offset.
 
         The highest answer so far counts, because a new leader may not yet have deleted as much as the former leader.
 
@@ -216,7 +215,7 @@ class EndOffsetTracker:
         leader_epoch: int = -1,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Record the leader's answer to OffsetForLeaderEpoch about a held start offset. Arguments: see `prove`."""
+        """Store the leader's answer to OffsetForLeaderEpoch about a held start offset. Arguments: see `prove`."""
         key = _key(topic, partition, isolation_level)
         with self._lock:
             result = self._ends.prove_start(
@@ -251,7 +250,7 @@ class EndOffsetTracker:
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Value | Held:
-        """Record a broker's answer to a look-up by timestamp.
+        """Store a broker's answer to a look-up by timestamp.
 
         Args:
             topic: Topic name.
@@ -295,7 +294,7 @@ class EndOffsetTracker:
         *,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Held:
-        """Record that a look-up failed with code 78 (OFFSET_NOT_AVAILABLE) or 5 (LEADER_NOT_AVAILABLE): wait and retry.
+        """Note that a look-up failed with code 78 (OFFSET_NOT_AVAILABLE) or 5 (LEADER_NOT_AVAILABLE): wait and retry.
 
         Raises:
             ValueError: `code` is another error code.
@@ -317,7 +316,7 @@ class EndOffsetTracker:
         leader_epoch: int = -1,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Record the leader's answer to OffsetForLeaderEpoch for the epoch `Held.ask_epoch`.
+        """Store the leader's answer to OffsetForLeaderEpoch for the epoch `Held.ask_epoch`.
 
         Args:
             topic: Topic name.

@@ -49,7 +49,7 @@ class SupportsDeserialize(Protocol):
     """A deserializer object, such as a `kafka.serializer.Deserializer`."""
 
     def deserialize(self, topic: str, headers: list[Any], data: Any, /) -> Any:
-        """Return the object that the bytes of a key or a value stand for."""
+        """Return the object that is encoded in the bytes of a key or a value."""
         ...
 
 

@@ -13,7 +13,7 @@ def pyarrow_for(what: str) -> Any:
     """Import pyarrow, which takes 22 MB of memory.
 
     Args:
-        what: The thing that needs pyarrow, as named in the error message.
+        what: Name of the module or function that needs pyarrow, for the error message.
 
     Raises:
         MissingPackageError: pyarrow is not installed.

@@ -67,12 +67,12 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             crash of the machine (not of the process) may lose records that are not acknowledged.
         rejected_max_bytes (int): How many bytes of rejected records each lane keeps. Default: `spool_max_bytes`, at
             most 256 MiB.
-        delivery (str): "idempotent": each batch is sent to its partition independently, exactly once, for consumers
-            with any isolation level. "transactional": batches are sent in transactions, which this process or another
-            one commits in a separate step; exactly once for consumers with `isolation_level="read_committed"`. See
-            docs/staged.md.
-        spool_lane (int): Use this lane (subdirectory of the spool); LaneBusyError if another process has it. Default:
-            the lane that this `client_id` used before, or the lowest free one.
+        delivery (str): "idempotent": each batch is sent to its partition independently. Its records are in the log
+            exactly once, for consumers with any isolation level. "transactional": batches are sent in transactions,
+            which this process or another one commits in a separate step. For consumers with
+            `isolation_level="read_committed"`, the records are in the log exactly once. See docs/staged.md.
+        spool_lane (int): Use this lane (subdirectory of the spool). If another process has it, LaneBusyError is raised.
+            Default: the lane that this `client_id` used before, or the lowest free one.
         retain_acked_bytes (int): Keep this many bytes of delivered records on disk. Default: 0.
         delivery_timeout_ms (int): A future fails after this time, but its record stays in the spool and is delivered.
         retain_acked_ms (float): Keep delivered records on disk for this many milliseconds. Default: 0.

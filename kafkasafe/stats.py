@@ -478,7 +478,7 @@ class Stats(RetryStats):
         corrupt: Number of damaged ranges that were found when a lane was opened.
         fsync: Time to write a group of batches to the spool and make it durable.
         durable: Time from sealing a record's batch until the batch is durable.
-        ack: Time from sealing a record's batch until the mark of its acknowledgement is durable.
+        ack: Time from sealing a record's batch until the spool has durably marked the record as acknowledged.
     """
 
     def __init__(self) -> None:

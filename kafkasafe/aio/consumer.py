@@ -118,7 +118,9 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close. If the block raised an exception, the record in work is not committed and will be read again."""
+        """Close. After an exception in the block, the record that it was processing is not committed and is read
+        again.
+        """
         await self._lifecycle.close(None, finished=error is None)
 
     def __del__(self) -> None:
