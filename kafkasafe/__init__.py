@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kafkasafe._kafka_version import check as _check_kafka_python
 
 if TYPE_CHECKING:
-    # For type checkers and editors. A program imports a name when it uses it: see `__getattr__`.
+    # For type checkers and editors. Each public name is imported when a program first uses it: see `__getattr__`.
     from kafkasafe.atomic import AtomicBatch, BatchMetadata, BatchOutcome
     from kafkasafe.classification import ErrorAction, ErrorContext, Verdict, classify
     from kafkasafe.consumer import SafeConsumer
@@ -145,7 +145,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is used for the first time (PEP 562).
+        """Import a public name at its first use (PEP 562).
 
         So a program that uses only the producer imports neither the consumer nor the modules that `RetryPolicy` and
         `classify` need.

@@ -1,7 +1,7 @@
 """The releases of kafka-python with which kafkasafe works. `import kafkasafe` refuses any other release.
 
 `kafkasafe/kafkapython` extends classes of kafka-python that are not public. Other releases lack some names of these
-classes, so kafkasafe would fail with an error that names neither the release nor what to do.
+classes. With such a release, kafkasafe would fail later, with an error that does not mention the release.
 
 pyproject.toml has the same bounds. A test compares them.
 """
@@ -16,18 +16,17 @@ OLDEST: Final = (3, 0, 9)
 """The oldest release that works."""
 
 FIRST_WITHOUT: Final = (3, 1)
-"""The first newer release that does not work. Its pre-releases do not work either."""
+"""The oldest release above `OLDEST` that does not work. Its pre-releases do not work either."""
 
 
 def check() -> None:
     """Refuse an installed kafka-python that kafkasafe does not work with.
 
-    This function reads the file that has the version, and does not import kafka-python: Python 3.12 cannot import older
-    releases of kafka-python, and `import kafkasafe` needs no client library. If this file is missing, as in a frozen
-    program, the release is accepted.
+    This function reads the version from a file of the package. It does not import kafka-python, because Python 3.12
+    cannot import older releases of it. If the file is missing, as in a frozen program, the release is accepted.
 
     Raises:
-        ImportError: The release is older than `OLDEST`, or not older than `FIRST_WITHOUT`; or Python runs with -O.
+        ImportError: The release is below `OLDEST`, or it is `FIRST_WITHOUT` or newer. Or Python runs with -O.
     """
     if not __debug__:
         # `TaggedFields.decode_empty` reads a byte in an assert statement, which -O removes.

@@ -6,9 +6,9 @@
     batch.outcome.durable()     # the whole batch is on disk and will be delivered even after a crash
     batch.outcome.get()         # committed
 
-docs/staged.md shows how to use atomic batches, and docs/staged-protocol.md how they work.
-Kafka commits partition by partition. If the leader of one partition is unavailable, a reader may see the batch's
-records in that partition some seconds later than those in the other partitions.
+docs/staged.md shows how to use atomic batches, and docs/staged-protocol.md explains how they work. Kafka commits
+partition by partition. If the leader of one partition is unavailable, readers may see the batch's records in that
+partition some seconds after its other records.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class BatchOutcome(metaclass=Tidy):
         self._parts = producer.parts
         self._head = head
         self.unit = unit
-        """The batch on its way to the pump. Only for clients of kafkasafe that are built on this class, such as
-        `kafkasafe.aio`; not for programs.
+        """The batch on its way to the pump. Programs must not use it. It is for clients that are built on this class,
+        such as `kafkasafe.aio`.
         """
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ class BatchOutcome(metaclass=Tidy):
         return f"<BatchOutcome {self.batch_id} pending{', durable' if self._head.durable else ''}>"
 
     def durable(self, timeout: float | None = None) -> BatchOutcome:
-        """Wait until the whole batch is on disk; with `spool="never"`: until it is committed.
+        """Wait until the whole batch is on disk. With `spool="never"`, wait until it is committed.
 
         Args:
             timeout: Seconds; None for no limit.
@@ -104,7 +104,7 @@ class BatchOutcome(metaclass=Tidy):
             KafkaTimeoutError: The batch was not committed in time. It stays in the spool and is still delivered as a
                 whole.
             BatchDroppedError: The batch was dropped, and none of its records is delivered.
-            WrongClusterError: The brokers belong to a different cluster than the one that the batch is meant for.
+            WrongClusterError: The batch is meant for another cluster than that of these brokers.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         self._parts.delivery.pump.wait(self.unit.done_or_wrong_cluster, timeout)
@@ -186,7 +186,7 @@ class AtomicBatch(metaclass=Tidy):
     _UNLISTED = frozenset({"decision", "offsets"})
     __dir__ = tidy_dir
     _informed: ClassVar[bool] = False
-    """Whether the program is certain to learn that a batch was dropped before it can open another batch."""
+    """Whether the program must learn that a batch was dropped before it can open the next one."""
 
     def __init__(self, producer: OpenProducer, transactional_id: str) -> None:
         self._producer = producer
@@ -198,7 +198,7 @@ class AtomicBatch(metaclass=Tidy):
         self._most = parts.config.spool_segment_bytes
         self._room = self._most
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
-        # The next two are for other clients that are built on a batch, not for programs.
+        # Programs must not use the next two attributes. They are for clients that are built on a batch.
         self.decision: BatchDecision[BatchOutcome] = BatchDecision()
         self.offsets = UnitOffsets(parts, self.decision.first)
         self._made = self.decision.first.made
@@ -275,7 +275,7 @@ class AtomicBatch(metaclass=Tidy):
                     index = next(open_batch.numbers)
                     if key is not None:
                         open_batch.keys[index] = key
-                    # Create the future before the record is added: if the stack is exhausted, this call raises.
+                    # Create the future first: if the stack is exhausted, this call raises before the record is added.
                     future: RecordFuture = RecordFuture()
                     open_batch.values[index] = value
                     open_batch.left = left
@@ -302,7 +302,8 @@ class AtomicBatch(metaclass=Tidy):
     ) -> RecordFuture:
         """Finish `send` for a record that needs more than the fast path.
 
-        If `index` is not negative, the record has this number in `open_batch` already, but no list entry yet.
+        If `index` is not negative, this number in `open_batch` is already reserved for the record, but the record is
+        not in the lists yet.
         """
         parts = self._parts
         key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
@@ -319,7 +320,8 @@ class AtomicBatch(metaclass=Tidy):
                 index = next(open_batch.numbers)
         if open_batch is None or not 0 <= index < open_batch.most - 1:
             open_batch = parts.admission.make_separate_batch(topic, self._cannot_wait)
-            # The order matters: a Ctrl-C in between leaves an empty open batch, not a forgotten one.
+            # The order matters: after a Ctrl-C between these lines there may be an empty open batch, but no forgotten
+            # one.
             self._open_batches.append(open_batch)
             self._open[topic] = open_batch
             index = next(open_batch.numbers)
@@ -341,7 +343,7 @@ class AtomicBatch(metaclass=Tidy):
             offsets: A consumer that was opened with `enable_auto_commit=False`: a SafeConsumer, or a KafkaConsumer with
                 `isolation_level="read_committed"`. The batch commits the consumer's positions on its assigned
                 partitions. Or a dict {TopicPartition: OffsetAndMetadata}, together with `group`.
-                The offsets of several calls for one group are all committed, as are those of several consumers.
+                Several calls may add offsets, for one group or for several consumers: all of them are committed.
             group: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:
@@ -353,12 +355,12 @@ class AtomicBatch(metaclass=Tidy):
             BatchDroppedError: An earlier batch was dropped, so the consumer will go back and read that batch's input
                 again. Discard the present batch, and continue with `poll`. With a KafkaConsumer, first `seek` to the
                 offsets that `committed` returns.
-            UsageError: With a SafeConsumer: another producer has an open batch with this consumer's offsets. Or a batch
-                with offsets of a consumer that uses `assign` is left in another lane, and may still be committed. The
-                message says what to do; this batch stays open.
+            UsageError: With a SafeConsumer: another producer has an open batch with this consumer's offsets. Or the
+                consumer uses `assign`, and another lane still holds a batch with its offsets that may be committed
+                later. The message explains what to do. This batch stays open.
             KafkaTimeoutError: With a SafeConsumer: another producer's batch with this consumer's offsets had no outcome
                 within the consumer's `request_timeout_ms`. This batch stays open.
-            WrongClusterError, SpoolError: The producer has ended. An earlier batch with offsets waits on the disk.
+            WrongClusterError, SpoolError: The producer has ended. An earlier batch with offsets is still on disk.
         """
         self.decision.check_open()
         offer = offering(offsets)
@@ -389,13 +391,13 @@ class AtomicBatch(metaclass=Tidy):
             self.offsets.give(given, informed=self._informed)
         except BatchDroppedError:
             self.drop()
-            # If the producer has ended, the earlier batch was not dropped: it waits on the disk.
+            # If the producer has ended, the earlier batch was not dropped: it is still on disk.
             self._parts.delivery.raise_wrong_cluster()
             self._parts.delivery.raise_failure()
             raise
 
     def commit(self) -> BatchOutcome:
-        """Hand the whole batch to the producer. An empty batch is committed at once, without a request.
+        """Pass the whole batch to the producer. An empty batch is committed at once, without a request.
 
         If the call is interrupted (Ctrl-C, or a signal handler that raises), the producer has accepted either the whole
         batch or nothing. If it accepted the batch, `outcome` returns the outcome; otherwise `outcome` raises
@@ -444,7 +446,7 @@ class AtomicBatch(metaclass=Tidy):
         self._open_batches.clear()
 
     def _cannot_wait(self, instead: str = "wait for it after the block") -> None:
-        """Raise UsageError if a call waits for a record of a batch that is dropped or still open."""
+        """Raise UsageError, because a call waits for a record of a batch that is still open or was dropped."""
         if self.decision.outcome is None:
             raise UsageError(
                 "The batch of this record was dropped: the record is not sent"

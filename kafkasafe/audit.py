@@ -1,8 +1,8 @@
 """Check that no record of a topic is missing or repeated, by counting over the raw log, as Uber's Chaperone does.
 
-There are two counts. The first one counts the sequence numbers that idempotent producers give their records, and reads
-only batch headers. The second one counts the ids that the records themselves carry. `audit` counts in this process. For
-large topics, pass a SparkSession: then Spark's tasks do the counting.
+There are two counts. One counts the sequence numbers of idempotent producers; it reads only batch headers. The other
+counts ids that the records themselves contain. `audit` counts in this process. For large topics, pass a SparkSession:
+then Spark's tasks do the counting.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = [
 _arrow: Any = pyarrow_for("kafkasafe.audit")
 
 MAX_IDS: Final = 5_000_000
-"""Largest number of distinct ids that are counted without Spark. This many take a few hundred megabytes of memory."""
+"""Largest number of distinct ids that are counted without Spark. They take a few hundred megabytes of memory."""
 _EXAMPLES: Final = 10
 _DIGITS: Final = 4000
-"""Largest number of digits of an id that counts as a number. Python refuses to convert much longer ones."""
+"""An id with more digits than this does not count as a number. Python refuses to convert much longer numbers."""
 PLOTS: Final = (".png", ".svg", ".pdf", ".html")
 """File name suffixes that `draw` accepts."""
 
@@ -59,7 +59,7 @@ class IdSource:
 
     Attributes:
         kind: `key`, `value`, `header` or `json`.
-        name: Name of the header, or of the field of a JSON object in the value.
+        name: Name of the header; or name of the field, if the value is a JSON object.
     """
 
     kind: str
@@ -105,7 +105,7 @@ class PartitionAudit:
         partition: Partition number.
         log_start: First offset of the log.
         log_end: End offset of the log (exclusive).
-        producers: Counts by producer id; all producers without idempotence are counted under -1.
+        producers: Counts by producer id. The key -1 has the counts of all producers without idempotence.
     """
 
     partition: int
@@ -188,7 +188,7 @@ def audit(
         ids: Where each record carries an id. If given, the ids are counted as well.
         committed: Whether to count the ids of committed records only. Sequence numbers are always counted over the raw
             log.
-        timeout_s: How long to wait while nothing new comes from the brokers, seconds.
+        timeout_s: Give up if the brokers send nothing new for this many seconds.
         spark: Count with the tasks of this SparkSession.
         on_progress: Called with (number of offsets counted so far, number of all offsets). Not called with Spark.
 
@@ -218,7 +218,7 @@ def audit(
             found = _find_runs(options, pieces, notices, on_progress)
             if ids is not None:
                 if committed:
-                    # Without an open transaction's records: only its end shows which of them are committed.
+                    # Leave out the records of open transactions: it is not decided yet whether they will be committed.
                     options = replace(options, isolation=1)
                     pieces, _ = _planned(topic, options, notices)
                 counted = _count_ids(options, pieces, ids)
@@ -378,7 +378,7 @@ def draw(found: Audit, path: Path) -> None:
     for row, (_, producer) in enumerate(lanes):
         length = producer.last_offset - producer.first_offset + 1
         axes.barh(row, length, left=producer.first_offset, height=0.5, color="#8fb8de")
-        # Missing records have no offsets, so draw a gap at the offset of the record after it.
+        # Missing records have no offsets, so draw a gap at the offset of the next record after the gap.
         gaps = [gap.before_offset for gap in producer.gaps]
         again = [repeat.at_offset for repeat in producer.repeats]
         axes.scatter(gaps, [row] * len(gaps), marker="|", s=160, color="#c0392b", zorder=3)

@@ -1,9 +1,9 @@
 """`kafkasafe.classify`: the verdict on any error code or exception.
 
 `kafkasafe.codes.rows` has the table of Kafka's error codes. This module maps exceptions to verdicts. A broker's
-error from kafka-python is looked up by its code. For all other exceptions (client-side errors of kafka-python, errors
-of kafkasafe, of the operating system, of TLS, of tenacity), the module has a table with a row for each known class. An
-exception gets the row of the first class in its method resolution order that has one.
+error from kafka-python is looked up by its code. All other exceptions (client-side errors of kafka-python, errors of
+kafkasafe, of the operating system, of TLS, of tenacity) are looked up by their class in a table. If the class has no
+row there, the row of its nearest base class applies.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class _Row(NamedTuple):
     at_risk: bool = False
 
 
-# Largest number of nested RetryErrors to unwrap: nested tenacity policies wrap one RetryError in another. Real programs
-# nest far fewer.
+# Largest number of RetryErrors to unwrap: if tenacity policies are nested, one RetryError contains another. Real
+# programs nest far fewer.
 _MAX_NESTING: Final = 16
 
 _CONNECTION = (
@@ -256,20 +256,20 @@ def classify(
 
     Args:
         error_or_code: An error code of Kafka or its name (`59`, `"UNKNOWN_PRODUCER_ID"`). Or the class name of an
-            exception, as logs show it: Java's (`"org.apache.kafka.common.errors.TimeoutException"`, with or without the
-            package), kafka-python's or kafkasafe's. Or an exception of kafka-python, kafkasafe, the operating system or
-            TLS. For tenacity's `RetryError` the verdict is that of the last attempt's exception.
+            exception, as it appears in logs: of Java (`"org.apache.kafka.common.errors.TimeoutException"`, with or
+            without the package), of kafka-python or of kafkasafe. Or an exception of kafka-python, kafkasafe, the
+            operating system or TLS. For tenacity's `RetryError` the verdict is that of the last attempt's exception.
         api: The request that failed, such as `"produce"` or `"ListOffsets"`; None for any.
         context: Further facts, as `ErrorContext` or as a mapping of its fields. They make the verdicts on some codes
-            more precise. 59: whether retention or a loss removed the records (KAFKA-5793). 45: whether the batch was
-            sent before. 1 and 9: whether the topic is tiered (KIP-1007).
+            more precise. 59: whether retention removed the records or they were lost (KAFKA-5793). 45: whether the
+            batch was sent before. 1 and 9: whether the topic is tiered (KIP-1007).
 
     Returns:
         The verdict. Its `api` is in snake case.
 
     Raises:
-        ConfigError: `api`, the name of the error or a field of `context` is unknown (the message names the nearest
-            known one), or has the wrong type.
+        ConfigError: `api`, the name of the error or a field of `context` is unknown or has the wrong type. If a name is
+            unknown, the message suggests a similar one.
     """
     kind = None if api is None else _api(api)
     known = _context(context)
@@ -288,7 +288,8 @@ def code_for(code_or_name: int | str) -> int:
     """Return Kafka's error code for a number, a number in a string, or an error name of Kafka or kafka-python.
 
     Raises:
-        ConfigError: The name is unknown (the message names the nearest known one), or the type is wrong.
+        ConfigError: The name is unknown, or the type is wrong. If the name is unknown, the message suggests a similar
+            one.
     """
     if isinstance(code_or_name, str):
         text = code_or_name.strip()
@@ -315,12 +316,15 @@ def code_for(code_or_name: int | str) -> int:
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """Return the last attempt's exception of a RetryError, or the certificate error that made a connection fail."""
+    """Return the exception inside a RetryError, or the certificate error that caused a connection error.
+
+    For other exceptions, return the exception itself.
+    """
     for _ in range(_MAX_NESTING):
         if not isinstance(error, tenacity.RetryError):
             break
         last = error.last_attempt
-        # There may be no exception: a policy may also retry on return values, and the last attempt may not be done yet.
+        # There is no exception if the policy retried because of a return value, or if the last attempt is not done yet.
         inner = last.exception() if last.done() and not last.cancelled() else None
         if inner is None:
             break

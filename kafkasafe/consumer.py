@@ -4,14 +4,14 @@ Group management, fetching, decoding and commits are kafka-python's. SafeConsume
 about *positions*: where a log ends, whether the records that were read are still in it, what an error of one partition
 means, and when to reset a position.
 
-Structure: this module has the public methods. The decisions are in `_consuming`; `Reading` creates the objects that
-make them. kafka-python's `poll` asks its fetcher, in this order, to reset positions, to validate them, and to fetch.
-`kafkapython.fetcher.Fetcher` answers the first two requests with `Results.carry_on`. This method starts procedures
-(`Positions.begin`, `cluster.inquiry`), at most one per partition, and applies their results. `Responses.accept` sees
+Structure: this module has the public methods. The objects that make the decisions are in `_consuming`; `Reading`
+creates them. kafka-python's `poll` calls its fetcher three times: to reset positions, to validate positions, and to
+fetch. In the first two calls, `kafkapython.fetcher.Fetcher` calls `Results.carry_on`. `carry_on` starts procedures
+(`Positions.begin`, `cluster.inquiry`), at most one per partition, and applies their results. `Responses.accept` gets
 each fetch response before kafka-python does. While a partition is being checked, the consumer does not fetch from it
-(`KafkaPython.hold`), but still fetches from the others. All decisions are made on the thread that polls. There is one
-exception: for a commit, kafka-python's I/O thread may encode the lineage (the history of the records that were read) as
-text, under the lock of its `History`.
+(`KafkaPython.hold`), but still fetches from the others. All decisions are made on the thread that polls. One task may
+run on kafka-python's I/O thread: for a commit, it may encode the lineage (the history of the records that were read) as
+text, under the lock of the `History` object.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ from kafkasafe.stats import Sample
 
 __all__ = ["Offsets", "SafeConsumer", "check_offset"]
 
-# While a partition waits for the application's decision, `poll` returns, and may raise, at least this often.
+# While a partition waits for the application's decision, a call of `poll` returns or raises after this time at the
+# latest.
 _REMINDER_MS: Final = 1000
 _BRIEFLY_MS: Final = 100
 
@@ -69,7 +70,7 @@ class Offsets(dict[TopicPartition, Any]):
 
 
 def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
-    """Return the time-out in milliseconds, from the argument that was given."""
+    """Return the time-out in milliseconds, whichever of the two arguments was given."""
     if timeout is None:
         return timeout_ms
     if timeout_ms is not None:
@@ -84,7 +85,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     It differs from KafkaConsumer in these points:
 
     - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if something
-      proves that the log changed, for example that records were lost. These methods retry where that helps, and take
+      proves that the log changed, for example that records were lost. These methods retry if that may help, and accept
       `partial=True`.
     - If the log has lost records that were read, the consumer says which (`LogDiverged`), even after a restart. To make
       that possible, the metadata of each committed offset carries the leader epochs of the records that were read
@@ -106,16 +107,16 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 or `beginning_offsets` is in the file before the method returns it. Each consumer needs a file of its
                 own. Default: no file.
             offsets_hold_timeout_ms: How long the consumer keeps the old value if a broker's answer is lower and nothing
-                explains this. After that, a lower end offset is reported as unproven and the old value is still
-                returned, whereas a lower start offset is accepted. Default: 30000.
+                explains this. After that, a lower start offset is accepted. A lower end offset is not: it is reported
+                as unproven, and the old value is still returned. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
-                CRCs of batches without epochs. The file is for positions that are not committed to a group, or are
-                committed with metadata of your own. `poll` (at most once a second), `save_lineage` and `close` write
-                the file. Each consumer needs a file of its own. Default: only committed offsets carry the history.
+                CRCs of batches without epochs. You need the file if you do not commit positions to a group, or commit
+                them with metadata of your own. `poll` (at most once a second), `save_lineage` and `close` write the
+                file. Each consumer needs a file of its own. Default: only committed offsets carry the history.
             prometheus: Register the metrics in prometheus-client's default registry; for another registry call
                 `kafkasafe.metrics.install`.
             remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments
-                could not be read for this long. Default: the consumer tries again without a limit.
+                could not be read for this long. Default: the consumer keeps trying.
 
     Attributes:
         counters: Number of events of each kind, by name.
@@ -250,7 +251,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             timeout_ms = min(timeout_ms, _REMINDER_MS if reading.parts.has_others() else _BRIEFLY_MS)
         parent: Any = super()
         if update_offsets:
-            # Records that an iterator holds were not returned. They are read again, from the position.
+            # An iterator may hold records that it has not returned yet. They are read again, from the position.
             self._begin_iterating_again()
         self._begin_poll()
         try:
@@ -275,7 +276,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             self._begin_poll()
             raise
         except BaseException:
-            # Ctrl-C, or a signal handler that raises. Begin all procedures again: one that was interrupted never ends.
+            # Ctrl-C, or a signal handler that raises. Start all procedures anew: an interrupted procedure would never
+            # end.
             self._give_back()
             reading.parts.cancel()
             raise
@@ -312,7 +314,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         if self._is_closed() or self._leave_to_parent():
             return
         self._refuse_in_listener("close")
-        # Ignore answers from now on: the objects that they would wake are about to be closed.
+        # Ignore brokers' answers from now on: they would wake objects that are about to be closed.
         self._reading.runner.retire()
         self._reading.parts.cancel()
         parent: Any = super()
@@ -359,7 +361,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         *,
         partial: bool = False,
     ) -> Offsets:
-        """Return the end offset of each log. The result is lower than before only if a loss is proven.
+        """Return the end offset of each log. A result is lower than an earlier one only if a loss is proven.
 
         While a new leader catches up (KIP-207), the method waits. If an answer is lower than before, the method checks
         it against the leader's epochs. If records were lost, it returns the lower value and emits an
@@ -378,7 +380,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             RemoteStorageNotReadyError: The call timed out, perhaps because a part of the log is in remote storage.
             KafkaTimeoutError: The call timed out for another reason, which is its `__cause__`. It is also the base
                 class of the two errors above.
-            KafkaError: An error that no retry helps, such as a missing permission.
+            KafkaError: An error that a retry cannot cure, such as a missing permission.
             TypeError: `timeout_ms` is not a number, or a partition is not a TopicPartition.
             ValueError: `timeout_ms` is nan.
         """
@@ -391,14 +393,16 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         *,
         partial: bool = False,
     ) -> Offsets:
-        """Return where the logs begin. The result is lower than before only if the log or the topic was replaced.
+        """Return the start offset of each log. A result is lower than an earlier one only if the log or the topic was
+        replaced.
 
-        The log of a new leader may begin earlier, because this leader has not deleted as much yet. Then the method
-        returns the old value and emits an `EndOffsetHeld` event. It checks a lower answer against the leader's epochs.
-        If the log (or the topic) was replaced, it returns the lower value and emits an `EndOffsetRegressed` event.
-        Brokers that have no epochs cannot prove anything. If such a broker gives a lower answer, the method returns the
-        old value for `offsets_hold_timeout_ms`, and the lower value after that. A reset of a position skips these
-        checks and goes to the present start of the leader's log.
+        If an answer is lower than before, the method checks it against the leader's epochs. If the log (or the topic)
+        was replaced, the method returns the lower value and emits an `EndOffsetRegressed` event. But a new leader's log
+        may also begin earlier because this leader has not deleted as many records yet. Then the method returns the old
+        value and emits an `EndOffsetHeld` event. Brokers without leader epochs cannot give a proof. If such a broker
+        gives a lower answer, the method returns the old value for `offsets_hold_timeout_ms`, and the lower value after
+        that. A reset of a position makes none of these checks: the consumer goes to the present start of the leader's
+        log.
 
         Arguments and errors: see `end_offsets`.
         """
@@ -415,9 +419,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> Offsets:
         """Return the first offsets at or after a timestamp.
 
-        If an answer left out the remote part of a log, the method ignores that answer and asks again. The broker may
-        find no record although this consumer found one before. If the start of the log is not past that record and
-        nothing proves a loss, the record may still be there. Then the method returns the former result and emits an
+        If an answer left out the remote part of a log, the method ignores the answer and asks again. An earlier look-up
+        may have found a record where a broker now finds none. If the log does not begin after that record and nothing
+        proves a loss, the record may still exist. Then the method returns the former result and emits an
         `EndOffsetHeld` event.
 
         Args:
@@ -496,15 +500,15 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `commit`. Without `offsets`, it skips the same positions as automatic commits.
 
-        It skips positions about which the application has not decided yet, in two cases. Either the topic was
-        recreated, or the log was truncated and no leader epoch distinguishes the former log from the new one. In both
-        cases, a committed offset would count as an offset of the new log.
+        A position that waits for the application's decision is skipped in two cases: the topic was recreated; or the
+        log was truncated and no leader epoch distinguishes the former log from the new one. In both cases, a committed
+        offset would count as an offset of the new log.
 
         Raises:
             LogDivergedError: For a partition in one of these two cases, `offsets` has an offset above
                 `event.divergent_offset`. Nothing was committed; call `seek` first.
-            ValueError: An offset is not an int from 0 to 2**63-1. KafkaConsumer would retry such a commit until it
-                times out, or would commit a negative offset, which later counts as no offset.
+            ValueError: An offset is not an int from 0 to 2**63-1. KafkaConsumer would commit a negative offset, which
+                later counts as no offset. It would retry any other such commit until it times out.
         """
         self._check_offsets(offsets)
         parent: Any = super()
@@ -527,7 +531,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         return future
 
     def _check_offsets(self, given: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
-        # Check only well-formed arguments: kafka-python reports all other mistakes.
+        # Ill-formed arguments are not checked here, because kafka-python reports them.
         for tp, each in given.items() if isinstance(given, Mapping) else ():
             if not isinstance(each, OffsetAndMetadata):
                 continue
@@ -578,7 +582,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             if state is None:
                 raise kafka_errors.IllegalStateError("Partition is no longer assigned")
             left_s = deadline - time.monotonic()
-            # A closed consumer compares nothing any more.
+            # A closed consumer no longer validates its positions.
             is_known = state.has_valid_position and not state.awaiting_validation
             if left_s <= 0 or is_known or self._is_closed():
                 return None if state.position is None else int(state.position.offset)
@@ -606,7 +610,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
 
 def reading_of(consumer: SafeConsumer) -> Reading:
-    """Return the objects of a consumer, for other clients that are built on them."""
+    """Return the objects of which a consumer consists, for clients that are built on them."""
     return consumer._reading  # noqa: SLF001  # not for programs
 
 
@@ -627,7 +631,7 @@ def check_offset(given: Any) -> None:
 
 
 def _partitions_of(given: Iterable[Any]) -> list[TopicPartition]:
-    """Return the partitions as a list. Refuse other objects, because their look-up would only time out.
+    """Return the partitions as a list. Anything but a TopicPartition is refused at once: its look-up would time out.
 
     Raises:
         TypeError: An item is not a TopicPartition.

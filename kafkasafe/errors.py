@@ -75,7 +75,7 @@ class SparkError(KafkaSafeError):
 
 
 class CheckpointMismatchError(SparkError):
-    """A Spark query's checkpoint does not belong to the marker of the query's batches in Kafka. Nothing was written."""
+    """A Spark query's checkpoint does not match the marker that the query wrote to Kafka. Nothing was written."""
 
 
 class ProducerClosedError(UsageError, IllegalStateError):
@@ -90,8 +90,8 @@ class RejectedError(KafkaSafeError):
     """The cluster rejected this record.
 
     If the rejection has an error code, the exception is also a `kafka.errors.BrokerResponseError` whose `errno` is the
-    code. It is then an instance of kafka-python's exception for the code, too (`MessageSizeTooLargeError` for 10),
-    unless that exception is a `RetriableError`: a `RejectedError` never is one.
+    code. If kafka-python's exception for the code is not a `RetriableError`, the `RejectedError` is an instance of that
+    exception, too (of `MessageSizeTooLargeError` for code 10).
 
     Attributes:
         code: Kafka's error code.
@@ -112,15 +112,15 @@ class RejectedError(KafkaSafeError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments: the class for the code is created at run time, so pickle cannot import it by name."""
+        """Pickle only the arguments: pickle cannot import the class, which is created at run time for the code."""
         return _rejected, (self.args[0], self.code, self.reason)
 
 
 class BatchDroppedError(KafkaSafeError):
     """An atomic batch (`SafeProducer.batch`) was dropped: `read_committed` consumers see none of its records.
 
-    The producer keeps the records in `rejected/`, unless the batch has a consumer's offsets and its input is read
-    again, for example after the group refused the offsets. The producer keeps nothing of such a batch.
+    The producer keeps the records in `rejected/`, with one exception. If the batch has a consumer's offsets and its
+    input is read again (for example, after the group refused the offsets), nothing of the batch is kept.
 
     If `commit_transaction` raises this error with an error code, the exception is also an instance of kafka-python's
     exception for the code, as a `RejectedError` is.
@@ -134,7 +134,7 @@ class BatchDroppedError(KafkaSafeError):
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle message and code: the class for the code is created at run time, so pickle cannot import it."""
+        """Pickle only message and code: pickle cannot import the class, which is created at run time for the code."""
         make = dropped_for_code if isinstance(self, BrokerResponseError) else _dropped
         return make, (self.args[0], self.code)
 
@@ -144,7 +144,7 @@ def _dropped(message: str, code: int) -> BatchDroppedError:
 
 
 def dropped_for_code(message: str, code: int) -> BatchDroppedError:
-    """Return a BatchDroppedError that, for a positive code, is also kafka-python's exception for the code."""
+    """Return a BatchDroppedError. For a positive code, it is also an instance of kafka-python's class for the code."""
     made: BatchDroppedError = (_refusal(BatchDroppedError, code) if code > 0 else BatchDroppedError)(
         message, code=code
     )
@@ -154,7 +154,7 @@ def dropped_for_code(message: str, code: int) -> BatchDroppedError:
 @functools.cache
 def _refusal(kind: type[Any], code: int) -> type[Any]:
     theirs = for_code(code)
-    # The rejection is permanent, so the new class must not be a RetriableError: callers would send the record again.
+    # The rejection is permanent. If the new class were a RetriableError, callers would send the record again.
     base = BrokerResponseError if issubclass(theirs, RetriableError) else theirs
     if issubclass(kind, BrokerResponseError):
         return kind
@@ -178,7 +178,7 @@ class DataLossError(KafkaSafeError):
         first_offset: First lost offset.
         last_offset: Last lost offset (inclusive).
         records: Number of records in this range that came from this spool; -1 if unknown.
-        others: Further losses that no call had raised when `close` raised this error: one exception for each loss.
+        others: If `close` raised this error: the other losses that were not raised yet, one exception for each loss.
     """
 
     def __init__(
@@ -216,12 +216,12 @@ class UndecidableError(KafkaSafeError):
 class WaitTimeoutError(KafkaSafeError, KafkaTimeoutError, TimeoutError):
     """A call reached its time-out without a result. Nothing was lost; call again to wait longer.
 
-    Accepted records remain accepted and are still delivered, although the call stopped waiting for them.
+    The call stopped waiting, but accepted records are still delivered.
     """
 
 
 class DeliveryTimeoutError(KafkaSafeError, TimeoutError):
-    """`delivery_timeout_ms` passed, or a producer with `spool="never"` closed, before the record was acknowledged.
+    """The record was not acknowledged within `delivery_timeout_ms`, or before a producer with `spool="never"` closed.
 
     The record is not dropped. It stays in the spool, and this process or the next one delivers it when the cluster
     accepts it. Do not send it again: unlike kafka-python's KafkaTimeoutError, this error is not retriable.
@@ -237,7 +237,7 @@ class SpoolError(KafkaSafeError):
 class SpoolWriteError(SpoolError):
     """A write or fsync failed, or there was not enough memory to encode the records.
 
-    Records that were durable before are still durable. The records of the failed write are not durable.
+    Records that were durable before are still durable. The records of the failed write are not.
 
     Attributes:
         full: True if the disk has no room or a quota is exhausted.
@@ -267,8 +267,7 @@ class SpoolFullError(SpoolError, WaitTimeoutError):
 
 
 class SpoolCorruptError(SpoolError):
-    """The content of a file of the spool has changed, or files are missing, and no crash explains it. Nothing was
-    deleted.
+    """A file of the spool has changed or is missing, and no crash explains it. Nothing was deleted.
 
     Attributes:
         damage: One sentence for each damaged range: the file, the byte range, and what the range contains, if known.
@@ -316,10 +315,10 @@ class BaselineError(KafkaSafeError, ValueError):
 class LogDivergedError(KafkaSafeError):
     """The log has lost records that this consumer had read (`on_divergence="raise"`).
 
-    The partition's position does not move. `poll` raises this error again whenever it has no records of other
-    partitions to return, until the application calls `seek`. `seek` to `event.divergent_offset` reads the records
-    that the log has there now; `seek` to `event.resume_offset` skips them. (Do not seek to `event.position`: it may be
-    past the end of the log, and then `auto_offset_reset` would set the position.)
+    The partition's position does not move. Until the application calls `seek`, each `poll` that has no records of other
+    partitions to return raises this error again. `seek` to `event.divergent_offset` reads the records that the log has
+    there now; `seek` to `event.resume_offset` skips them. (Do not seek to `event.position`: it may be past the end of
+    the log, and then `auto_offset_reset` would set the position.)
 
     Attributes:
         event: The `kafkasafe.events.LogDiverged` with the partition, the ranges of offsets and the epochs.

@@ -93,7 +93,7 @@ class AtomicBatchDropped:
         transactional_id: The application's `transactional_id`; empty if the producer used one of its own.
         records: Number of records in all partitions.
         code: Kafka's error code; 0 without one.
-        reason: The cluster's answer, or why the producer dropped the batch.
+        reason: The cluster's answer, or the reason why the producer itself dropped the batch.
     """
 
     batch_id: str
@@ -193,8 +193,8 @@ class TransactionsBlocked:
         name: `transactional id NAME`, `group NAME`, or `READ on TOPIC`. A NAME that ends with `-*` means all
             transactional ids of a lane.
         code: Kafka's error code. 53 and 30: a permission is missing. 50: `transaction_timeout_ms` is more than the
-            brokers allow. 3 and 29: the batch commits an offset of a topic that is missing or that this client may not
-            read, or the client may not read a topic of the batch's records; the producer drops the batch after
+            brokers allow. 3 and 29: a topic of which the batch commits an offset is missing; or this client has no
+            permission to read that topic or a topic of the batch's records. The producer drops the batch after
             `blocked_timeout_ms`.
         reason: The cluster's answer.
         records: Number of pending records.
@@ -330,7 +330,7 @@ class SpoolRecordsMissing:
         topic: Topic name.
         partition: Partition number.
         records: Number of records.
-        evidence: What the partition's leader remembers of this producer.
+        evidence: The producer state that the partition's leader reported.
     """
 
     lane: str
@@ -462,9 +462,10 @@ class SpoolDisplaced:
         reason: "moved"; "deleted"; "unlocked" (the lane's lock file was deleted); "files" (files of the lane are
             missing); "directory" (files of the spool directory are missing); "unseen" (the path cannot be examined); or
             "link" (`spool_dir` leads elsewhere now; the producer stays in `path` and reports records there as durable).
-        restored: True: everything is in its place again. False: the producer reports no record as durable until another
-            event has `restored=True`.
-        lost_records: How many of this lane's records, pending and rejected ones, can no longer be read.
+        restored: True: everything is in its place again. False: until another event has `restored=True`, the producer
+            reports no record as durable.
+        lost_records: Number of records of this lane that can no longer be read: pending records and kept rejected
+            records.
     """
 
     lane: str
@@ -478,8 +479,8 @@ class SpoolDisplaced:
 class LossCheckInconclusive:
     """After an election, nothing proves that the new leader ever had the records that were acknowledged or read.
 
-    Retention or DeleteRecords has removed all these records, so the log now begins after them. Such a removal is not a
-    loss. But the election may already have lost some of the records, and the brokers' answers do not rule this out.
+    The log now begins after these records. Retention or DeleteRecords has removed them, which is not a loss. But the
+    election may have lost some of them before that. The brokers' answers do not rule this out.
 
     Attributes:
         topic: Topic name.
@@ -537,10 +538,10 @@ class LogDiverged:
         position: The consumer's position: the next offset it would have read.
         divergent_offset: First offset at which the log differs from what the consumer read.
         rolled_back: First and last offset (inclusive) of the records that were read and that the log has lost.
-        replaced: First and last offset (inclusive) of the other records that the log now has in the range
-            `rolled_back`; None if the log has no record there (yet).
+        replaced: First and last offset (inclusive) of the different records that the log now contains in the range
+            `rolled_back`. None if the log has no record there (yet).
         epochs: Leader epochs of the missing records, oldest first.
-        exact: False: the log may already differ before `divergent_offset`, because the consumer does not know what
+        exact: False: the log may already differ before `divergent_offset`, because the consumer has no history of what
             it read there.
         reason: "truncated": the log was truncated, as by an unclean election. "recreated": the topic was deleted, and
             another topic has its name now; or the position belongs to another topic or cluster.
@@ -570,7 +571,7 @@ class LogDiverged:
 
 @dataclass(frozen=True, slots=True)
 class PositionReset:
-    """The consumer set its position in a partition as the option `auto_offset_reset` says.
+    """The consumer set its position in a partition according to the option `auto_offset_reset`.
 
     Attributes:
         topic: Topic name.
@@ -581,9 +582,9 @@ class PositionReset:
             position.
         strategy: The value of `auto_offset_reset`: "earliest" or "latest". Always "earliest" if `reason` is
             "recreated", because all records of the new topic are newer than the old position.
-        previous: The position before; None if the partition had no position. If the reason is "no_position", it is the
-            position that this member of the group had before a rebalance. It is None if there was none, or if it may be
-            a position in a deleted topic of this name.
+        previous: The position before; None if the partition had no position. With the reason "no_position", it is this
+            member's position before a rebalance. It is None if the member had no position, or if that position may
+            belong to a deleted topic of this name.
         position: The position now.
         skipped: First and last offset (inclusive) that the reset makes this consumer skip; None if it skips none.
     """
@@ -602,16 +603,15 @@ class PositionRewound:
     """The consumer went back to the group's offset, and reads the records after it again.
 
     After a rebalance, the group's offset may be lower than the position that the consumer had before, because the
-    consumer had not committed the records between the two. The event is emitted when a partition comes back to the same
-    consumer. The first assignment of a new consumer, and an assignment that the program makes itself (`assign`), emit
-    no event.
+    consumer had not committed the records between the two. The event is emitted only when a partition returns to the
+    same consumer: not at the first assignment of a new consumer, and not when the program calls `assign`.
 
     Attributes:
         topic: Topic name.
         partition: Partition number.
         reason: "dropped": an atomic batch with the consumer's offset was dropped. "rebalanced": the group rebalanced,
-            and the group's offset is lower than the position before, or is not the offset that this consumer's batches
-            had set.
+            and the group's offset is lower than the position before, or differs from the offset that this consumer's
+            batches had committed.
         previous: The position before; None if the partition had no position.
     """
 
@@ -629,8 +629,8 @@ class PartitionNotReady:
         topic: Topic name.
         partition: Partition number.
         position: The next offset to read.
-        code: Kafka's error code, such as 9, -1 or 7. Code 1 (offset out of range) appears here only if the log does
-            have the offset, but in remote storage (KIP-1007).
+        code: Kafka's error code, such as 9, -1 or 7. Code 1 (offset out of range) appears here only if the log contains
+            the offset, but in remote storage (KIP-1007).
         reason: The meaning of the code.
         remote: True if the position is before the first offset on the leader's own disk: the records are in remote
             storage.
@@ -676,11 +676,11 @@ class EndOffsetHeld:
         partition: Partition number.
         offset: The old value, which the consumer keeps.
         answered: The broker's answer; -1 if a look-up by timestamp found no record.
-        reason: "catching_up": the leader does have the records. "lower": the answer is lower, and no broker could be
-            asked for a proof. "not_deleted": the log begins lower, because this leader has not yet deleted the records
-            that the former leader had deleted. "not_found": a look-up by timestamp no longer finds a record, though
-            nothing shows that the record was lost. "former_leader" and "former_topic": the answer was outdated.
-            "unproven": the answer stayed lower for a long time, on brokers without leader epochs.
+        reason: "catching_up": the leader does have the records. "lower": the answer is lower, and no broker could give
+            a proof. "not_deleted": the log begins lower, because this leader has not yet deleted the records that the
+            former leader had deleted. "not_found": a look-up by timestamp no longer finds a record, though nothing
+            shows that the record was lost. "former_leader" and "former_topic": the answer was outdated. "unproven": the
+            answer stayed lower for a long time, on brokers without leader epochs.
         look_up: "latest" (the end of the log), "earliest" (its start) or "timestamp".
     """
 
@@ -700,11 +700,11 @@ class EndOffsetRegressed:
         topic: Topic name.
         partition: Partition number.
         offset: The new value.
-        previous: The value before. If it was an end offset, the records from `offset` to `previous` - 1 are lost. If it
-            was a start offset, a new log that begins at a lower offset has replaced the log that began at `previous`.
+        previous: The value before. End offset: the records from `offset` to `previous` - 1 are lost. Start offset: the
+            log that began at `previous` was replaced by a new log that begins at a lower offset.
         reason: "truncated", "unclean_election" or "recreated": the decrease is proven. "accepted": it is not proven,
-            but for `offsets_hold_timeout_ms` the brokers answered with a lower offset than `previous`. An end offset
-            without proof is accepted only if the position is past the end of the log and is reset to that end.
+            but for `offsets_hold_timeout_ms` the brokers answered with a lower offset than `previous`. A lower end
+            offset is accepted without proof only if the position is past the end of the log and is reset to that end.
         look_up: "latest" (an end) or "earliest" (a start).
     """
 

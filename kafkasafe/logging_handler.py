@@ -2,9 +2,9 @@
 
 See docs/logging-handler.md.
 
-The thread that logs formats the record and puts it into a queue. The handler's own thread opens the producer and sends
-the record. So a thread that logs never waits for the producer's locks or disk, and the producer never logs on a thread
-of the program.
+A program's thread that logs only formats the record and puts it into a queue. The handler's own thread opens the
+producer and sends the record. So the program's threads never wait for the producer's locks or disk, and the producer
+never logs on them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Item = tuple[str, bytes | None, bytes, logging.LogRecord]
 
 
 class _Mark:
-    """Marker in the queue. When it is reached, every record before it was accepted or dropped."""
+    """Marker in the queue. `reached` is set once all records before the marker are accepted or dropped."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -56,9 +56,9 @@ class KafkaHandler(logging.Handler):
     """Sends log records to a topic. A SafeProducer's spool accepts them at once and delivers them when brokers answer.
 
     It works in `logging.config.dictConfig`, on the root logger at any level, and until the interpreter exits. It also
-    works in forked children: each child opens a producer of its own when it logs for the first time. The handler
-    ignores what the producers of handlers log, and what kafka-python logs on the threads of these producers: each such
-    record would cause another one. Log records of all other producers are sent.
+    works in forked children: each child opens a producer of its own when it logs for the first time. The handler does
+    not send the log records of its own producer, or of other handlers' producers: each of them would cause another one.
+    This includes what kafka-python logs on the threads of these producers. Log records of all other producers are sent.
 
     If the spool is full and the queue holds `queue_records` records, a thread that logs waits once, at most `block_ms`.
     After that the handler drops records until there is room again. It counts them (`dropped`) and reports the first one
@@ -73,9 +73,9 @@ class KafkaHandler(logging.Handler):
             record.
         queue_records: How many records may wait in memory until the spool accepts them. A `kill -9` loses these
             records; normally they wait for milliseconds.
-        block_ms: How long a thread that logs waits for room in the queue, milliseconds.
-        close_ms: How long `close` waits until the spool has accepted the queued records, milliseconds. After that,
-            `close` still waits a while for deliveries.
+        block_ms: How many milliseconds a thread that logs waits for room in the queue.
+        close_ms: How many milliseconds `close` waits until the spool has accepted the queued records. After that,
+            `close` also waits a while for deliveries.
         configs: SafeProducer's options; `bootstrap_servers` is needed. Two defaults differ:
             `client_id="kafkasafe-log"`, `on_blocked_topic="accept"`.
 
@@ -150,7 +150,7 @@ class KafkaHandler(logging.Handler):
         self._unsaid = 0
         """Number of records dropped since the last record that reported drops."""
         self._give_up_at: float | None = None
-        """From this time on, a record that the producer does not accept is dropped. Set by `close`."""
+        """After this time, a record is dropped if the producer does not accept it. Set by `close`."""
         self._closed = False
         self._last = _Mark()
         """The last item: `close` puts it into the queue."""
@@ -206,7 +206,7 @@ class KafkaHandler(logging.Handler):
     def _has_room(self) -> bool:
         line = self._line
         room = self._most - self._queue.qsize()
-        if len(line) < room:  # the queue also has room for the threads that wait
+        if len(line) < room:  # there is room for this thread and for those that wait
             self._stuck = False
             return True
         if self._stuck and room <= 0:
@@ -224,7 +224,7 @@ class KafkaHandler(logging.Handler):
                     return True
         finally:
             line.remove(place)
-        # From now on, threads do not wait for room, until the queue has room again.
+        # Until the queue has room again, no other thread waits for room.
         self._stuck = True
         return False
 
@@ -233,8 +233,8 @@ class KafkaHandler(logging.Handler):
 
         Args:
             record: The record.
-            raised: Whether the handler has just caught the reason. An exception that the program handles while it logs
-                is not the reason.
+            raised: Whether an exception that the handler has just caught is the reason for the drop. An exception that
+                the program was handling when it logged is not the reason.
         """
         self.dropped += 1
         self._unsaid += 1
@@ -253,7 +253,7 @@ class KafkaHandler(logging.Handler):
             self.handleError(record)
 
     def _drop_rest(self) -> None:
-        """Count the records of threads that logged while the handler was closed: no thread takes them any more."""
+        """Count the records that threads queued while the handler was being closed: they will not be sent."""
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._queue.get_nowait()
@@ -271,9 +271,9 @@ class KafkaHandler(logging.Handler):
                 # A child of multiprocessing does not call `logging.shutdown`.
                 at_end_of_child(self.close)
                 self._ends_with_child = True
-            # The process may have too many threads: then the next record tries again. Or the interpreter is ending:
-            # `close` sends the queue. If Ctrl-C interrupts this, the next record may start another thread, and one of
-            # the two ends at once.
+            # If the process has too many threads, the next log record tries again to start the handler's thread. If the
+            # interpreter is ending, `close` sends the queued records. After a Ctrl-C, the next log record may start a
+            # second thread; one of the two then ends at once.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
                 self._begun.wait()
@@ -427,7 +427,7 @@ class KafkaHandler(logging.Handler):
 
 
 def _configures() -> bool:
-    """Return whether this thread holds `logging`'s own lock, for which the producer's threads would wait."""
+    """Return whether this thread holds `logging`'s own lock. The producer's threads may need this lock."""
     owned = getattr(getattr(logging, "_lock", None), "_is_owned", None)
     return owned is not None and bool(owned())
 

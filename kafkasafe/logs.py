@@ -3,14 +3,14 @@
 Loggers: `kafkasafe.producer`, `kafkasafe.spool`, `kafkasafe.network`, `kafkasafe.consumer`, `kafkasafe.retry`,
 `kafkasafe.config`. A level or a handler set on `kafkasafe` applies to all of them.
 
-Every record has the attribute `event`, a name that does not change when the message is reworded. It also has those of
-the following attributes that are known: `client_id`, `lane`, `topic`, `partition`, `code`, `error` (name of the error),
-`attempt`, `pause_s`, `records`, `batches`, `position` and `path`. The logger sets these attributes by `extra`, so any
-JSON formatter shows them. No record contains an option's value, or a key or value of the application's records.
+Every record has the attribute `event`, a name that does not change when the message is reworded. If known, it also has
+these attributes: `client_id`, `lane`, `topic`, `partition`, `code`, `error` (name of the error), `attempt`, `pause_s`,
+`records`, `batches`, `position` and `path`. The logger sets these attributes by `extra`, so any JSON formatter shows
+them. No record contains an option's value, or a key or value of the application's records.
 
 During an outage the same message would repeat. Therefore an event is logged at most once in ten seconds for each
-subject (such as a partition), and at most ten times in ten seconds for all subjects. The attribute `suppressed` of the
-next record of the event counts the records that were not logged.
+subject (such as a partition), and at most ten times in ten seconds for all subjects. When the event is logged again,
+the attribute `suppressed` is the number of records that were not logged.
 
 Threads that deliver records never wait for a log handler: a separate thread handles their log records (`apart`).
 """
@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 WINDOW_S: Final = 10.0
-"""Within this time, seconds, the same event about the same subject is not logged again."""
+"""After an event about a subject is logged, it is not logged again for this many seconds."""
 _PER_WINDOW: Final = 10
 _REMEMBERED: Final = 1000
 _QUEUED: Final = 10_000
@@ -60,7 +60,9 @@ class _Limiter:
         self._lock = threading.RLock()
 
     def admit(self, kind: str, about: str) -> int | None:
-        """Return how many records of the kind were suppressed since the last logged one; None: suppress this one."""
+        """Return how many records of this kind were suppressed since the last one that was logged; None: suppress this
+        one.
+        """
         now = self._clock()
         with self._lock:
             began, count = self._windows.get(kind, (now, 0))
@@ -119,7 +121,7 @@ class EventLog:
         self._log(logging.ERROR, event, message, args, fields, exc_info=True)
 
     def limited(self, level: int, event: str, about: str, message: str, *args: object, **fields: Any) -> None:
-        """Log a message that an outage would repeat, within the limits.
+        """Log a message that would be repeated during an outage. The limits apply.
 
         Args:
             level: A level of `logging`.
@@ -162,8 +164,8 @@ class _Foreign(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
-        # Check the current thread, not the record's. A record from a thread that is `apart` passes this filter twice.
-        # The second time, it is on the writer's thread, and must not be counted again.
+        # Check the current thread, not the record's. A record that was logged in the context `apart` passes this filter
+        # twice. The second time, it is on the writer's thread, and must not be counted again.
         if threading.get_ident() not in own_threads or record.levelno < logging.INFO:
             return True
         if record.levelno < logging.WARNING and not record.name.startswith("kafka.net."):
@@ -172,7 +174,8 @@ class _Foreign(logging.Filter):
 
 
 LOGGED_ON: Final = "kafkasafe_thread"
-"""Attribute of a log record that was handled `apart` and does not name its thread: the thread's name."""
+"""Attribute of a log record: name of the thread that logged it. Set if the record was handled `apart` and would not
+name its thread otherwise."""
 own_threads: Final[set[int]] = set()
 """Idents of kafkasafe's network threads."""
 _FOREIGN: Final = (
@@ -202,10 +205,8 @@ def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def limit_foreign() -> None:
-    """Limit the records that kafka-python logs on kafkasafe's threads. On threads that are `apart`, handle these
-    records `apart`, too.
-
-    kafka-python's log records from other threads are not changed.
+    """Limit the records that kafka-python logs on kafkasafe's threads. In the context `apart`, the writer's thread
+    handles these records, too. kafka-python's log records from other threads are not changed.
     """
     for name in _FOREIGN:
         logger = logging.getLogger(name)
@@ -244,7 +245,7 @@ class _Writer:
             self._started = True
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until every record that was queued before is logged. Return False if the timeout passed first."""
+        """Wait until all records queued before this call are logged. Return False if the timeout passed first."""
         if not self._started or self._ident == threading.get_ident():
             return True
         passed = threading.Lock()
@@ -285,7 +286,7 @@ class _Writer:
 
 
 class _Apart(logging.Filter):
-    """Diverts records from threads that are `apart` to the writer's thread. On the writer's thread, records pass."""
+    """Passes records logged in the context `apart` to the writer's thread, and lets all other records pass."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged on the current thread."""
@@ -313,7 +314,7 @@ def apart() -> Iterator[None]:
 
 
 def drain(timeout_s: float) -> bool:
-    """Wait until every record that was logged `apart` has been handled. Return False if the timeout passed first."""
+    """Wait until all records logged in the context `apart` are handled. Return False if the timeout passed first."""
     return _writer.drain(timeout_s)
 
 

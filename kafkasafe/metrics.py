@@ -45,8 +45,8 @@ __all__ = [
 
 _MIRROR_EVERY_S: Final = 1.0
 _SCRAPE_S: Final = 1.0
-"""How long a closing source waits for the end of a scrape, seconds. A signal handler that closes a producer may have
-interrupted the scrape on its own thread."""
+"""How many seconds a closing source waits for the end of a scrape. The wait needs a limit: if a signal handler closes a
+producer, it may have interrupted a scrape on the same thread."""
 _INFO: Final = "kafkasafe_build_info"
 _INFO_TEXT: Final = "Versions of kafkasafe, kafka-python and Python."
 _MERGES: Final[Mapping[str, Callable[[float, float], float]]] = {"sum": operator.add, "max": max, "min": min}
@@ -79,8 +79,8 @@ def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions
 
     Call `install` again to add more sources. A closed source keeps its last counts while the program references it; a
     source that was garbage-collected is removed. Counters of sources with the same `client_id` are added up, and the
-    sum does not decrease when one of these sources is removed. It includes what a producer or a consumer counted until
-    it was closed, even if it is removed before the next scrape.
+    sum does not decrease when one of these sources is removed. The sum includes all that a producer or consumer had
+    counted when it was closed, even if no scrape happened between its close and its removal.
 
     If several processes are scraped as one (`PROMETHEUS_MULTIPROC_DIR` is set, as for gunicorn), the numbers are also
     copied into prometheus-client's files, once a second and when a producer closes. prometheus-client's
@@ -105,7 +105,7 @@ def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions
         if collector is None:
             collector = Collector()
             registry.register(collector)
-            _installed[registry] = collector  # not before: if `register` fails, the next call tries again
+            _installed[registry] = collector  # only now: if `register` fails, the next call must try again
         for source in sources:
             collector.add(source)
         collector.partitions = collector.partitions or partitions
@@ -238,7 +238,7 @@ class Collector(PrometheusCollector):
             return [source for seen in self._sources if (source := seen.source()) is not None]
 
     def describe(self) -> Iterable[Metric]:
-        """Return no families, so that prometheus-client checks no names when the collector is registered."""
+        """Return no families. So prometheus-client does not check their names when the collector is registered."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -259,7 +259,9 @@ class Collector(PrometheusCollector):
             return self._read()
 
     def read_within(self, limit_s: float) -> dict[Definition, _Values] | None:
-        """Return the present values of all metrics; None if a scrape does not end within `limit_s` (-1: wait)."""
+        """Return the present values of all metrics; None if a running scrape takes longer than `limit_s` (-1: no
+        limit).
+        """
         if not self._lock.acquire(timeout=limit_s):
             return None
         try:
@@ -268,7 +270,7 @@ class Collector(PrometheusCollector):
             self._lock.release()
 
     def closed(self, source: object) -> None:
-        """Keep the last counts of a source that closes: the program may drop the source before the next scrape."""
+        """Store the last counts of a source that closes: the program may drop the source before the next scrape."""
         if not self._lock.acquire(timeout=_SCRAPE_S):
             return
         try:
@@ -403,7 +405,7 @@ class _Mirror:
             self.copy()
 
     def copy(self, limit_s: float = -1) -> None:
-        """Copy the present samples. Give up if a running copy or scrape does not end within `limit_s`; -1: wait."""
+        """Copy the present samples. Give up if a running copy or scrape takes longer than `limit_s` (-1: no limit)."""
         if not self._lock.acquire(timeout=limit_s):
             return
         try:
@@ -419,7 +421,7 @@ class _Mirror:
             for (client, labels), value in found.items():
                 self._write(definition, (client, *labels), value)
                 stale.discard((f"kafkasafe_{definition.name}", (client, *labels)))
-        # A closed source or a revoked partition has no gauges any more. But its cells stay in the file, so overwrite
+        # The gauges of closed sources and revoked partitions are gone. But their cells stay in the file, so overwrite
         # these cells.
         for key in stale:
             self._cells[key].leave()
@@ -456,7 +458,9 @@ class _Mirror:
 
 
 class _Cell:
-    """One number in a file. A counter in a file never decreases, even if a new source has replaced the old one."""
+    """One number in a file. A counter in a file never decreases, even if a source is replaced by a new one, which
+    counts from 0.
+    """
 
     def __init__(self, definition: Definition, value: Any) -> None:
         self.definition = definition

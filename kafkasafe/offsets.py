@@ -1,4 +1,4 @@
-"""Look-ups of offsets whose results go back only if there is a proof. Works with any Kafka client.
+"""Look-ups of offsets. A result decreases only if it is proven that the log has changed. Works with any Kafka client.
 
 ```python
 tracker = EndOffsetTracker("ends.json")
@@ -81,9 +81,10 @@ class EndOffsetTracker:
                 None: nothing is stored.
             hold_timeout_s: How many seconds the tracker keeps the old value while brokers give a lower answer without a
                 leader epoch. After that, the result is Unproven.
-            on_result: Called with (topic, partition, result) for each result that is not a Value, on the thread that
-                passed the answer. Its exceptions propagate to that caller; the answer is recorded nevertheless.
-            clock: Returns the time in seconds, which must not go back.
+            on_result: Called with (topic, partition, result) for each result that is not a Value. It runs on the thread
+                that passed the answer. Its exceptions propagate to the caller on this thread; the answer is recorded
+                nevertheless.
+            clock: Returns the time in seconds. The time must never decrease.
             files: File system interface, for tests.
 
         Raises:
@@ -120,7 +121,7 @@ class EndOffsetTracker:
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Record a broker's answer about an end offset.
+        """Store a broker's answer about an end offset.
 
         Args:
             topic: Topic name.
@@ -133,8 +134,8 @@ class EndOffsetTracker:
 
         Returns:
             A result whose `offset` is the end offset to use. Value: the answer is trusted. Held: the answer is lower
-            and not trusted, so look up again; if `ask_epoch` is set, also send OffsetForLeaderEpoch and pass its answer
-            to `prove`. Regressed: the answer is lower, but trusted for the given reason. Unproven: see `accept`.
+            and not trusted. Look up again; if `ask_epoch` is set, also send OffsetForLeaderEpoch and pass its answer to
+            `prove`. Regressed: the answer is lower, but trusted for the given reason. Unproven: see `accept`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is unknown.
@@ -153,10 +154,10 @@ class EndOffsetTracker:
         *,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> dict[_Partition, int]:
-        """Record the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
+        """Store the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
 
-        Both dicts have (topic, partition) as keys. This method never returns a lower end offset for a partition than
-        this method or `observe` returned before.
+        Both dicts have (topic, partition) as keys. For each partition, this method returns a lower end offset than
+        before only after another method has returned Regressed.
         """
         ends: dict[_Partition, int] = {}
         for at, offset in answered.items():
@@ -174,7 +175,7 @@ class EndOffsetTracker:
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Record a broker's answer about an earliest offset.
+        """Store a broker's answer about an earliest offset.
 
         The highest answer so far counts, because a new leader may not yet have deleted as much as the former leader.
 
@@ -214,7 +215,7 @@ class EndOffsetTracker:
         leader_epoch: int = -1,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Record the leader's answer to OffsetForLeaderEpoch about a held start. Arguments: see `prove`."""
+        """Store the leader's answer to OffsetForLeaderEpoch about a held start offset. Arguments: see `prove`."""
         key = _key(topic, partition, isolation_level)
         with self._lock:
             result = self._ends.prove_start(
@@ -225,10 +226,10 @@ class EndOffsetTracker:
     def accept_start(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Trust the lower start that is held, without a proof. Return None if no start is held.
+        """Trust the held answer with a lower start offset, without a proof. Return None if no start is held.
 
-        Unlike an end, a start that is too low does no harm. But if the log was replaced, the old start may be too high:
-        a reader that begins there misses records.
+        A start offset that is too low does no harm. But if the log was replaced, the old start offset may be too high,
+        and a reader that begins there misses records.
         """
         key = _key(topic, partition, isolation_level)
         with self._lock:
@@ -249,7 +250,7 @@ class EndOffsetTracker:
         topic_id: bytes | UUID | None = None,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Value | Held:
-        """Record a broker's answer to a look-up by timestamp.
+        """Store a broker's answer to a look-up by timestamp.
 
         Args:
             topic: Topic name.
@@ -263,9 +264,9 @@ class EndOffsetTracker:
             isolation_level: See `observe_start`.
 
         Returns:
-            Held if a record was found before, none is found now, and no earliest offset shows that the record was
-            deleted. After a Held result, look up again, because a new leader may not know the record yet (KIP-207).
-            In all other cases, Value.
+            Held if an earlier answer found a record, this answer finds none, and no earliest offset shows that the
+            record was deleted. After a Held result, look up again: the broker may be a new leader that does not know
+            the record yet (KIP-207). In all other cases, Value.
 
         Raises:
             ValueError: See `observe_start`.
@@ -293,7 +294,7 @@ class EndOffsetTracker:
         *,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Held:
-        """Record that a look-up failed with code 78 (OFFSET_NOT_AVAILABLE) or 5 (LEADER_NOT_AVAILABLE): wait and retry.
+        """Note that a look-up failed with code 78 (OFFSET_NOT_AVAILABLE) or 5 (LEADER_NOT_AVAILABLE): wait and retry.
 
         Raises:
             ValueError: `code` is another error code.
@@ -315,7 +316,7 @@ class EndOffsetTracker:
         leader_epoch: int = -1,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Record the leader's answer to OffsetForLeaderEpoch for the epoch `Held.ask_epoch`.
+        """Store the leader's answer to OffsetForLeaderEpoch for the epoch `Held.ask_epoch`.
 
         Args:
             topic: Topic name.
@@ -362,7 +363,7 @@ class EndOffsetTracker:
         """Write the file. On return, all answers recorded so far are durable. Does nothing without a path.
 
         Args:
-            if_changed: Do nothing if this tracker's last write had the same contents.
+            if_changed: Write nothing if the contents are the same as at this tracker's last write.
 
         Raises:
             OSError: The file could not be written. The former file is unchanged.

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import Final
 
 # Each line has an option of kafkasafe, sometimes a note after a colon, and after " = " other names for this option. The
-# hint names the option and has the note.
+# hint contains the option's name and the note.
 _ALIASES: Final = """
 bootstrap_servers = bootstrap_server metadata_broker_list broker_list brokers servers hosts
 spool_dir = spool_path spool_directory spool_folder spool_location data_dir queue_dir state_dir
@@ -73,7 +73,7 @@ on_divergence = on_truncation divergence
 
 _HOOK: Final = "a function that gets each rejected record, and can produce it to a dead-letter topic"
 
-# Names that stand for no option, and what to use instead.
+# Names for which kafkasafe has no option, and what to use instead.
 _ELSEWHERE: Final = {
     "durable": "`future.durable()` and `producer.durable()` wait until records are on disk",
     "flush_spool": "`producer.durable()` waits until all accepted records are on disk",

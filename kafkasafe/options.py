@@ -49,7 +49,7 @@ class SupportsDeserialize(Protocol):
     """A deserializer object, such as a `kafka.serializer.Deserializer`."""
 
     def deserialize(self, topic: str, headers: list[Any], data: Any, /) -> Any:
-        """Return the object that the bytes of a key or a value stand for."""
+        """Return the object that is encoded in the bytes of a key or a value."""
         ...
 
 
@@ -108,17 +108,17 @@ class ConnectionOptions(TypedDict, total=False):
     "kafkasafe".
     """
     connections_max_idle_ms: float
-    """Close a connection after this time without a request, milliseconds."""
+    """Close a connection that had no request for this many milliseconds."""
     allow_auto_create_topics: bool
     """Let the brokers create a topic that does not exist, if their own settings allow that."""
     metadata_max_age_ms: float
-    """Longest time between two requests for metadata (topics, partitions, leaders), milliseconds."""
+    """Longest time in milliseconds between two requests for metadata (topics, partitions, leaders)."""
     client_dns_lookup: str
     """How the client resolves broker names: "use_all_dns_ips", or "resolve_canonical_bootstrap_servers_only"."""
     retry_backoff_ms: float
-    """The first pause before a failed request is sent again, milliseconds. Later pauses grow."""
+    """The first pause, in milliseconds, before a failed request is sent again. Later pauses are longer."""
     request_timeout_ms: float
-    """How long to wait for the answer to a request before it is sent again, milliseconds."""
+    """If a request is not answered within this many milliseconds, it is sent again."""
     receive_message_max_bytes: _Size
     """Largest response of a broker that the client accepts, bytes."""
     receive_buffer_bytes: _Size | None
@@ -128,13 +128,13 @@ class ConnectionOptions(TypedDict, total=False):
     socket_options: Sequence[tuple[int, int, int]]
     """Arguments of `socket.setsockopt` for each connection."""
     reconnect_backoff_ms: float
-    """The first pause before the client connects to a broker again, milliseconds. Later pauses grow."""
+    """The first pause, in milliseconds, before the client connects to a broker again. Later pauses are longer."""
     reconnect_backoff_max_ms: float
-    """The longest pause before the client connects to a broker again, milliseconds."""
+    """The longest pause, in milliseconds, before the client connects to a broker again."""
     max_in_flight_requests_per_connection: int
-    """Producer: how many batches of one partition may be unacknowledged at a time. At most 5, because a broker
-    recognises repetitions of a producer's last five batches. Order is kept with any number. Consumer: how many
-    requests to one broker may be unanswered at a time.
+    """Producer: largest number of unacknowledged batches of one partition. At most 5, because a broker recognises a
+    repeated batch only if it is one of the producer's last five. Records stay in order with each number. Consumer:
+    largest number of unanswered requests to one broker.
     """
     security_protocol: _Protocol
     """"PLAINTEXT", "SSL" (TLS), "SASL_PLAINTEXT" or "SASL_SSL". The two with SASL need `sasl_mechanism`."""
@@ -155,7 +155,7 @@ class ConnectionOptions(TypedDict, total=False):
     api_version: tuple[int, ...] | None
     """Version of the brokers, such as (2, 8). None: the client asks the brokers."""
     selector: Callable[[], selectors.BaseSelector]
-    """Class of the selector that waits for sockets. Default: the platform's best."""
+    """Class of the selector (module `selectors`) that waits for sockets. Default: the platform's best."""
     sasl_mechanism: _Mechanism | None
     """"PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI" (Kerberos; needs the package gssapi) or
     "AWS_MSK_IAM" (with `security_protocol="SASL_SSL"`; needs the package botocore, and uses the credentials that
@@ -197,16 +197,16 @@ class _OfProducers(ConnectionOptions, total=False):
     enable_idempotence: bool
     """Always on. False is a ConfigError, because each retry could then create a duplicate."""
     transaction_timeout_ms: float
-    """If a crash leaves a transaction open, the cluster aborts it after this time, milliseconds. At most the
-    brokers' `transaction.max.timeout.ms`.
+    """If a crash leaves a transaction open, the cluster aborts it after this many milliseconds. At most the brokers'
+    `transaction.max.timeout.ms`.
     """
     delivery_timeout_ms: float | None
-    """A record's future fails after this time without an acknowledgement, milliseconds. The record stays in the
-    spool and is still delivered. None: never.
+    """If a record is not acknowledged within this many milliseconds, its future fails. The record stays in the spool
+    and is still delivered. None: never.
     """
     acks: Literal["all", "-1", "1", -1, 1]
     """"all" (the same as -1): a record is acknowledged when all in-sync replicas have it. 1: a record is
-    acknowledged when the leader has it; a failure of the leader can lose it, and a WARNING says so. 0 is a
+    acknowledged when the leader has it. It can be lost if the leader fails, so the producer logs a WARNING. 0 is a
     ConfigError.
     """
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] | None
@@ -214,13 +214,13 @@ class _OfProducers(ConnectionOptions, total=False):
     retries: float
     """Accepted for compatibility. The producer retries a pending record without a limit."""
     batch_size: _Size
-    """Largest batch, bytes. For a topic with many partitions, the producer collects more than this before it forms the
-    batches of all partitions.
+    """Largest batch, bytes. If a topic has many partitions, the producer first collects more bytes than this and then
+    forms the batches of all partitions.
     """
     linger_ms: float
-    """How long a batch waits for more records, milliseconds. `get`, `durable` and `flush` end this wait early."""
+    """How many milliseconds a batch waits for more records. `get`, `durable` and `flush` end this wait early."""
     max_block_ms: float
-    """How long `send` waits for room before it raises SpoolFullError, milliseconds."""
+    """If there is no room within this many milliseconds, `send` raises SpoolFullError."""
     max_request_size: _Size
     """Largest record, bytes."""
     spool_dir: _Path | None
@@ -249,11 +249,11 @@ class _OfProducers(ConnectionOptions, total=False):
     machine may lose records that are not acknowledged.
     """
     spool_after_ms: float
-    """How long `spool="on_error"` waits for an acknowledgement before it writes to disk, milliseconds."""
+    """With `spool="on_error"`: write a record to disk if it is not acknowledged within this many milliseconds."""
     run_ahead_bytes: _Size | None
-    """How many bytes may be accepted but not acknowledged while the cluster answers. Above this limit, `send` waits for
-    deliveries, at most `max_block_ms`, so that the next batches are still in memory when they are sent. In an
-    outage, records are buffered on disk regardless of this limit. None: no limit. Default: 14 MiB.
+    """How many accepted bytes may be unacknowledged while the cluster answers. Above this limit, `send` waits for
+    deliveries, at most `max_block_ms`, so that the next batches are still in memory when they are sent. During an
+    outage the limit does not apply: records are buffered on disk. None: no limit. Default: 14 MiB.
     """
     rejected_max_bytes: _Size | None
     """How many bytes of rejected records each lane keeps. None: `spool_max_bytes`, but at most 256 MiB."""
@@ -263,19 +263,19 @@ class _OfProducers(ConnectionOptions, total=False):
     """Keep delivered records on disk for this many milliseconds, to send them again if the cluster loses them."""
     on_data_loss: Literal["restore", "raise", "event"]
     """What to do when the cluster lost acknowledged records. "restore": resend the records that are still in the spool,
-    and raise DataLossError for the others. "raise": raise DataLossError for all. "event": report the loss only by the
-    event, the log and the metrics.
+    and raise DataLossError for the others. "raise": raise DataLossError for all. "event": raise nothing. Each of the
+    three emits an event, logs an error and counts the loss in the metrics.
     """
     restore_recreated_topics: bool
     """Send lost records again even if their topic was deleted and created again."""
     data_loss_check_ms: float
-    """How often idle partitions are checked for lost records, milliseconds."""
+    """Time in milliseconds between two checks of an idle partition for lost records."""
     on_corrupt: Literal["raise", "quarantine"]
     """What to do about damage in the spool. "raise": raise SpoolCorruptError. "quarantine": copy the damaged bytes
     to `quarantine/`, and deliver the rest.
     """
     on_undecidable: Literal["raise", "resend", "skip"]
-    """What to do with a batch when nothing shows whether it is in the log. "raise": `send` and `flush` raise
+    """What to do with a batch if it cannot be determined whether it is in the log. "raise": `send` and `flush` raise
     UndecidableError until `resolve_undecidable` is called. "resend": send the batch again; it may then be in the log
     twice. "skip": treat the batch as delivered; it may be missing.
     """
@@ -288,15 +288,15 @@ class _OfProducers(ConnectionOptions, total=False):
     on the thread that polls.
     """
     blocked_timeout_ms: float | None
-    """How long the cluster may block a topic before the producer treats the topic's pending records as rejected,
-    milliseconds. None: no limit.
+    """If the cluster blocks a topic for this many milliseconds, the producer treats the topic's pending records as
+    rejected. None: no limit.
     """
     on_blocked_topic: Literal["raise", "accept"]
     """What `send` does for a topic that the cluster blocks. "raise": raise kafka-python's exception for the error
     code. "accept": accept the record and keep it until the topic is available.
     """
     producer_id_expiration_ms: float
-    """The brokers' setting `producer.id.expiration.ms`, milliseconds."""
+    """The brokers' setting `producer.id.expiration.ms`, in milliseconds."""
 
 
 class ProducerOptions(_OfProducers, total=False):
@@ -326,7 +326,7 @@ class _OfConsumers(ConnectionOptions, total=False):
     ssl_ciphers: str | None
     """Ciphers in OpenSSL's notation."""
     bootstrap_timeout_ms: float
-    """How long a consumer's constructor waits for the first broker, milliseconds."""
+    """How many milliseconds a consumer's constructor waits for the first broker."""
     metric_reporters: Sequence[Any]
     """Classes that receive kafka-python's metrics."""
     metrics_enabled: bool
@@ -334,7 +334,7 @@ class _OfConsumers(ConnectionOptions, total=False):
     metrics_num_samples: int
     """Number of samples from which kafka-python computes each of its metrics."""
     metrics_sample_window_ms: float
-    """Length of a sample of kafka-python's metrics, milliseconds."""
+    """Length, in milliseconds, of a sample of kafka-python's metrics."""
     kafka_client: Any
     """A factory for kafka-python's network client. If it is set, the consumer does not use kafkasafe's connections.
     """
@@ -355,15 +355,15 @@ class _OfConsumers(ConnectionOptions, total=False):
     enable_incremental_fetch_sessions: bool
     """Use fetch sessions, in which a fetch request names only the partitions that changed (KIP-227)."""
     fetch_max_wait_ms: int
-    """How long a broker waits for `fetch_min_bytes` before it answers, milliseconds."""
+    """How many milliseconds a broker waits for `fetch_min_bytes` before it answers with less."""
     fetch_min_bytes: _Size
     """A broker answers a fetch request at once when it has this many bytes."""
     fetch_max_bytes: _Size
-    """Largest response to a fetch request, bytes. A first batch that is larger is still returned."""
+    """Largest response to a fetch request, bytes. If the first batch is larger, it is returned nevertheless."""
     max_partition_fetch_bytes: _Size
-    """Largest part of a fetch response that belongs to one partition, bytes. A first batch that is larger is still
-    returned. If you do not set this option, a consumer increases the value while full responses arrive quickly: up to
-    4 MiB (all partitions share 32 MiB), or up to 8 MiB if it reads only with `poll_arrow` or `poll_batches`.
+    """How many bytes of a fetch response may belong to one partition. If the first batch is larger, it is returned
+    nevertheless. If you do not set this option, a consumer increases the value while full responses arrive quickly: up
+    to 4 MiB (all partitions share 32 MiB), or up to 8 MiB if it reads only with `poll_arrow` or `poll_batches`.
     """
     auto_offset_reset: Literal["earliest", "latest", "none", "smallest", "largest"]
     """Where to begin if no position is committed, or if the position is out of range: "earliest", "latest", or "none"
@@ -372,9 +372,9 @@ class _OfConsumers(ConnectionOptions, total=False):
     enable_auto_commit: bool
     """Commit positions automatically, every `auto_commit_interval_ms` and at `close`."""
     auto_commit_interval_ms: float
-    """Time between two automatic commits of positions, milliseconds."""
+    """Time in milliseconds between two automatic commits of positions."""
     default_offset_commit_callback: Callable[[Mapping[Any, Any], Any], object]
-    """A function to call after each commit that has no callback of its own. It gets the offsets, and either the
+    """A function that is called after each commit without a callback of its own. It gets the offsets, and either the
     response or the exception.
     """
     check_crcs: bool
@@ -384,15 +384,14 @@ class _OfConsumers(ConnectionOptions, total=False):
     partition_assignment_strategy: Sequence[Any]
     """Classes that assign partitions to the members of a group, in order of preference."""
     max_poll_records: int | None
-    """The most records that one `poll` returns. None: as many as there are."""
+    """Largest number of records that one `poll` returns. None: as many as there are."""
     max_poll_interval_ms: float
-    """The longest time between two calls of `poll`, milliseconds. If it is exceeded, the group gives the
-    partitions to other members.
+    """If the program does not call `poll` for this many milliseconds, the group gives the partitions to other members.
     """
     session_timeout_ms: float
-    """The group removes a member that sends no heartbeat for this long, milliseconds."""
+    """The group removes a member that sends no heartbeat for this many milliseconds."""
     heartbeat_interval_ms: float
-    """How often a member sends a heartbeat, milliseconds. At most a third of `session_timeout_ms`."""
+    """Time in milliseconds between two heartbeats of a member. At most a third of `session_timeout_ms`."""
     metric_group_prefix: str
     """First part of the names in `metrics()`."""
     exclude_internal_topics: bool
@@ -411,16 +410,16 @@ class _OfConsumers(ConnectionOptions, total=False):
     """
     offsets_hold_timeout_ms: float
     """If a broker's answer is lower than before and nothing proves a loss, the consumer keeps the old value for this
-    time, milliseconds. After that, a lower end offset is reported as unproven and the old value is still returned,
-    whereas a lower start offset is accepted.
+    many milliseconds. After that, a lower start offset is accepted. A lower end offset is not: it is reported as
+    unproven, and the old value is still returned.
     """
     lineage_path: _Path | None
     """A file that keeps the leader epochs of the records that were read, for positions that are not committed to a
     group. Each consumer needs a file of its own. None: only committed offsets carry leader epochs.
     """
     remote_storage_timeout_ms: float | None
-    """`poll` raises RemoteStorageNotReadyError if a broker could not read a partition's remote segments for this
-    long, milliseconds. None: never.
+    """If a broker could not read a partition's remote segments for this many milliseconds, `poll` raises
+    RemoteStorageNotReadyError. None: never.
     """
 
 
@@ -428,7 +427,7 @@ class ConsumerOptions(_OfConsumers, total=False):
     """Options of SafeConsumer."""
 
     consumer_timeout_ms: float
-    """Iteration ends after this time without a record, milliseconds. Default: never."""
+    """Iteration ends if no record comes for this many milliseconds. Default: never."""
 
 
 class AsyncConsumerOptions(_OfConsumers, total=False):

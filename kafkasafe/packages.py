@@ -1,4 +1,4 @@
-"""Imports pyarrow, an optional package, which the extra `arrow` of kafkasafe installs."""
+"""Imports the optional package pyarrow. The extra `arrow` of kafkasafe installs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def pyarrow_for(what: str) -> Any:
     """Import pyarrow, which takes 22 MB of memory.
 
     Args:
-        what: What needs pyarrow, for the error message.
+        what: Name of the module or function that needs pyarrow, for the error message.
 
     Raises:
         MissingPackageError: pyarrow is not installed.

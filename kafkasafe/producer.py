@@ -59,37 +59,37 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         spool_max_bytes (int): Largest size of the spool on disk, or of pending records in memory (`spool="never"`). If
             it is full, `send` blocks up to `max_block_ms`, then raises SpoolFullError. Default: 1 GiB on disk, 32 MiB
             in memory.
-        run_ahead_bytes (int): While the cluster answers, `send` waits as soon as this many bytes are accepted but not
-            acknowledged. During an outage, records are buffered on disk regardless of this limit. Default: 14 MiB;
-            None: no limit.
+        run_ahead_bytes (int): While the cluster answers, `send` waits if this many accepted bytes are not acknowledged
+            yet. During an outage the limit does not apply: records are buffered on disk. Default: 14 MiB; None: no
+            limit.
         spool_segment_bytes (int): Size of one file. Default: an eighth of `spool_max_bytes`, at most 64 MiB.
         spool_sync (str): "group": one fsync for all waiting batches. "each": one fsync per batch. "os": no fsync; a
             crash of the machine (not of the process) may lose records that are not acknowledged.
         rejected_max_bytes (int): How many bytes of rejected records each lane keeps. Default: `spool_max_bytes`, at
             most 256 MiB.
-        delivery (str): "idempotent": each batch is sent to its partition independently, exactly once, for consumers
-            with any isolation level. "transactional": batches are sent in transactions, which this process or another
-            one commits in a separate step; exactly once for consumers with `isolation_level="read_committed"`. See
-            docs/staged.md.
-        spool_lane (int): Use this lane (subdirectory of the spool); LaneBusyError if another process has it. Default:
-            the lane that this `client_id` used before, or the lowest free one.
+        delivery (str): "idempotent": each batch is sent to its partition independently. Its records are in the log
+            exactly once, for consumers with any isolation level. "transactional": batches are sent in transactions,
+            which this process or another one commits in a separate step. For consumers with
+            `isolation_level="read_committed"`, the records are in the log exactly once. See docs/staged.md.
+        spool_lane (int): Use this lane (subdirectory of the spool). If another process has it, LaneBusyError is raised.
+            Default: the lane that this `client_id` used before, or the lowest free one.
         retain_acked_bytes (int): Keep this many bytes of delivered records on disk. Default: 0.
         delivery_timeout_ms (int): A future fails after this time, but its record stays in the spool and is delivered.
         retain_acked_ms (float): Keep delivered records on disk for this many milliseconds. Default: 0.
-        on_data_loss (str): What to do about acknowledged records that the cluster lost. "restore": resend, in order and
-            before any newer record, the records that are still in the spool; for the others, the next `send`, `flush`
-            or `close` raises DataLossError. "raise": send nothing again, and raise DataLossError for all of them. Each
-            loss is raised once. "event": only report the loss. Each of the three emits `DataLost`, logs an error and
-            counts the loss in the metrics.
+        on_data_loss (str): What to do about acknowledged records that the cluster lost. "restore": records that are
+            still in the spool are sent again, in order and before any newer record; for the others, the next `send`,
+            `flush` or `close` raises DataLossError. "raise": nothing is sent again, and DataLossError is raised for all
+            lost records. Each loss is raised once. "event": nothing is sent again, and nothing is raised. In all three
+            cases, the producer emits `DataLost`, logs an error and counts the loss in the metrics.
         restore_recreated_topics (bool): Send lost records again even if their topic was deleted and created again.
             Default: no.
         data_loss_check_ms (int): How often idle partitions are checked for lost records. Default: 30000.
         on_undecidable (str): What to do with a batch whose presence in the log cannot be determined: "raise" (from
             `send` and `flush`, until `resolve_undecidable`), "resend" (the batch may be in the log twice) or "skip" (it
             may be missing).
-        on_corrupt (str): "raise" SpoolCorruptError on a damaged spool, or "quarantine" the damaged bytes and go on.
-            Damage that is found while sending stops only the partition of the damaged records (with "raise": until the
-            file is restored).
+        on_corrupt (str): "raise": raise SpoolCorruptError if the spool is damaged. "quarantine": copy the damaged bytes
+            to another file and go on. Damage that is found while sending stops only the partition of the damaged
+            records (with "raise": until the file is restored).
         on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each record
             that the cluster rejected. It may send the record to a dead-letter topic, but through another producer.
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
@@ -97,9 +97,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             `kafkasafe.metrics.install`. Default: no.
         blocked_timeout_ms (int): The producer rejects records that the cluster has blocked for this long. Records are
             blocked if their topic is missing, forbidden or invalid, if their timestamps are too far in the future, or
-            if the broker fails on their batch. The time runs only while the cluster keeps giving the same answer:
-            another answer, no answer, or a restart of the producer starts the time again. None: no limit. Default:
-            seven days.
+            if the broker fails on their batch. The time starts anew if the cluster gives another answer or none, or if
+            the producer is restarted. None: no limit. Default: seven days.
         on_blocked_topic (str): What `send` does while its topic is missing, forbidden or invalid: "raise"
             kafka-python's exception for the code (the record is not accepted), or "accept" the record, which then
             waits.
@@ -130,8 +129,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._plain = parts.form.plain and self._transactions is None
         self._open_batches = parts.accumulator.open_batches
         self.parts = parts
-        """The producer's objects. Only for its futures, and for clients of kafkasafe that are built on these objects,
-        such as `kafkasafe.aio`; not for programs.
+        """The producer's objects. Programs must not use them. They are for the producer's futures, and for clients that
+        are built on them, such as `kafkasafe.aio`.
         """
         parts.shutdown.begin(self)
         if config.prometheus:
@@ -212,7 +211,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             key, value, special, size = self.parts.form.prepare(
                 topic, value, key, headers, partition, timestamp_ms
             )
-        # Take no lock: it would cost more than the rest of this method. See `OpenBatch`.
+        # Take no lock: a lock would take more time than the rest of this method. See `OpenBatch`.
         open_batch: OpenBatch | None = None
         index = -1
         future: RecordFuture
@@ -225,7 +224,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                     open_batch.keys[index] = key
                 if special is not None:
                     open_batch.special[index] = special
-                # Create the future before the record is accepted: if the stack is exhausted, this call raises.
+                # Create the future first: if the stack is exhausted, this call raises before the record is accepted.
                 future = RecordFuture()
                 open_batch.values[index] = value
                 if open_batch.open:
@@ -262,7 +261,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return AtomicBatch(self, transactional_id)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until every record accepted before is acknowledged, rejected or dropped, and its callbacks have run.
+        """Wait until all records accepted so far are acknowledged, rejected or dropped, and their callbacks have run.
 
         If the cluster may have lost acknowledged records, `flush` also waits until it is known whether they are lost,
         and until the resent ones are in the log. When called in a callback, it does not wait for callbacks. During a
@@ -272,19 +271,20 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             timeout: Seconds; None for no limit.
 
         Raises:
-            KafkaTimeoutError: Some records have no result in time. The message says how many are on disk and will be
-                delivered, and how many are in memory only. Their callbacks will still be called.
+            KafkaTimeoutError: Some records have no result yet. The message says how many of them are on disk and will
+                be delivered, and how many are in memory only. Their callbacks will still be called.
             SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
             UndecidableError: A batch is undecidable (`on_undecidable="raise"`).
-            WrongClusterError: The brokers belong to a different cluster than the records. The records are on disk, and
-                are delivered when their own cluster answers again.
-            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
-                once for each loss; the next call raises the next one. Pending records are delivered nevertheless.
+            WrongClusterError: The records are meant for another cluster than that of these brokers. They are on disk,
+                and are delivered when their own cluster answers again.
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Each loss
+                is raised once; if there are several, each call raises one of them. Pending records are delivered
+                nevertheless.
         """
         self.parts.delivery.flush(timeout)
 
     def durable(self, timeout: float | None = None) -> None:
-        """Wait until every record accepted before is durable: fsynced in the spool, or in the cluster.
+        """Wait until all records accepted so far are durable: fsynced in the spool, or in the cluster.
 
         With `spool="never"` only the cluster makes a record durable. Then this method is like `flush`, but also waits
         for records whose futures failed after `delivery_timeout_ms`.
@@ -302,34 +302,33 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def close(self, timeout: float | None = None) -> None:
         """Make all accepted records durable, wait for deliveries, and release the spool.
 
-        This applies also to records of earlier producers that this producer has adopted, in its directory and in
-        directories next to a default one. Undelivered records stay on disk, and the next producer on the directory
-        delivers them; a warning for each directory gives their number. With `spool="never"`, undelivered records are
-        lost, and `close` raises an error. Calling `close` again does nothing. At the end of the interpreter, open
-        producers are closed automatically.
+        The method also waits for records of earlier producers that this producer has taken over: from its spool
+        directory, and, if that is the default one, from directories next to it. Undelivered records stay on disk, and
+        the next producer on the directory delivers them. A warning for each directory gives their number. With
+        `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again does nothing.
+        At the end of the interpreter, open producers are closed automatically.
 
         Args:
-            timeout: Seconds to wait for deliveries, and for a disk that fails. A disk that is only slow gets ten
-                seconds at least. Default: until no delivery was made for 5 s (30 s with `spool="never"`). If records
-                must wait until a known time before they may be sent, `close` waits until then, but at most two request
-                timeouts longer.
+            timeout: Seconds to wait for deliveries, and for a disk that fails. For a disk that is only slow, `close`
+                waits ten seconds at least. Default: until no record was delivered for 5 s (30 s with `spool="never"`).
+                If records cannot be sent before a known time, `close` waits until then, but prolongs its wait by two
+                request timeouts at most.
 
         Raises:
             SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
             DeliveryTimeoutError: With `spool="never"`: the cluster has not acknowledged all accepted records. Their
                 futures have the same error.
-            WrongClusterError: The brokers belong to a different cluster than the pending records. The records are on
+            WrongClusterError: The pending records are meant for another cluster than that of these brokers. They are on
                 disk.
             DataLossError: As for `flush`. `close` raises one error for all losses that have not been raised yet; the
                 error's `others` has the further losses. If a check for losses did not end in time, a WARNING says so
                 (`data_loss_unknown`), and the next producer on the directory repeats the check.
-            ValueError: The timeout is negative or nan. The producer is still open, whereas it is closed after every
-                other error.
+            ValueError: The timeout is negative or nan. The producer is still open. After any other error it is closed.
         """
         self.parts.shutdown.close(timeout)
 
     def __del__(self) -> None:
-        """Handle a producer that was dropped without `close()`: its pump goes on delivering as long as `close()` would.
+        """Handle a producer that was dropped without `close()`: its pump delivers for as long as `close()` would wait.
 
         This method waits a second at most, as KafkaProducer's method does, so that the records of the next producer
         come after the records of this one. It takes no lock, because the garbage collector may call it at any time.
@@ -354,15 +353,15 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return self.parts.delivery.partitions(topic)
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
-        """Return counters since the start as {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
+        """Return counters as {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
 
-        The values with KafkaProducer's names are in "producer-metrics". They are rates and averages since the start;
-        KafkaProducer's own values cover only the last minute.
+        The latter are in "producer-metrics". All rates and averages cover the time since the start. KafkaProducer's own
+        rates and averages cover only the last minute.
         """
         return self.parts.delivery.counts(raw=raw)
 
     def health(self) -> ProducerHealth:
-        """Return whether the producer can accept records, and why not; separately, whether the cluster answers.
+        """Return whether the producer can accept records (and if not, why), and whether the cluster answers.
 
         It is meant for probes (docs/operations.md): it never waits for a disk, a lock or a broker. Any thread may call
         it at any time, even after `close`.
@@ -380,8 +379,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         `commit_transaction` and then stopped, for any reason, that transaction is finished first.
 
         Returns:
-            The result of the last such transaction, if this spool knows one; else None. (Transactions without a call of
-            `commit_transaction` were never sent.) A second call does nothing and returns None.
+            The result of the last transaction for which an earlier producer called `commit_transaction`; None if this
+            spool knows none. (A transaction without such a call was never sent.) A second call does nothing and returns
+            None.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.
@@ -391,12 +391,12 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return self._in_transactions().init()
 
     def begin_transaction(self) -> None:
-        """Begin a transaction. From now on `send` and `send_offsets_to_transaction` belong to it.
+        """Begin a transaction. Later calls of `send` and `send_offsets_to_transaction` belong to it.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.
-            KafkaError: `init_transactions` was not called, a transaction is open, the producer is fenced, or an error
-                was not followed by `abort_transaction`.
+            KafkaError: `init_transactions` was not called, a transaction is open, the producer is fenced, or
+                `abort_transaction` was not called after an error.
         """
         self._in_transactions().begin(self)
 
@@ -405,10 +405,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         offsets: Mapping[TopicPartition, Any],
         group_metadata: Any,
     ) -> None:
-        """Commit a consumer's offsets in the transaction. `commit_transaction` raises errors of the group.
+        """Commit a consumer's offsets in the transaction. If the group refuses them, `commit_transaction` fails.
 
         The offsets of several calls for one group are all committed. If the group's generation changes between two
-        calls, the group refuses them: `commit_transaction` raises CommitFailedError.
+        calls, the group refuses the offsets: `commit_transaction` raises CommitFailedError.
 
         Args:
             offsets: `{TopicPartition: OffsetAndMetadata}`; the offset is that of the next record to read.
@@ -422,10 +422,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._in_transactions().send_offsets(offsets, group_metadata)
 
     def commit_transaction(self) -> None:
-        """Commit the transaction. Once it is on disk, the decision to commit is final and survives any crash.
+        """Commit the transaction. Once it is on disk, the commit is final and survives any crash.
 
         The call returns when `read_committed` consumers can see the records. It waits without a limit. If it is
-        interrupted, call it again. Otherwise `init_transactions` of a later producer finishes the transaction.
+        interrupted, call it again. If you do not, `init_transactions` of a later producer finishes the transaction.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.
@@ -520,7 +520,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     ) -> None:
         """Close, as `close()`.
 
-        If the block raised an exception, an error of `close()` is not raised: it is logged, and noted on the exception.
+        If the block raised an exception, an error of `close()` is not raised: it is logged and added to the exception
+        as a note.
         """
         if error is None:
             self.close()

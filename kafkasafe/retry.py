@@ -34,15 +34,15 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class RetryEvent:
-    """A call failed, and will be repeated or given up.
+    """A call failed. It will be repeated or given up.
 
     Attributes:
         call: Name of the function.
         partition: Key of the rate limit; None if none was given.
         attempt: Number of the failed attempt, from 1.
         elapsed_s: Seconds since the first attempt began.
-        pause_s: Seconds until the next attempt; longer if other calls wait for the same partition. None after the
-            last attempt.
+        pause_s: Seconds until the next attempt. The pause becomes longer if other calls wait for the same partition.
+            None after the last attempt.
         gave_up: Why there is no next attempt: `"deadline"`, `"attempts"`, or `"verdict"` (not retriable); None
             before another attempt.
         error: The exception.
@@ -63,7 +63,7 @@ class RetryEvent:
 _GaveUp = Literal["deadline", "attempts", "verdict"]
 
 _AGAIN: Final = frozenset({ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH})
-# Maximum number of failing partitions whose rate is remembered. A partition that may be retried now needs no entry.
+# Maximum number of failing partitions in the table of the rate limit. Partitions that may be retried now need no entry.
 _MAX_KEYS: Final = 10_000
 
 
@@ -88,7 +88,7 @@ _REAL: Final = Times()
 
 
 class retry_if_kafka_retriable(tenacity.retry_base):  # noqa: N801  # as tenacity names its own
-    """For programs that use tenacity directly: retries if `kafkasafe.classify` says that a retry may help.
+    """For programs that use tenacity directly: retries a call if a retry may help according to `kafkasafe.classify`.
 
         @tenacity.retry(retry=retry_if_kafka_retriable(), wait=..., stop=...)
         def end_offset(topic, partition): ...
@@ -112,9 +112,9 @@ class retry_if_kafka_retriable(tenacity.retry_base):  # noqa: N801  # as tenacit
 class RetryPolicy:
     """Repeats failed calls, with a deadline, exponential pauses with full jitter, and a request rate per partition.
 
-    `kafkasafe.classify` decides whether to repeat a call: only after the verdicts `retry` and `retry_after_refresh`.
-    All other errors (`fatal`, `fence`, `ask_broker` …) are raised at once. A call that writes must be repeatable.
-    `SafeProducer.send` needs no policy, because it retries by itself without duplicates.
+    A failed call is repeated if the verdict of `kafkasafe.classify` on its error is `retry` or `retry_after_refresh`.
+    Errors with another verdict (`fatal`, `fence`, `ask_broker` …) are raised at once. A call that writes must be
+    repeatable. `SafeProducer.send` needs no policy, because it retries by itself without duplicates.
 
     Use it as a decorator of a function or a coroutine function, or call through it:
 
@@ -128,28 +128,28 @@ class RetryPolicy:
 
         policy.call(consumer.partitions_for_topic, "orders")
 
-    Threads, tasks and functions may share one policy; then they also share its rate limit. After
+    Threads, tasks and functions may share one policy. In this case they also share its rate limit. After
     `kafkasafe.metrics.install(policy)`, Prometheus shows the policy's retries, pauses and failures
     (`kafkasafe_retries_total` ...; the label `api` is the request kind, or else the function's name).
 
     Args:
-        deadline_ms: No attempt begins later than this many milliseconds after the first one began. A pause that would
-            end later does not begin. None: no limit. A running attempt is not interrupted, so give the call a timeout.
+        deadline_ms: No attempt begins later than this many milliseconds after the first one began. If a pause would end
+            later, the call is given up at once. None: no limit. A running attempt is not interrupted, so give the call
+            a timeout.
         attempts: Maximum number of attempts, including the first one. None: no limit.
         first_ms: Upper bound of the first pause. The bound doubles with each failure.
-        max_ms: Upper bound of any pause of the back-off.
+        max_ms: Upper bound of all pauses of the back-off.
         rate_per_s: While a partition fails, all calls together make at most this many attempts for it in a second. A
-            success removes the limit. For calls without a partition the limit applies to each call. The default, 10, is
-            the value of KIP-1007 (KAFKA-19599 reports 9,000 fetches a second).
+            success removes the limit. For calls without a partition the limit applies to each call. The default is 10,
+            as in KIP-1007. (KAFKA-19599 reports 9,000 fetches a second.)
         api: The request kind for `classify`; None: any.
-        on_retry: Gets a `RetryEvent` for every failed attempt, in the thread or task of the call, before the pause. An
-            error that it raises is logged and ignored.
+        on_retry: A function that gets a `RetryEvent` for each failed attempt. It runs before the pause, in the thread
+            or task of the call. An error that it raises is logged and ignored.
         reraise: True: a call that is given up raises its last error, with a note about the attempts. False: it raises
             tenacity's `RetryError`, with the last error as its cause.
-        whether: Replaces `kafkasafe.classify`: returns the verdict on an error.
-        wait: Replaces `first_ms` and `max_ms`: one of tenacity's waits, or a function that gets tenacity's
-            `RetryCallState` and returns the seconds until the next attempt. `rate_per_s` still applies to calls with a
-            partition.
+        whether: A function that returns the verdict on an error. It replaces `kafkasafe.classify`.
+        wait: One of tenacity's waits, or a function that gets tenacity's `RetryCallState` and returns the seconds until
+            the next attempt. It replaces `first_ms` and `max_ms`. `rate_per_s` still applies to calls with a partition.
         client_id: Value of the label `client_id` of the policy's metrics.
 
     Raises:
@@ -186,7 +186,7 @@ class RetryPolicy:
         wait = wait or Backoff(
             self._first_s, self._max_s, least_s=limit.least_s, random_fraction=_times.random_fraction
         )
-        # Check the name here, so that a wrong name is reported at once, and not only after the first error.
+        # Check the name now: otherwise a wrong name would be reported only after the first error.
         self._api = classify(0, api).api
         self.client_id = client_id
         self._rules = _Rules(deadline_s, attempts, wait, reraise, whether, on_retry, _times, limit, _Counts())
@@ -210,11 +210,11 @@ class RetryPolicy:
     def on(
         self, partition: Hashable | Callable[..., Hashable] | None, *, api: str | None = None
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Decorates a function with a partition (or any other key) for the rate limit.
+        """Returns a decorator that works like the policy, with a partition (or any other key) for the rate limit.
 
         Args:
-            partition: The key, or a function that returns it for the arguments of the call.
-            api: The request kind for `classify`; replaces the policy's.
+            partition: The key, or a function that gets the arguments of the call and returns the key.
+            api: The request kind for `classify`, instead of the policy's `api`.
         """
         kind = self._api if api is None else classify(0, api).api
 
@@ -256,7 +256,7 @@ class RetryPolicy:
 
 
 class _RateLimit:
-    """Limits how often partitions that fail are tried. Any thread may call its methods.
+    """Limits the rate of attempts for each partition that fails. Any thread may call the methods.
 
     Args:
         least_s: Seconds between two attempts with the same key.
@@ -280,10 +280,10 @@ class _RateLimit:
         return len(self._next_turn)
 
     def turn_s(self, key: Hashable, limit_s: float) -> float | None:
-        """Takes a turn for `key`, and returns the seconds until this turn. If no turn is free within `limit_s` seconds,
-        takes none and returns None.
+        """Reserves a time for the next attempt with `key`, and returns the seconds until that time. If no time is free
+        within `limit_s` seconds, reserves nothing and returns None.
         """
-        # Usually no partition fails. In that case a look-up without the lock is enough.
+        # Look without the lock first: usually no partition fails, and then this is enough.
         if key not in self._next_turn:
             return 0.0
         with self._lock:
@@ -350,7 +350,7 @@ os.register_at_fork(after_in_child=_forked)
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What all calls of a policy use. See the options of `RetryPolicy`."""
+    """The settings and objects that all calls of a policy share. See the options of `RetryPolicy`."""
 
     deadline_s: float | None
     attempts: int | None
@@ -462,7 +462,7 @@ class _Call:
         if not isinstance(error, Exception):
             return False
         if self._error is not error:
-            # tenacity's TryAgain skips the retry condition.
+            # If the function raised tenacity's TryAgain, tenacity has not called `_is_again`.
             self._judge(error)
         rules = self._rules
         if rules.attempts is not None and self._tries >= rules.attempts:

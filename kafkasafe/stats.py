@@ -1,8 +1,8 @@
 """The counters of producers and consumers, and the definitions of the metrics made from them.
 
-Counters are plain numbers in dicts. One thread writes them (the pump's, or the one that polls a consumer), and any
-thread may read a copy, so an increment needs no lock. Prometheus's own objects take a lock for each increment. So
-Prometheus's objects are made only during a scrape, from these counters.
+Counters are plain numbers in dicts. Only one thread writes them: the pump's thread, or the thread that polls a
+consumer. Any thread may read a copy. So an increment needs no lock. Prometheus's own objects take a lock for each
+increment. So Prometheus's objects are made only during a scrape, from these counters.
 
 Other sources (such as a Spark query) have their own `Definition`s and yield `Sample`s of them.
 """
@@ -40,7 +40,8 @@ class Histogram:
     """Counts of durations.
 
     Attributes:
-        counts: Number of durations in each bucket, without the shorter durations of the buckets before it.
+        counts: Number of durations in each bucket. (In Prometheus, a bucket also counts all shorter durations; here it
+            does not.)
         sum_s: Sum of all durations, seconds.
     """
 
@@ -82,9 +83,9 @@ class Definition:
         kind: Prometheus's type of the metric.
         text: HELP text.
         labels: Labels in addition to `client_id`.
-        merge: How gauges with the same labels are combined. Two producers with one client id have the same labels, and
-            so may several processes.
-        left: For a gauge: the value that a closed source shows if several processes are scraped as one.
+        merge: How gauges with the same labels are combined. Two producers with one client id have the same labels, for
+            example, or the producers of several processes.
+        left: For a gauge: its value after its source is closed, if several processes are scraped as one.
         per_partition: Whether the family is shown only after `install(..., partitions=True)`, because the number of
             partitions is unbounded.
     """
@@ -450,32 +451,34 @@ class Stats(RetryStats):
             dropped.
         errors: By (api, error): number of responses with an error code, and of requests without a response.
         sequence_errors: By (error, result of the check that followed): number of sequence errors.
-        in_doubt_resolved: By (result, evidence for it): number of batches in doubt that were resolved.
+        in_doubt_resolved: By (result, evidence): number of batches that were in doubt until the evidence showed whether
+            they are in the log.
         losses: By reason: how often acknowledged records were found to be lost.
         lost_records: By topic: number of acknowledged records that were lost.
         healed_records: By topic: number of lost records that are in the log again.
-        history_trimmed: By topic: how often the log no longer showed whether it ever had the acknowledged records.
+        history_trimmed: By topic: number of elections after which acknowledged records were deleted before anything
+            proved that the log still had them.
         units: By outcome: number of atomic batches.
         atomic_batches_asked: How often the cluster was asked about the transaction of an atomic batch.
-        unit_failures: By action of an atomic batch: how often the action failed.
+        unit_failures: By kind of request for an atomic batch: how often such a request failed.
         sent_batches: Number of batches sent so far; a batch that is sent twice counts twice.
-        resent_batches: How many of `sent_batches` had been sent before.
+        resent_batches: Number of repetitions among `sent_batches`.
         gathered_batches: Number of small batches that were joined into larger ones.
         undecidable_batches: Number of batches whose presence in the log could not be determined.
-        in_doubt_asked: Number of batches in doubt about which the cluster was asked.
+        in_doubt_asked: Number of batches for which the cluster was asked whether they are in the log.
         produce_failures: Number of batches whose request got no response.
         produce_errors: By error code: number of batches whose response had this code.
-        pauses: How often delivery or a transaction was put off because of an error.
+        pauses: How often an error caused a pause before delivery or a transaction continued.
         rejected_not_kept: How often rejected records could not be written to rejected/.
         spool_write_errors: Number of writes to the spool that failed.
         spool_displaced: How often files of the spool were found moved, deleted or truncated.
         spool_copied_bytes: Bytes of undelivered batches that were copied so that their segments could be deleted.
         spool_missing_records: Number of records that are neither in the log nor in the spool.
-        replayed_records: Number of undelivered records of earlier runs, found when a lane was opened.
-        corrupt: Number of damaged ranges, found when a lane was opened.
+        replayed_records: Number of undelivered records of earlier runs that were found when a lane was opened.
+        corrupt: Number of damaged ranges that were found when a lane was opened.
         fsync: Time to write a group of batches to the spool and make it durable.
         durable: Time from sealing a record's batch until the batch is durable.
-        ack: Time from sealing a record's batch until the mark of its acknowledgement is durable.
+        ack: Time from sealing a record's batch until the spool has durably marked the record as acknowledged.
     """
 
     def __init__(self) -> None:
@@ -553,14 +556,15 @@ class ConsumerStats(RetryStats):
     Attributes:
         resets: By (topic, reason): how often `auto_offset_reset` set a position.
         skipped_records: By topic: number of offsets that these resets skipped.
-        regressions: By (topic, reason): how often an end offset went back and the brokers' answers proved it.
+        regressions: By (topic, reason): how often an end offset was proven to have decreased.
         held: By (topic, reason): how often a lower end offset was ignored because nothing proved a loss.
         divergences: By topic: how often records that were read were found to be missing from the log.
         diverged_records: By topic: number of offsets that were read and are missing from the log.
-        history_trimmed: By topic: how often the log no longer showed whether it ever had the records that were read.
-        unavailable_s: By topic: seconds that look-ups of offsets waited for a leader that was not ready (error codes 78
-            and 5).
-        not_ready_s: By topic: seconds during which fetches failed, added once fetches work again.
+        history_trimmed: By topic: number of elections after which records that were read were deleted before anything
+            proved that the log still had them.
+        unavailable_s: By topic: seconds for which look-ups of offsets waited because the leader was not ready (error
+            codes 78 and 5).
+        not_ready_s: By topic: seconds during which fetches failed. They are added when fetches work again.
     """
 
     def __init__(self) -> None:
@@ -583,7 +587,7 @@ class PartitionProgress:
     Attributes:
         position: Next offset that the consumer will return; None if not known yet.
         end_offset: Highest known end offset; None if not known yet.
-        not_ready_s: How long fetches have been failing, seconds; None if they work.
+        not_ready_s: Number of seconds for which fetches have been failing; None if they work.
         undecided: Whether the application must choose another position, because records that were read are missing from
             the log or the position is out of range.
         remote: Whether fetches fail and the position is known to be in remote storage.

@@ -56,7 +56,7 @@ class State(enum.Enum):
 
 _FROM: Final[Mapping[State, frozenset[State]]] = {
     State.IN_TRANSACTION: frozenset({State.READY}),
-    # COMMITTING may follow itself: if a commit_transaction() was interrupted, a repeated call continues the same
+    # COMMITTING may follow COMMITTING: if commit_transaction() was interrupted, a repeated call continues the same
     # commit.
     State.COMMITTING_TRANSACTION: frozenset({State.IN_TRANSACTION, State.COMMITTING_TRANSACTION}),
     # The same holds for ABORTING.
@@ -86,8 +86,8 @@ class LastTransaction:
 class TransactionFuture(RecordFuture):
     """The result of one `send` in a transaction.
 
-    While the transaction is open, the record is in memory only, and `get()` returns at once with offset -1, which only
-    means that the record was accepted. After `commit_transaction` the future behaves like that of any other record.
+    While the transaction is open, the record is in memory only. `get()` then returns at once, with offset -1: it shows
+    only that the record was accepted. After `commit_transaction` the future behaves like that of any other record.
     """
 
     __slots__ = ("_given_partition", "_transaction")
@@ -148,7 +148,7 @@ class TransactionFuture(RecordFuture):
         return _RecordOfTransaction(self.producer.parts, self._transaction, self.open_batch, self.index)
 
     def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
-        # The callback thread never gets to the records of an aborted transaction, which are not sealed.
+        # The records of an aborted transaction are never sealed, so the callback thread does not handle them.
         return not self._transaction.aborted and super()._enlisted(calls, call)
 
     def _raise_aborted(self) -> None:
@@ -213,7 +213,7 @@ class _Transaction(AtomicBatch):
         super().drop()  # clears the list
 
     def _call_errbacks(self, open_batch: OpenBatch) -> None:
-        """Call the errbacks that no earlier call has taken, on the callback thread."""
+        """Call the errbacks, except those that an earlier call has taken. Runs on the callback thread."""
         functions = take(open_batch.errbacks)[1::2]
         errors = [kafka_errors.TransactionAbortedError() for _ in functions]
         self._parts.delivery.callbacks.call(functions, errors)
@@ -232,7 +232,7 @@ class Transactions:
         self._open: _Transaction | None = None
         pump = parts.delivery.pump
         self._log = log.bind(client_id=parts.config.client_id)
-        # List these batches before the pump starts: later, some might have ended and would be missing from the list.
+        # List these batches before the pump starts: batches that end after that would be missing from a later list.
         self._earlier: list[Parcel] = [
             head
             for head in pump.ledger.parcels.open.values()
@@ -243,8 +243,8 @@ class Transactions:
         self._ended = pump.earlier(self._id)
         self._asked = False
         self._checked_topics: set[str] = set()
-        """Topics whose partitions were looked up. `send` looks up a topic at its first record with a `partition`
-        argument."""
+        """Topics whose partitions were looked up. `send` looks up a topic when the first record for it with a
+        `partition` argument is sent."""
 
     # -- the methods -------------------------------------------------------------------------------------------------
 
@@ -358,8 +358,8 @@ class Transactions:
         return future.belong_to(batch, -1 if partition is None else partition)
 
     def _check_partition_exists(self, topic: str, partition: int) -> None:
-        """Refuse a partition that the topic does not have: a commit would wait for the partition, and could not be
-        undone.
+        """Refuse a partition that the topic does not have. Otherwise the commit would wait until the partition exists,
+        and could not be undone.
         """
         parts = self._parts
         parts.admission.check_topic(topic)
@@ -427,8 +427,8 @@ class Transactions:
         error = _as_kafka_python(dropped)
         fatal = isinstance(error, kafka_errors.ProducerFencedError)
         state = State.FATAL_ERROR if fatal else State.ABORTABLE_ERROR
-        # No Ctrl-C comes between these three, because nothing is called. Until then, a repeated call of
-        # commit_transaction() continues.
+        # A Ctrl-C cannot separate these three assignments, because nothing is called. After an earlier Ctrl-C, a
+        # repeated call of commit_transaction() continues the commit.
         self._state, self._error, self._open = state, error, None
         raise error from dropped
 

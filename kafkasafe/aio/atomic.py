@@ -64,7 +64,7 @@ class BatchOutcome(metaclass=Tidy):
 
         Raises:
             BatchDroppedError: The batch was dropped, and none of its records is delivered.
-            WrongClusterError: The brokers belong to a different cluster than the one that the batch is meant for.
+            WrongClusterError: The batch is meant for another cluster than that of these brokers.
         """
         return self._get().__await__()
 
@@ -74,7 +74,7 @@ class BatchOutcome(metaclass=Tidy):
         return self._outcome.get(0.0)
 
     async def durable(self, timeout: float | None = None) -> BatchOutcome:  # noqa: ASYNC109
-        """Wait until the whole batch is on disk; with `spool="never"`: until it is committed.
+        """Wait until the whole batch is on disk. With `spool="never"`, wait until it is committed.
 
         Args:
             timeout: Seconds; None for no limit.
@@ -213,7 +213,7 @@ class AtomicBatch:
         """Add a consumer's offsets to the batch, so that the batch's records and the offsets are committed together.
         Await this call.
 
-        The offsets follow the last records that the consumer has returned.
+        They are the offsets after the last records that the consumer has returned to the program.
 
         Args:
             offsets: A SafeConsumer of this package, opened with `enable_auto_commit=False`; or any argument of
@@ -255,7 +255,7 @@ class AtomicBatch:
             raise
 
     async def commit(self) -> BatchOutcome:
-        """Hand the whole batch to the producer.
+        """Pass the whole batch to the producer.
 
         If the call is cancelled, the batch is either accepted as a whole or dropped. If it was accepted, `outcome`
         returns its outcome. If it was dropped, `outcome` raises UsageError, and the records can be sent again without
@@ -286,7 +286,7 @@ class AtomicBatch:
 
 
 class _SendingOffsets:
-    """The result of `send_offsets`. Tells the batch when the program awaits this result."""
+    """The awaitable that `send_offsets` returns. It informs the batch once the program awaits it."""
 
     def __init__(
         self, awaited: Callable[[_SendingOffsets], object], send: Callable[[], Coroutine[Any, Any, None]]

@@ -33,9 +33,10 @@ from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
 from kafkasafe.process.one_process import OfOneProcess
 
 _SLICE_MS: Final = 50
-"""How long the thread looks up a position before it checks for other work."""
+"""The thread looks up a position for this many milliseconds before it checks for other work."""
 _LOOK_UP: Final = "kafkasafe-aio-look"
-"""The thread of a look-up: a separate one, so that the look-up does not delay a poll. Look-ups are thread-safe."""
+"""Name of the thread of a look-up. A look-up has its own thread, so it does not delay a poll. Look-ups are
+thread-safe."""
 
 
 class SafeConsumer(OfOneProcess, metaclass=Tidy):
@@ -117,7 +118,9 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close. If the block raised an exception, its current record is not committed and will be read again."""
+        """Close. After an exception in the block, the record that it was processing is not committed and is read
+        again.
+        """
         await self._lifecycle.close(None, finished=error is None)
 
     def __del__(self) -> None:
@@ -259,7 +262,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         """Continue from the end of these partitions, or of all assigned partitions.
 
         Returns:
-            As for `seek_to_beginning`. If true, all records that are appended from now on are read.
+            As for `seek_to_beginning`. If true, the consumer will read all records that are appended from now on.
 
         Raises:
             ValueError: As for `seek_to_beginning`.
@@ -285,7 +288,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
             for tp, offset in sought.items():
                 consumer.seek(tp, offset)
 
-        # Records fetched from partitions that do not move are still returned to the program.
+        # Only the partitions in `sought` move. The program still gets records that were fetched from other partitions.
         await self._calls.move(seek, sought)
         return found
 
@@ -341,7 +344,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         await self._calls.do(lambda: consumer.commit(given))
 
     async def position(self, partition: TopicPartition) -> int:
-        """Return the offset of the next record that will be returned.
+        """Return the offset of the next record that the consumer will return.
 
         Raises:
             ValueError: The partition is not assigned.
@@ -361,8 +364,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         return int(found)
 
     async def _look_up(self, moved: Collection[TopicPartition]) -> bool:
-        """Wait until these positions are known. Otherwise records that are appended from now on might be skipped, and a
-        commit would leave out the partitions.
+        """Wait until these positions are known. While a position is unknown, new records might be skipped, and a commit
+        would leave out the partition.
 
         Returns:
             Whether the positions are known. If not, the next request for records looks them up, and raises any error.
@@ -470,5 +473,5 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
 
 def calls_of(consumer: SafeConsumer) -> ThreadCalls:
-    """Return the object that calls a consumer's thread, for atomic batches with its offsets."""
+    """Return the object through which an atomic batch asks a consumer's thread for offsets."""
     return consumer._calls  # noqa: SLF001  # not for programs

@@ -39,7 +39,7 @@ ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
 
 
 class Owner(Protocol):
-    """The producer of a future, which lives as long as the future."""
+    """The producer of a future. It lives at least as long as the future."""
 
     @property
     def opened(self) -> Opened:
@@ -64,7 +64,7 @@ class RecordFuture(metaclass=Tidy):
     # are not for programs, so `dir()` leaves them out.
     __init__ = object.__init__
     owner: Owner
-    """The producer, which lives as long as the future."""
+    """The producer. It lives at least as long as the future."""
     open_batch: Any
     """The open batch that has the record."""
     index: int
@@ -220,8 +220,7 @@ class RecordFuture(metaclass=Tidy):
 
 
 class DoneCallbacks:
-    """Keeps, by record, the callbacks that wait for records of one producer. Several futures may belong to the same
-    record.
+    """Keeps the callbacks of one producer's futures, by record. Several futures may belong to the same record.
 
     Args:
         loop: The producer's loop, on which the callbacks are called.
@@ -245,7 +244,7 @@ class DoneCallbacks:
         try:
             await asyncio.gather(future, return_exceptions=True)
             if not future.done():
-                # A WrongClusterError: the record is delivered when its own cluster answers again.
+                # `future` raised WrongClusterError: the record is delivered when its own cluster answers again.
                 await waits_of(future.owner.opened.parts).wait(future.done)
         finally:
             calls, _ = self._waiting.pop(key)
@@ -265,7 +264,7 @@ class DoneCallbacks:
 class DueBatches:
     """Collects open batches during an iteration of the loop, and lets the pump seal them afterwards.
 
-    So other tasks may still add records in the same iteration.
+    So other tasks can still add records in this iteration.
     """
 
     def __init__(self, parts: ProducerParts) -> None:
@@ -298,14 +297,14 @@ class DueBatches:
 
 @dataclass(frozen=True)
 class Opened:
-    """The objects of a producer between `start` and its end.
+    """The objects that a producer has from `start` to its end.
 
     Attributes:
         producer: The inner producer.
         parts: The objects of the inner producer.
         loop: The loop on which the producer was started.
         worker: Thread that encodes batches.
-        waits: The object with which coroutines of `loop` wait.
+        waits: The object through which coroutines of `loop` wait for the producer.
         due_batches: Open batches for which tasks wait.
         callbacks: Callbacks of futures.
     """
@@ -326,7 +325,7 @@ class Opened:
         return cls(producer, parts, loop, worker, waits_of(parts), DueBatches(parts), DoneCallbacks(loop))
 
     def waits_here(self) -> LoopWaits:
-        """Return the object with which coroutines of the running loop wait for the producer.
+        """Return the object through which coroutines of the running loop wait for the producer.
 
         The running loop may differ from the producer's loop, because a future may be awaited after the producer's loop
         has ended.
@@ -335,5 +334,5 @@ class Opened:
 
 
 def waits_of(parts: ProducerParts) -> LoopWaits:
-    """Return the object with which coroutines of the running loop wait for a producer."""
+    """Return the object through which coroutines of the running loop wait for a producer."""
     return LoopWaits.of(parts.delivery.pump.ledger.waiters, running_loop())

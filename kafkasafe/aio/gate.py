@@ -59,8 +59,8 @@ class _Turn:
     def wake(self) -> bool:
         """Wake the task if it waits. Return whether it waited.
 
-        A closed loop runs no task. When the tasks of a closed loop are dropped, they leave their lines, which wakes the
-        tasks after them.
+        A closed loop runs no task. When its tasks are dropped, they leave their lines. This wakes the next tasks of
+        those lines.
         """
         if self._waiter is None or self._waiter.done() or self._waiter.get_loop().is_closed():
             return False
@@ -74,9 +74,9 @@ class _Line:
     def __init__(self) -> None:
         self._turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
         self._awake: set[_Turn] = set()
-        """Turns that were woken and have not waited again since."""
+        """Turns that do not wait: they have just entered the line, or were woken and have not waited again yet."""
         self._full_since: float | None = None
-        """Since when there has been no room for the first task, monotonic seconds; None if there is room."""
+        """Monotonic time, in seconds, since which there has been no room for the first task. None if there is room."""
 
     def __bool__(self) -> bool:
         return bool(self._turns)
@@ -90,13 +90,13 @@ class _Line:
         self._awake.add(turn)
 
     def full_since(self, now: float) -> float:
-        """Record that there is no room now. Return since when there has been none."""
+        """Note that there is no room now. Return the monotonic time since which there has been none."""
         if self._full_since is None:
             self._full_since = now
         return self._full_since
 
     def has_room(self) -> None:
-        """Record that the first task has found room."""
+        """Note that the first task has found room."""
         self._full_since = None
 
     def leave(self, turn: _Turn) -> None:
@@ -139,7 +139,7 @@ class SendGate:
     def try_now(
         self, owner: Owner, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture | None:
-        """Accept a record in this step. Return None if the record must wait (`wait_and_accept`)."""
+        """Accept a record in this step. Return None if the record must wait: then call `wait_and_accept`."""
         if self.left <= 0 and self._counting:
             return None
         if self.lines and topic in self.lines:
@@ -150,7 +150,7 @@ class SendGate:
     async def wait_and_accept(
         self, owner: Owner, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture:
-        """Accept a record after all earlier ones for the same topic."""
+        """Wait until all earlier records for the same topic are accepted, and accept this record."""
         turn = _Turn()
         line = self.lines.setdefault(topic, _Line())
         began = time.monotonic()
@@ -177,7 +177,7 @@ class SendGate:
                 elif accepted is _Obstacle.FULL:
                     await self._seal(topic)
                 else:
-                    # A task has waited for room while the tasks before it did, too.
+                    # While the tasks before this one waited for room, this task waited for room, too.
                     since = max(began, line.full_since(time.monotonic()))
                     await self._wait_for_room(since + self.parts.config.max_block_s)
         finally:
@@ -260,7 +260,7 @@ class SendGate:
         parts.admission.check_size(size)
         open_batch = parts.accumulator.open_batches.get(topic)
         if open_batch is None:
-            # After the close has begun, there is nothing to wait for, and soon no worker.
+            # Once `close` was called, a wait would be useless, and the worker ends soon.
             parts.lifecycle.raise_closed()
             if patient and parts.delivery.pump.ledger.ahead.is_far:
                 return _Obstacle.AHEAD
@@ -293,7 +293,7 @@ class SendGate:
     def future(self, owner: Owner, open_batch: OpenBatch, index: int) -> RecordFuture:
         """Return the future of a record that was just accepted, and count the record."""
         if not self._counting:
-            # Keep this order: a Ctrl-C in between must not leave a quota that is never reset.
+            # The order matters: otherwise a Ctrl-C between these lines could leave a quota that is never reset.
             self._loop.call_soon(self._count_anew)
             self.left = _QUOTA
             self._counting = True

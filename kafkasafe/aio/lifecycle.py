@@ -15,7 +15,7 @@ from kafkasafe.errors import UsageError
 
 
 class Lifecycle:
-    """Starts and closes a consumer, once each."""
+    """Starts a consumer once, and closes it once."""
 
     def __init__(self, thread: ThreadSide, records: RecordQueue, rebalances: Rebalances) -> None:
         self._thread, self._records, self._rebalances = thread, records, rebalances

@@ -37,7 +37,7 @@ class ListenerCall:
         self._worker = Worker(name)
 
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Execute a job on this call's thread. The returned future of the running loop gets the result."""
+        """Execute a job on this call's thread. Return a future of the running loop for the result."""
         return self._worker.submit(job)
 
     def is_own(self) -> bool:
@@ -59,7 +59,9 @@ class ListenerCall:
             await self._worker.run(_nothing)
 
     async def end(self) -> None:
-        """Wait for the requests that other tasks have made meanwhile, and end the thread. No request may follow."""
+        """Wait for the requests that other tasks made during the call, and end the thread. Make no request after
+        that.
+        """
         try:
             await self._worker.run(_nothing)
         finally:
@@ -70,7 +72,8 @@ class Rebalances:
     """Calls rebalance listeners, and executes requests while a listener runs.
 
     Args:
-        thread: The consumer's thread. It waits for the listener, in a poll or while it closes the consumer.
+        thread: The consumer's thread. While a listener runs, this thread waits for it, in a poll or in a close of the
+            consumer.
     """
 
     def __init__(self, thread: ThreadSide, records: RecordQueue) -> None:
@@ -82,7 +85,7 @@ class Rebalances:
         return self._call is not None
 
     def is_own(self) -> bool:
-        """Return whether the running task is the task of a listener that is running."""
+        """Return whether a listener is running and the current task is the listener's."""
         return self._call is not None and self._call.is_own()
 
     def check_not_own(self, what: str) -> None:
@@ -111,7 +114,7 @@ class Rebalances:
         try:
             await call.call(method, partitions)
         finally:
-            # From now on, requests wait for the consumer's thread: none may run beside its poll.
+            # From now on, the consumer's thread executes the requests: none may run at the same time as its poll.
             self._call = None
             try:
                 await call.end()

@@ -1,4 +1,4 @@
-"""The knowledge of the consumer's thread about its polls, and about records that are still on their way to the loop."""
+"""Notes of the consumer's thread about its polls, and about fetched records that have not arrived on the loop yet."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kafka.structs import TopicPartition
 
 
 class Seen(NamedTuple):
-    """The loop's knowledge about fetched records at the time when the program requested a job.
+    """State of the fetched records on the loop at the time when the program requested a job.
 
     Attributes:
         unhanded: By partition, the first offset that the program has not finished.
-        kept: Number of the latest poll whose records had arrived.
+        kept: Number of the latest poll whose records had arrived on the loop.
     """
 
     unhanded: dict[TopicPartition, int]
@@ -23,12 +23,12 @@ class Seen(NamedTuple):
 
 
 class HandedOut(NamedTuple):
-    """The loop's knowledge about received records at the time when an atomic batch takes the offsets.
+    """State of the records that the program has received, at the time when an atomic batch takes their offsets.
 
     Attributes:
         late: Whether the program has received records of a partition that was already revoked or moved back.
         partitions: Partitions from which the program has received records since the latest poll was requested.
-        kept: Number of the latest poll whose records had arrived.
+        kept: Number of the latest poll whose records had arrived on the loop.
     """
 
     late: bool
@@ -58,7 +58,7 @@ class PollResult:
 
     Attributes:
         assigned: All assigned partitions.
-        gone: Partitions that were revoked since the poll before. They may have been assigned again.
+        gone: Partitions that were revoked since the previous poll. They may have been assigned again.
         paused: Partitions of `gone` that kafka-python has paused.
         joined: Whether the assignment fits the subscription.
     """
@@ -96,9 +96,7 @@ class Polls:
     def ended(
         self, states: dict[TopicPartition, object], records: Mapping[TopicPartition, list[Any]]
     ) -> list[TopicPartition]:
-        """Record that a poll has ended, perhaps with an error. Return the partitions that were revoked during the
-        poll.
-        """
+        """Note that a poll has ended, perhaps with an error. Return the partitions that were revoked during it."""
         self.number += 1
         gone = self.lost(states)
         self.forget(gone)
@@ -121,11 +119,11 @@ class Polls:
         self.unhanded = unhanded
 
     def lost_after(self, kept: int, partitions: set[TopicPartition]) -> bool:
-        """Return whether one of these partitions was revoked in a poll after number `kept`."""
+        """Return whether one of these partitions was revoked in a poll whose number is above `kept`."""
         return any(number > kept and not partitions.isdisjoint(lost) for number, lost in self._lost)
 
     def on_their_way(self, kept: int) -> list[dict[TopicPartition, int]]:
-        """Return, for each poll after number `kept`, the first offset by partition."""
+        """Return the first offset by partition, for each poll whose number is above `kept`."""
         return [first for number, first in self._sent if number > kept]
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:

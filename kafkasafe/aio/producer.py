@@ -169,7 +169,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     ) -> None:
         """Call `close()`.
 
-        If the block raised an exception, an error of `close()` is not raised: it is logged, and noted on the exception.
+        If the block raised an exception, an error of `close()` is not raised: it is logged and added to the exception
+        as a note.
         """
         if error is None:
             await self.close()
@@ -217,7 +218,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = None,
     ) -> RecordFuture:
-        """Accept a record. The record is on disk soon after (`await future.durable()`), and is delivered from there.
+        """Accept a record. It is on disk soon after that (wait with `await future.durable()`), and is delivered from
+        there.
 
         **If the call is cancelled, the record was not accepted.** The producer accepts it in the same step of the event
         loop in which `send` returns, never before.
@@ -266,8 +268,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                     index = next(open_batch.numbers)
                     if key is not None:
                         open_batch.keys[index] = key
-                    # Create the future before the record is accepted, because this call raises if the stack is
-                    # exhausted.
+                    # Create the future first: if the stack is exhausted, this call raises before the record is
+                    # accepted.
                     future: RecordFuture = RecordFuture()
                     open_batch.values[index] = value
                     if open_batch.open:

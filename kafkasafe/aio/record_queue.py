@@ -38,16 +38,16 @@ class _Meanwhile:
         self._before: dict[TopicPartition, int] = {}
 
     def begin(self, fetched: Iterable[Fetched]) -> None:
-        """Record that a poll is requested."""
+        """Note that a poll is requested."""
         self.paused = set()
         self.compare_with(fetched)
 
     def compare_with(self, fetched: Iterable[Fetched]) -> None:
-        """Let `handed` compare with the present moment from now on."""
+        """From now on, let `handed` compare with the records that are fetched now."""
         self._before = first_unhanded({}, fetched)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Record that the program pauses partitions."""
+        """Note that the program pauses partitions."""
         self.paused.update(partitions)
 
     def handed(self, fetched: Iterable[Fetched]) -> set[TopicPartition]:
@@ -58,12 +58,12 @@ class _Meanwhile:
         return {tp for tp, offset in self._before.items() if now.get(tp) != offset}
 
     def forget(self, partition: TopicPartition) -> None:
-        """Leave out a partition, because its fetched records are dropped."""
+        """Leave a partition out of the comparison, because its fetched records are dropped."""
         self._before.pop(partition, None)
 
 
 class _MoveLog:
-    """Numbers the program's moves, so that records fetched before a move can be recognised.
+    """Gives numbers to the program's moves, so that it is known which records were fetched before a move.
 
     Attributes:
         count: Number of the latest move or subscription.
@@ -77,7 +77,7 @@ class _MoveLog:
         self._restarted = 0
 
     def move(self, partitions: Iterable[TopicPartition]) -> None:
-        """Record that the positions of these partitions move."""
+        """Note that the positions of these partitions move."""
         self.count += 1
         self._moved.update(dict.fromkeys(partitions, self.count))
 
@@ -92,7 +92,7 @@ class _MoveLog:
         self._assigned = self.count
 
     def restart(self) -> None:
-        """Record that everything that was fetched before is outdated."""
+        """Note that all records fetched so far are outdated."""
         self.count += 1
         self._restarted = self.count
 
@@ -109,7 +109,7 @@ class _MoveLog:
         return self._assigned > since
 
     def has_restarted(self, since: int) -> bool:
-        """Return whether everything that was fetched at move number `since` is outdated."""
+        """Return whether all records that were fetched at move number `since` are outdated."""
         return self._restarted > since
 
 
@@ -127,7 +127,8 @@ class RecordQueue:
         self._moves = _MoveLog()
         self._meanwhile = _Meanwhile()
         self._handed_late = False
-        """Whether records of a partition were handed out during a poll that gave up the partition or moved it back."""
+        """Whether the program received records of a partition during a poll in which the partition was revoked or moved
+        back."""
         self._kept = 0
         """Number of the latest poll whose records have arrived on the loop."""
         self._polled_at, self._attend_at = 0.0, 0.0
@@ -135,7 +136,7 @@ class RecordQueue:
         self._place: Any = None
 
     def belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give out records on this loop, and not in a forked child."""
+        """Return records on this loop only, and none in a forked child."""
         self._place = place_of(loop)
         _started.add(self)
 
@@ -149,9 +150,9 @@ class RecordQueue:
         return bool(self._fetched)
 
     def take_now(self) -> Any:
-        """Take the next record of any partition, as `next` and `take` do; return None if there may be a reason to wait.
+        """Take the next record of any partition, as `next` and `take` do. Return None if a wait may be necessary.
 
-        By this call, the program finishes all records that it received before.
+        With this call, the program has finished all records that it received before.
         """
         queue = self._fetched
         if (
@@ -187,11 +188,11 @@ class RecordQueue:
         return records
 
     def finish_all(self) -> None:
-        """Record that the program has finished all records that it has received."""
+        """Note that the program has finished all records that it has received."""
         self._in_hand = {}
 
     def seen(self) -> Seen:
-        """Return the loop's knowledge about fetched records."""
+        """Return the state of the fetched records."""
         return Seen(first_unhanded(self._in_hand, self._fetched), self._kept)
 
     def next_offset(self, partition: TopicPartition) -> int | None:
@@ -199,7 +200,7 @@ class RecordQueue:
         return next((each.next_offset for each in self._fetched if each.tp == partition), None)
 
     def hold(self) -> None:
-        """Let `take_now` return None until `release` is called."""
+        """Make `take_now` return None until `release` is called."""
         self._holds += 1
 
     def release(self) -> None:
@@ -219,11 +220,11 @@ class RecordQueue:
         return self._polled_at
 
     def attend_now(self) -> None:
-        """Make the next request for records serve the group membership first."""
+        """Let the consumer serve its group membership before it answers the next request for records."""
         self._attend_at = 0.0
 
     def begin_poll(self) -> PollRequest:
-        """Return the input of a poll that is requested now."""
+        """Note that a poll is requested now, and return its input."""
         self._meanwhile.begin(self._fetched)
         # Enough records of these partitions are fetched already.
         left_out = frozenset(each.tp for each in self._fetched) - self._paused
@@ -239,7 +240,7 @@ class RecordQueue:
         self._attend_at = time.monotonic() + _ATTEND_S if settled else 0.0
         self._polled_at = time.time()
         paused_meanwhile = self._meanwhile.paused & result.assigned
-        # The poll knows nothing of an assignment that the program has chosen meanwhile.
+        # If the program has chosen an assignment meanwhile, the assignment of the poll is outdated.
         self.lose(gone, self._assigned if self._moves.has_assigned(asked) else result.assigned)
         # A partition that was revoked and assigned again stays paused, if it was paused.
         self._paused.difference_update({*gone} - result.paused - paused_meanwhile)
@@ -266,7 +267,7 @@ class RecordQueue:
             self._drop(set(gone))
 
     def hand_over(self) -> HandedOut:
-        """Record that an atomic batch takes the offsets of all records that the program has received."""
+        """Note that an atomic batch takes the offsets of all records that the program has received."""
         self._in_hand = {}
         handed = HandedOut(self._handed_late, self._meanwhile.handed(self._fetched), self._kept)
         self._handed_late = False
@@ -331,7 +332,7 @@ class RecordQueue:
 
         Args:
             partitions: The partitions.
-            overtakes_poll: Whether the records of a running poll come from the positions before the move.
+            overtakes_poll: Whether a running poll fetches from the positions before the move.
 
         Returns:
             The first offset that was dropped, by partition.
@@ -357,7 +358,7 @@ _started: weakref.WeakSet[RecordQueue] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """Return none of the parent's records in a forked child."""
+    """In a forked child, do not return the parent's records."""
     for records in list(_started):
         # Without this, `take_now` would return the parent's records. Other requests raise an error, because the loop
         # does not run in the child.

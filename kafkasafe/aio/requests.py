@@ -97,11 +97,11 @@ class RecordRequests:
         return found
 
     async def _attend(self, end: float = math.inf) -> bool:
-        """Serve the group membership before records are returned, because the program may take long with them.
+        """Serve the group membership before records are returned, because the program may process them for a long time.
 
         Returns:
-            Whether the records may be returned. During a rebalance they may not: the partitions may go to another
-            member.
+            Whether the records can be returned. They cannot during a rebalance, because another member may get the
+            partitions.
         """
         wait_ms = 0.0
         while self._records and self._records.must_attend:

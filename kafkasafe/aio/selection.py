@@ -102,7 +102,8 @@ class Selection:
 
 
 def _check_topics(names: Iterable[Any]) -> None:
-    """Check topic names as KafkaConsumer does. The jobs that `start` executes would fail, and so would each `start`.
+    """Check topic names as KafkaConsumer does. Otherwise a job that `start` executes would fail, and so would each
+    `start`.
 
     Raises:
         TypeError: A name is not a string.

@@ -1,4 +1,4 @@
-"""Requests of the program to the consumer's thread that return no records."""
+"""The program's requests to the consumer's thread, other than requests for records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ThreadCalls:
     async def do(self, job: Callable[[], T]) -> T:
         """Execute a job on the thread, after all earlier requests.
 
-        The job knows which records have been returned to the program.
+        Before that, the thread notes which records have been returned to the program.
         """
         self._lifecycle.check_open()
         return await self._rebalances.submit(self._thread.knowing(self._records.seen(), job))
@@ -45,14 +45,14 @@ class ThreadCalls:
         self._lifecycle.check_open()
         _ = self._thread.consumer  # raises an error if the consumer is not open
         partitions, kept = set(moved), self._records.kept
-        # A poll that waits for a listener fetches only after the listener has returned.
+        # A poll that waits for a listener has not fetched yet. It will fetch from the new positions.
         dropped = self._records.move(partitions, overtakes_poll=not self._rebalances.is_calling)
         return self._rebalances.submit(self._thread.moving(job, partitions, dropped, kept))
 
     def move_or_begin(
         self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = ()
     ) -> asyncio.Future[T]:
-        """Do the same as `move`. Before `start`, keep the job, and let `start` call `job(consumer)`."""
+        """Do the same as `move`. Before `start`, only store the job: `start` will call `job(consumer)`."""
         if self._thread.is_open:
             return self.move(job, moved)
         self._lifecycle.check_open()

@@ -68,7 +68,7 @@ class ThreadSide:
         consumer = await call_in_thread(f"{_NAME}-start", self._made, undo=lambda made: made.close())
         # All commits take their offsets from this object. It counts only records that were returned to the program, not
         # records that were only fetched.
-        polls = self._polls = Polls()  # a consumer whose `start` was cancelled may still use its own
+        polls = self._polls = Polls()  # new: the consumer of a cancelled `start` may still use the old one
         membership.commit_from(consumer, lambda: self._committable(consumer, polls))
         threads.reading_of(consumer).parts.hand_out_later(lambda: self._unhanded(polls))
         self._opened = consumer, Worker(f"{_NAME}-{consumer.client_id}")
@@ -142,7 +142,7 @@ class ThreadSide:
 
         Args:
             request: The input of the poll.
-            seen: The loop's knowledge about fetched records.
+            seen: The state of the fetched records on the loop.
             timeout_ms: How long to wait for records.
             fetch: Whether to fetch records, or only to serve the group membership.
             keep: Called on the loop with the result, before the returned future is resolved; even after an error.
@@ -183,7 +183,7 @@ class ThreadSide:
     ) -> Callable[[], T]:
         """Wrap `job(consumer)`, which moves the positions of these partitions.
 
-        The records that were returned to the program are forgotten only after the job, because kafka-python commits
+        The notes about the records of these partitions are deleted only after the job, because kafka-python commits
         within `assign` and `unsubscribe`.
 
         Args:

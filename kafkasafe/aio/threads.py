@@ -106,7 +106,7 @@ def retrieve(task: asyncio.Future[None]) -> None:
 
 
 def end_of(timeout_ms: float) -> float:
-    """Return the end of a wait that begins now, monotonic seconds.
+    """Return the monotonic time, in seconds, at which a wait that begins now ends.
 
     Raises:
         TypeError: The time-out is not a number.
@@ -180,7 +180,7 @@ class Worker:
                 result = job()
             except BaseException as raised:
                 error = raised
-            # Make one call for everything: each wake-up of the loop takes the interpreter lock from this thread.
+            # Make only one call: each wake-up of the loop takes the interpreter lock from this thread.
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(give, result, error)
 
