@@ -131,5 +131,5 @@ def already_quarantined(files: Files, lane: Path, damage: Damage) -> bool:
 
 
 def _bytes_of(files: Files, damage: Damage) -> bytes:
-    """The damaged bytes. A missing segment has none, and its copy is an empty file."""
+    """The damaged bytes. A missing segment has no bytes, and its copy is an empty file."""
     return read_file(files, damage.path, damage.start, damage.end) if damage.start < damage.end else b""

@@ -71,8 +71,8 @@ class RejectedContent:
     Attributes:
         entries: The batches, all of one destination, in the order in which they were sent.
         number: Destination number in the lane.
-        topic: Topic name. Empty in a file of an earlier version: in this case, the lane's log has the name for the
-            destination number.
+        topic: Topic name. Empty in a file of an earlier version: in this case, the lane's log contains the topic name
+            for the destination number.
         partition: Partition; -1 if it was never chosen.
         cluster_id: Id of the cluster that the batches were for, empty if unknown.
         lane_id: Id of the lane. Empty in a file of an earlier version.
@@ -177,8 +177,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     Args:
         queue: The unfinished batches of the batch's destination, in order.
         position: Position of the batch.
-        absent: Positions of the batches that are proven not to be in the cluster's log, and that can no longer get
-            there.
+        absent: Positions of the batches for which it is proven that the cluster's log does not contain them, and that
+            they can no longer be appended.
     """
     index = next(i for i, batch in enumerate(queue) if batch.position == position)
     for batch in queue[index:]:

@@ -15,7 +15,7 @@ _PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
 """Space is reserved in steps of this size, so that a lane that is hardly used does not occupy a whole segment."""
 _NEVER_PREALLOCATED: Final = 1 << 62
 _CACHED_BYTES: Final = 256 * 1024
-"""The system's copy of a segment may grow by this much before it is dropped. Dropping costs a system call."""
+"""The page cache of a segment may grow by this many bytes before it is dropped. Dropping it costs a system call."""
 
 
 class SegmentWriter:
@@ -27,7 +27,7 @@ class SegmentWriter:
         self._handle = -1
         self._preallocated = 0
         self._uncached_bytes = 0
-        """How much of the last segment the system need not keep in its page cache."""
+        """Number of bytes at the beginning of the last segment that the system need not keep in its page cache."""
         self._unwritten: list[bytearray] = []
         """Groups of the last segment that will be written together with the next group."""
         self._unwritten_at = 0

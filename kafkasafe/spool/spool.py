@@ -34,9 +34,9 @@ _MOST_BATCHES: Final = 1 << 14
 to 2.6 kB for an atomic batch, which may have only a few hundred bytes on disk.
 """
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
-"""Maximum size of a segment with batches to be divided.
+"""Maximum size of a segment with batches that must be divided.
 
-While the log is more than `_DIVIDED_SEGMENTS` times as large as this, the maximum grows with the log. The reasons for a
+If the log is larger than `_DIVIDED_SEGMENTS` segments of this size, the maximum grows with the log. The reasons for a
 maximum:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
@@ -383,10 +383,10 @@ class Spool:
         return all(map(self._segments.is_whole, self._segments)) and self._extent.in_place
 
     def restore(self) -> list[tuple[int, int]]:
-        """Write deleted, renamed or cut files again. Their content comes from the files that are held open. The new
-        files are durable on return.
+        """Write the files again that were deleted, renamed or cut. Their content comes from the files that are held
+        open. The new files are durable on return.
 
-        Call this method only while nothing that was written waits for `sync`.
+        Call this method only after everything that was written was synced.
 
         Returns:
             (first position, end position) of each segment whose content is lost.
@@ -556,15 +556,18 @@ class Spool:
     # -- the reserve -------------------------------------------------------------------------------------------------
 
     def keep_room(self, to_divide: int) -> None:
-        """Adapt the reserve to the division of `to_divide` bytes. It shrinks now, and grows with the next batches."""
+        """Adapt the size of the reserve to batches of `to_divide` bytes that must be divided. The reserve shrinks now
+        if it is too large. If it is too small, it grows when the next batches are written.
+        """
         self._to_divide = to_divide
         self._reserve.shrink_to(self._wanted_reserve())
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether there is room for a group of `size_bytes` that lets other batches be deleted, and for marks after it.
+        """Whether there is room for a group of `size_bytes`, and for marks after it. The group replaces batches that
+        can be deleted afterwards.
 
-        The group may use the reserve. If the reserve is too small, it is enlarged until the group is written, because
-        other programs may use the volume's free bytes.
+        The group may use the reserve. If the reserve is too small, this method enlarges it, because other programs may
+        use the volume's free bytes. The reserve shrinks again when the group is written.
         """
         return self._writer.has_reserved(size_bytes, self._segment_bytes) or self._reserve.lend(size_bytes)
 
