@@ -1,10 +1,10 @@
 """Units: batches of any partitions, and consumer offsets, that are written to Kafka in one transaction or not at all.
 
 The package does no I/O. The *shell* (`delivery/engine`) reports what happened, takes the actions of `advance()` and
-carries them out. If a request fails, the shell calls `failed`. A request to repeat comes back as a `RetryLater`: the
-shell makes a pause, and then calls `again`.
+carries them out. If a request fails, the shell calls `failed`. If the request must be repeated, `advance()` returns a
+`RetryLater`: the shell waits, and then calls `again`.
 
-The order of the steps keeps this promise (docs/staged-protocol.md says what a crash after each step leaves):
+The order of the steps ensures this (docs/staged-protocol.md describes a crash after each step):
 
     prepared               the unit is one atomic group of the spool, durable, before any of its batches is sent
     begun                  the unit has a transactional id; partitions are added if the brokers require that

@@ -50,7 +50,7 @@ class RequestFailure:
         code: Kafka's error code; None without an answer.
         reason: Human-readable.
         sent: The request may have reached a broker.
-        lasting: The same answer has come for longer than the producer is willing to wait.
+        lasting: The request has failed with the same answer for longer than the producer is willing to wait.
     """
 
     code: int | None

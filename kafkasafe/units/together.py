@@ -91,7 +91,7 @@ class Sharing:
         return found
 
     def _is_right_after(self, other: Unit, line: Line, ahead: Container[Entry]) -> bool:
-        """Whether only entries of `ahead` precede the unit `other` on this line."""
+        """Whether all entries that precede the unit `other` on this line are in `ahead`."""
         return all(
             each in ahead
             for each in itertools.takewhile(lambda each: each is not other, self._lines.at(line))
@@ -138,7 +138,7 @@ def _identity(offsets: m.GroupOffsets) -> tuple[str, int, str | None]:
 
 
 def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
-    """The offsets of all units. If several units move the same group's offset of a partition, only the last unit's
+    """The offsets of all units. If several units move a group's offset of the same partition, only the last unit's
     offset counts.
     """
     newest: dict[str, m.GroupOffsets] = {}
