@@ -51,8 +51,8 @@ class ExchangeStep(enum.Enum):
     PREPARED = "prepared"
     """1: the batch is staged without a batch id, so it cannot have been sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
-    """2: the batch is staged under its id. The spool does not record whether step 3 has happened. If anything was sent
-    to the partition, only the cluster knows this.
+    """2: the batch is staged under its id. The spool does not record step 3. If anything was sent to the partition,
+    only the cluster knows whether step 3 has happened.
     """
     COMMITTED = "committed"
     """3: the cluster has the batch, according to a query. Its offset is not known."""
@@ -83,8 +83,8 @@ class SpoolFate:
 
     @property
     def step(self) -> ExchangeStep | None:
-        """The last step of KAFKA-156 that is known to be done; None if the batch ended in another way, or if marks
-        about it are lost.
+        """The last step of KAFKA-156 that is known to be done; None if the batch was rejected, dropped or divided, or
+        if marks about it are lost.
         """
         match self.fate:
             case SpoolOutcome.NOT_SENT:

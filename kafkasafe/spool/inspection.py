@@ -105,8 +105,8 @@ class Inspected:
 def extent_of(files: Files, lane: Path, found: Log) -> str:
     """Describes the problem with a lane's `extent` in one sentence. Returns an empty string if the extent is valid.
 
-    Such a problem is not damage, and has no direct consequence. But the next recovery would not notice segments that
-    vanish at either end.
+    Such a problem is not damage, and has no direct consequence. But if the first or last segments of the log vanish,
+    the next recovery will not notice it.
 
     Raises:
         SpoolError: The file cannot be read.
@@ -124,7 +124,9 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """The marks about resent files: files in `rejected/` of any lane, whose records were resent into this lane."""
+    """The marks about resent files. These are files in `rejected/` of any lane whose records were resent into this
+    lane.
+    """
     return [
         mark
         for entry in log.entries
@@ -239,8 +241,8 @@ def start_error(lane: Path, *, files: Files) -> SpoolError | None:
     """Returns the error that a producer with `on_corrupt="raise"` would raise if it started on this lane now; None if
     the producer would start.
 
-    Changes nothing and takes no lock. The lane must not have an owner. Like a start, this function does not read the
-    content of large batches. A producer finds damage in a large batch when it sends the batch.
+    Changes nothing and takes no lock. The lane must not have an owner. Like a producer that starts, this function does
+    not read the content of large batches. A producer finds damage in a large batch when it sends the batch.
     """
     try:
         quarantine_damage(files, lane, scan(files, lane, lambda _: None), "raise")

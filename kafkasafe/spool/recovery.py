@@ -39,7 +39,7 @@ def replay(entries: Iterable[Entry], journal: Journal) -> None:
 
 
 def journal_of(log: Log) -> Journal:
-    """The journal with which a new owner of the lane would begin, made from the lane's log."""
+    """Makes a journal from the lane's log, as a new owner of the lane would do."""
     journal = Journal()
     replay(log.entries, journal)
     journal.recovery.recovered(0.0)
@@ -193,7 +193,7 @@ class _Whole:
             a group states.
         known_torn: Positions of torn batches that earlier recoveries skipped, according to marks in the log.
         declared: Maps the number of each destination to its topic and partition as text.
-        closed: Whether an orderly close wrote the last group.
+        closed: Whether the last group was written by an orderly close.
         end_position: Position after the last group, or -1.
         between: Number of records passed to `each` that lie between the claimed beginning and the claimed end.
         after: Number of records passed to `each` that lie after the claimed end.
@@ -292,7 +292,7 @@ class _Rest:
         skipped: See `Log`.
         torn: (number of the segment, byte offset) where a torn tail begins, or None.
         groups: Number of intact groups of the log.
-        closed: Whether an orderly close wrote the last group.
+        closed: Whether the last group was written by an orderly close.
         next_position: Position after the last group, intact or damaged.
     """
 

@@ -65,7 +65,7 @@ class KeptFile:
 
     @property
     def void(self) -> bool:
-        """Whether no entry of the file counts as rejected, because all of them are unfinished in the log."""
+        """Whether all batches of the file are unfinished in the log, so that no entry counts as rejected."""
         return self.content is not None and not self.entries
 
 
@@ -377,8 +377,8 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Returns the names of files that do not count, but may still exist. The caller has to write a mark that names
-        each file. Each name is returned once.
+        """Returns the names of files whose batches do not count as rejected, but which may still exist. The caller has
+        to write a mark that names each file. Each name is returned once.
         """
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:

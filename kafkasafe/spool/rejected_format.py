@@ -87,7 +87,7 @@ class RejectedContent:
 
 
 def is_full(used_bytes: int, limit_bytes: int) -> str:
-    """Why `rejected/` takes no more batches, as human-readable text."""
+    """Human-readable reason why `rejected/` accepts no more batches."""
     return (
         f"rejected/ is full ({used_bytes:,} bytes of rejected_max_bytes={limit_bytes:,}):"
         " resend or remove what is there, or raise the limit"
@@ -204,8 +204,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
 
 
 def still_rejected(content: RejectedContent, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
-    """The entries that count as rejected. An entry does not count if its batch is unfinished in the log, because the
-    batch's REJECTED mark never became durable.
+    """The entries that count as rejected. If a batch is unfinished in the log, its REJECTED mark never became durable.
+    So its entry does not count.
     """
     if content.lane_id and content.lane_id != lane_id:
         return content.entries

@@ -22,7 +22,7 @@ from kafkasafe.spool.segment_files import SegmentFiles
 class SegmentList(Sequence[StoredSegment]):
     """The segments of one lane, in order. Not thread-safe.
 
-    `Spool` and `StoredSegment` have methods of the same names, and describe them.
+    Methods without a docstring are described in `Spool` and `StoredSegment`, under the same names.
     """
 
     def __init__(self, lane: Path, files: Files, segments: Sequence[StoredSegment]) -> None:

@@ -1,4 +1,4 @@
-"""Writes groups to the last segment of a lane, and cuts off everything that was written after the last promise."""
+"""Writes groups to the last segment of a lane, and cuts off everything after the last promised position."""
 
 from __future__ import annotations
 

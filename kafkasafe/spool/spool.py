@@ -340,7 +340,8 @@ class Spool:
 
         Args:
             closed_mark: Whether to record that this close was orderly, if anything was written at all.
-            marks: The last marks. With `closed_mark`, they are written even if nothing was written before.
+            marks: The last marks. They are written only with `closed_mark`, but in this case even if nothing was
+                written before.
 
         Raises:
             SpoolWriteError: The mark could not be written. The files are closed, and promised records are not affected.

@@ -232,8 +232,8 @@ class _Steps:
         unit.begin(mark.transactional_id, mark.producer_id, mark.producer_epoch)
 
     def _void(self, left: UnitLog) -> None:
-        """Note that an atomic batch leaves its transaction. If it was staged, the transaction cannot be committed, so
-        none of its atomic batches is staged any more.
+        """Note that an atomic batch leaves its transaction. If the batch was staged, the transaction cannot be
+        committed, so none of the transaction's atomic batches is staged any more.
         """
         if not left.is_staged:
             return

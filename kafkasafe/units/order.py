@@ -190,8 +190,8 @@ class Lines:
         return True
 
     def raise_floors(self, entry: Entry, *, alone: bool) -> None:
-        """Record that an entry is committed. `alone` means that all earlier entries had been committed or refused when
-        this entry was appended.
+        """Record that an entry is committed. `alone` means that all earlier entries had been committed or refused
+        before this entry was appended.
         """
         places = entry.places
         for batch in entry.batches:

@@ -39,7 +39,7 @@ _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
 _BACK_S: Final = 3.0
 _BACK_BY_NUMBER_S: Final = 20.0
-"""How long to wait until another producer returns a lane that it has adopted. The longer time is for a lane requested
+"""How long to wait for another producer to return a lane that it has adopted. The longer time is for a lane requested
 by number.
 """
 _BACK_PAUSE_S: Final = 0.02
@@ -328,7 +328,7 @@ class SpoolDirectory:
     def dead_lanes(self, *, now: float = 0.0, grace_s: float = 0.0) -> list[LaneLock]:
         """Takes ownership of lanes with content but without an owner, and returns these lanes.
 
-        A lane that was returned before and has not changed since is returned again only after `offer_again`.
+        If a lane was returned before and has not changed since, it is returned again only after `offer_again`.
 
         Args:
             now: The time in seconds.
@@ -482,7 +482,8 @@ class SpoolDirectory:
         return self.owners.owner(number)
 
     def starting_lanes(self) -> dict[int, str]:
-        """Lanes without an owner on which a new producer would start. Maps their numbers to that producer's client id.
+        """The lanes on which a new producer would start. They have no owner. Maps their numbers to that producer's
+        client id.
 
         The client id is empty for a lane that a producer with any client id may take. The result is only good enough
         for messages, because this method does not touch the locks.

@@ -47,7 +47,9 @@ class Owners:
         return " adopts " in self.owner(number)[1]
 
     def begun(self, number: int) -> int:
-        """Position where the owner's incarnation begins; -1 if the text has none, or the owner only drains the lane."""
+        """Position where the owner's incarnation begins; -1 if the lock file names none, or the owner only drains the
+        lane.
+        """
         match = re.search(r" from (\d+)$", self.owner(number)[1])
         return int(match[1]) if match else -1
 
