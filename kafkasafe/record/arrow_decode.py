@@ -10,8 +10,8 @@ other items are the bytes between the fields. If views (Arrow's `binary_view`) a
 the column holds only their positions.
 
 The decoder delivers the same batches as Kafka's consumer. It never delivers control batches. With `read_committed`, it
-also leaves out the batches of each aborted transaction that the broker lists: those of the transaction's producer, from
-the transaction's first offset to its abort marker.
+also leaves out the aborted transactions that the broker lists. An aborted transaction consists of its producer's
+batches from the transaction's first offset to its abort marker.
 """
 
 from __future__ import annotations
@@ -215,7 +215,9 @@ class Decoder:
         return self._ended and self._rest is None and self._error is None
 
     def _advance(self, max_records: int | None, max_bytes: int) -> None:
-        """Decode some batches into `_rest`. Record the end of the buffer or a damaged batch, if one is reached."""
+        """Decode some batches into `_rest`. Also notes whether this reaches a damaged batch or the end of the buffer,
+        see `_error` and `_ended`.
+        """
         found: list[_Found] = []
         count = size = 0
         after = self.next_offset, self.leader_epoch

@@ -1,8 +1,8 @@
 """Packs rows of many partitions into record batches for each partition, a whole Arrow batch at a time.
 
 Most of the time is spent on calls into numpy and Arrow, so the packer makes as few calls as possible. It sorts the rows
-of an Arrow batch by partition, and computes the offset delta that each row has in the record batch of its partition.
-Then it encodes all rows in one pass, and each record batch gets its piece of the bytes.
+of an Arrow batch by partition, and computes each row's offset delta in the record batch of its partition. Then it
+encodes all rows in one pass, and each record batch gets its piece of the bytes.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ArrowPacker:
     def add(
         self, topic: str, partitions: int | npt.NDArray[np.int64], rows: Rows, now: int
     ) -> Iterator[PackedBatch]:
-        """Take rows, whose timestamp is `now` (ms since the epoch), and yield the batches that are full."""
+        """Take rows with the timestamp `now` (ms since the epoch). Yields the batches that are full."""
         if not len(rows):
             return
         groups: list[tuple[int, int, int]]

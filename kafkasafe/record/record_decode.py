@@ -142,8 +142,8 @@ def _read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> 
     count = min(count, (len(body) - at) // step)
     if count < _MANY:
         return None
-    # The values of the numbers may differ from those of the first record, but each byte must have the same continuation
-    # bit as in the first record.
+    # The records' numbers may have other values than the first record's. But each of their bytes must have the same
+    # continuation bit as in the first record.
     mask = np.full(key_at, 0xFF, np.uint8)
     mask[after_size + 1 : after_offset] = 0x80
     wanted = np.frombuffer(front, np.uint8, key_at) & mask

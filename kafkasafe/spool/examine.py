@@ -350,8 +350,8 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Returns the base offset of the nearest found batch before this batch, and of the nearest found batch after
-        it; -1 if there is none. Only batches with the same producer id and epoch count.
+        """Returns two base offsets: that of the nearest found batch before this batch, and that of the nearest found
+        batch after it; -1 if there is none. The search ends at a batch with another producer id or epoch.
         """
         batch = self.batches[index]
 

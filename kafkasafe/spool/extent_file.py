@@ -134,7 +134,7 @@ class ExtentFile:
         return LogEndClaim(self._lane_id, 0, position, records)
 
     def _write_claims(self) -> None:
-        """Write the whole file, with the claims that this process knows."""
+        """Write the whole file, with the current claims of this process."""
         content = bytearray(self._files.read(self._handle, 0, EXTENT_BYTES).ljust(EXTENT_BYTES, b"\0"))
         for claim, slots in (self._begin, BEGIN_SLOTS), (self._end, (END_SLOT,)):
             if claim is not None:

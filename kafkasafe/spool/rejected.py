@@ -25,8 +25,8 @@ _FOLDER: Final = "rejected"
 _NAME: Final = re.compile(r"\d{20}\.log")
 _DRAFT: Final = re.compile(r"\d{20}\.new")
 _STEP: Final = 1 << 40
-"""While the clock is behind, a new file's number is the previous number plus a random step, of at most this many ns (18
-minutes).
+"""While the clock is behind, a file's number is the previous number plus a random step. The step is at most this many
+ns (18 minutes).
 """
 
 

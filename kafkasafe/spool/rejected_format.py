@@ -177,8 +177,7 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     Args:
         queue: The unfinished batches of the batch's destination, in order.
         position: Position of the batch.
-        absent: Positions of the batches for which it is proven that the cluster's log does not contain them, and that
-            they can no longer be appended.
+        absent: Positions of the batches that are proven to be absent from the cluster's log, now and in future.
     """
     index = next(i for i, batch in enumerate(queue) if batch.position == position)
     for batch in queue[index:]:

@@ -87,8 +87,8 @@ class Reserve:
                 return True
             with opened(self._files, self._path, write=True, create=True) as handle:
                 self._files.truncate(handle, there)
-                # Write more than `wanted` bytes, and cut off the rest again: this proves that marks still have free
-                # room. The content is random, because some file systems compress it.
+                # Write more than `wanted` bytes, then cut off the surplus: this proves that the disk still has room for
+                # marks. The content is random, because some file systems compress it.
                 write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
                 self._files.sync_data(handle)
                 self._files.truncate(handle, wanted)
@@ -107,7 +107,7 @@ class Reserve:
     def lend(self, size_bytes: int) -> bool:
         """Ensure that there is room for a group of `size_bytes`, and for marks after it. The group may use the reserve.
 
-        If the reserve has to grow for this, `end_loan` shrinks it again. Free bytes of the volume do not count, because
+        If the reserve has to grow for this, `end_loan` shrinks it again. The volume's free bytes do not count, because
         another program may use them before the group is written.
 
         Returns:
@@ -133,7 +133,7 @@ class Reserve:
 
     def give_step(self, error: OSError) -> None:
         """Free some space, because the disk has no room for a small file beside the log. Frees one step of the part for
-        divisions; if there is no such part, the whole reserve.
+        divisions; if there is no such part, frees the whole reserve.
         """
         if error.errno in NO_ROOM and self._size is not None and self._size > _MARKS_BYTES:
             self._shrink(self._size - _STEP_BYTES)

@@ -187,7 +187,7 @@ class SegmentList(Sequence[StoredSegment]):
             segment.stands_at(lane)
 
     def has_file(self, segment: StoredSegment) -> bool:
-        """Whether a segment's file has its name and all its written bytes.
+        """Whether the segment's file still has its name, and all bytes that were written to it.
 
         Raises:
             OSError: This cannot be determined.

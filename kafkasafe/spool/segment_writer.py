@@ -111,8 +111,8 @@ class SegmentWriter:
     def drop_cache(self) -> None:
         """Let the system use the page cache of the last segment for something else. What was written is synced.
 
-        Otherwise, a system with much free memory keeps gigabytes of delivered records, and each write needs pages that
-        were not used for a long time.
+        Otherwise, a system with much free memory keeps gigabytes of delivered records in memory. Then each write needs
+        pages that were not used for a long time.
         """
         size = self._segments[-1].size_bytes if self._handle >= 0 else 0
         if size - self._uncached_bytes >= _CACHED_BYTES:

@@ -290,8 +290,9 @@ class Spool:
 
         Args:
             before_position: All batches before this position are done.
-            retain_bytes: How many bytes of done batches are kept nevertheless.
-            retain_since_ms: Segments written at this time (ms since the epoch) or later are kept nevertheless.
+            retain_bytes: Keep this many bytes, although their batches are done.
+            retain_since_ms: Keep segments written at or after this time (ms since the epoch), although their batches
+                are done.
             at_most_bytes: Stop once at least this many bytes are freed. Only whole segments are deleted.
 
         Returns:
@@ -376,7 +377,7 @@ class Spool:
 
     @property
     def in_place(self) -> bool:
-        """Whether each file has its name and all its written bytes. Makes a few system calls.
+        """Whether each file still has its name, and all bytes that were written to it. Makes a few system calls.
 
         Raises:
             OSError: This cannot be determined.

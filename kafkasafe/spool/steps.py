@@ -11,8 +11,8 @@ from kafkasafe.spool.examine import ExchangeStep
 
 @dataclass(slots=True)
 class BatchTimes:
-    """When the spool recorded the steps of a plain batch, ms since the epoch; -1 for a step that is not recorded, or
-    whose time is no longer known.
+    """When the spool recorded the steps of a plain batch (ms since the epoch). -1 if the step is not recorded, or if
+    its time is no longer known.
 
     Attributes:
         prepared_ms: The batch was written to the spool.

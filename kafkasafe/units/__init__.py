@@ -19,8 +19,8 @@ InitProducerId ends an open transaction, and then the marker shows whether it wa
 
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
 committed only after all earlier units of its lines, and only if these earlier units precede it in the log. This check
-allows several units to be in progress at once. A group's offset of a partition also has a line: units that move this
-offset are committed in order, and each unit writes the offset only after all earlier units are committed.
+allows several units to be in progress at once. Each group's offset of a partition also has a line. Units that move this
+offset are committed in order, and a unit writes the offset only after all earlier units are committed.
 
 Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading continues the unit before it.
 So if a unit is dropped, the later units of the same reading are also dropped (`Transitions.follow_drops`).

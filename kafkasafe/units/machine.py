@@ -165,7 +165,7 @@ class Units:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def fenced(self, action: InitProducerId, grant: Grant) -> None:
-        """Record the answer to InitProducerId: this producer holds the id, which has no open transaction."""
+        """Record the answer to InitProducerId: this producer holds the id, and no transaction is open under the id."""
         tid = action.tid
         if not _valid(action):
             return
@@ -202,7 +202,9 @@ class Units:
         return True
 
     def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
-        """Record that EndTxn (`ended`) or InitProducerId had no answer, so the request may have been carried out."""
+        """Record that a request had no answer, so it may have been carried out: EndTxn with `ended`, otherwise
+        InitProducerId.
+        """
         if not _valid(action):
             return
         if not ended:

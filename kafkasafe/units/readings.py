@@ -21,8 +21,8 @@ class ReadingOrder:
         dropped, unless its reading is newer.
         """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """Maps a group partition to (the group's last committed offset, number of the reading whose unit committed this
-        offset, number of the newest reading that had begun before that commit).
+        """Maps a group partition to facts about the last commit: the committed offset, the number of the reading whose
+        unit committed it, and the number of the newest reading that had begun before the commit.
         """
 
     def is_broken(self, unit: Unit) -> bool:

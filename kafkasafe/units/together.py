@@ -160,7 +160,7 @@ def _fellows(unit: Unit, most: int) -> int:
     A unit with a user's transactional id is alone in its transaction. After each failure, only an eighth as many units
     share a transaction:
 
-    1. 128 units share a transaction. A broker refuses a batch of one of them, again and again.
+    1. 128 units share a transaction. A broker repeatedly refuses a batch of one of these units.
     2. Then 16 of them share a transaction, then 2, and then each is alone. This shows whose batch is refused.
     3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. If every failure
        reduced a transaction to one unit, a backlog would hardly shrink while brokers fail now and then.

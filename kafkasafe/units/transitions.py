@@ -243,8 +243,8 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop each uncommitted unit whose records have already been delivered: these records were also in a unit of
-        another reading, and that unit is now committed. Only commits since the last call matter.
+        """Drop each uncommitted unit whose records have already been delivered by a unit of another reading. Only
+        commits since the last call matter.
 
         1. A program closes its producer while a unit with records 0 to 9 is in progress. The program's consumer goes
            back to offset 0. This begins another reading, whose first unit has records 0 to 19.
@@ -318,7 +318,9 @@ class Transitions:
             self.part(transaction)
 
     def refuse(self, unit: Unit) -> None:
-        """End a given-up unit. Keep its records in `rejected/`, unless its consumers read the same records again."""
+        """End a given-up unit. Keep the unit's records in `rejected/`, unless its consumers read the same records
+        again.
+        """
         unit.move(Phase.REFUSED)
         if unit.dropped:
             self._drops.append(unit)

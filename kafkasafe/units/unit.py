@@ -138,7 +138,7 @@ class Unit(UnitContent):
         self.epochs.clear()
 
     def enter(self, transaction: Transaction) -> None:
-        """Record the unit's transaction, which stands for the unit in the lines."""
+        """Record the unit's transaction, which takes the unit's place in the lines."""
         self.transaction = transaction
 
     def leave(self) -> None:

@@ -41,7 +41,7 @@ class Columns:
         header: The batch's header.
         keys: Keys, None for null.
         values: Values, None for null.
-        headers: Record headers by record index; records without headers are left out.
+        headers: Headers of the records, by record index. Records without headers are left out.
         timestamps: Ms since the epoch. If the broker set them, all are the header's `max_timestamp`.
         offsets: Offsets. Consecutive numbers (a `range`), unless the log was compacted.
     """
@@ -184,8 +184,8 @@ def _parse_many(body: bytes, count: int) -> _Parsed:
 
 
 def _record_starts(body: bytes, size: int, count: int) -> Numbers:
-    """Where each record begins. A record's length shows where the next record begins; runs of equal lengths are found
-    without reading each length.
+    """Where each record begins. A record's length shows where the next record begins. For a run of records of equal
+    length, the function does not decode each length.
 
     This function reads a negative length as a positive one. The caller reads all lengths again, and detects negative
     ones.

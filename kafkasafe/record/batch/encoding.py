@@ -46,11 +46,11 @@ def encode(
         keys: One key per value, None for a null key. If no record has a key, the argument itself may be None.
         values: At least one, None for a null value.
         timestamps: Ms since the epoch: one for all records (the fast case), or one per value.
-        headers: Record headers by record index; records without headers may be left out.
+        headers: Headers of the records, by record index. Records without headers may be left out.
         compression: How to compress the records.
         compression_level: Level in the codec's own scale; None for the codec's default. NONE and SNAPPY have no levels.
-        sizes: Sizes of the keys and of the values, if the caller knows them and all of these keys or values are bytes
-            or None; otherwise None. Wrong sizes make an invalid batch.
+        sizes: (sizes of the keys, sizes of the values). An entry is None if the caller does not know the sizes, or if
+            an item is neither bytes nor None. Wrong sizes make an invalid batch.
 
     Returns:
         The batch, ready for `stamp_identity` and `stamp_address`.

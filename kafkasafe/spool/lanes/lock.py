@@ -128,7 +128,7 @@ class LaneLock:
         _held.add(self)
 
     def _stands(self, number: int, directory: int, handle: int) -> None:
-        """Notes the number, directory and lock that the lane has from now on."""
+        """Sets the lane's new number, directory and lock."""
         self.number = number
         self.path = self.home.lane_path(number)
         self._directory = directory
