@@ -277,10 +277,8 @@ class Transaction(UnitContent):
         issued: All batches were passed to the shell, which appends them.
         alone: When `issued` was set, all earlier entries of the transaction's destinations had been committed or
             refused.
-        notes_left: The number of groups whose offsets are not written yet. The marker counts as the offset of one
-            group.
-        next_note: Index of the group whose offsets are written next; -1 if there is none. They are written when all
-            earlier units that move the same offsets are committed or refused.
+        notes_left: The number of groups whose offsets are not written yet. The marker counts as a group.
+        next_note: Index of the group whose offsets are written as soon as no earlier entry is unfinished; -1 if none.
         end_refused: EndTxn was refused because of the epoch.
         group_lines: The group partitions whose offsets the transaction moves.
     """
@@ -584,9 +582,7 @@ class TransactionalId:
         self.unsure = True
 
     def note_end(self, *, timed_out: bool) -> None:
-        """Record that the open transaction may be over. `timed_out` means that EndTxn was sent with the epoch that the
-        coordinator sets after a timeout.
-        """
+        """Record that the open transaction may be over. `timed_out`: EndTxn had the epoch that follows a timeout."""
         self.opened = self.opened and timed_out
 
     def note_alone(self) -> None:
