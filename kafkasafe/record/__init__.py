@@ -1,1 +1,1 @@
-"""Record batches, and the records in them: encoded, decoded, as Python objects or as Arrow columns. Pure."""
+"""Encodes and decodes record batches, and the records in them, as Python objects or as Arrow columns. Pure."""

@@ -4,13 +4,14 @@ A response holds many batches, most of them small, and decoding one batch with n
 So the decoder goes through the batches one by one only to read headers, check CRCs, choose the batches to deliver,
 decompress them, and find where records begin. Then it reads the fields of the records of all batches together.
 
-Keys and values are collected as follows. The alternating starts and ends of the fields are the offsets of one Arrow
-array over the unchanged records. Every second item of that array holds the bytes between two fields. `take` copies the
-other items. As views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
+Keys and values are collected as follows. The starts and ends of the fields, in turn, are the offsets of an Arrow array
+whose data are the unchanged records. Every second item of this array is a field, and `take` copies these items. The
+other items are the bytes between the fields. If views (Arrow's `binary_view`) are wanted, the bytes stay in place, and
+the column holds only their positions.
 
 The decoder delivers the same batches as Kafka's consumer. It never delivers control batches. With `read_committed`, it
-also leaves out the batches of each aborted transaction that the broker lists: those of the transaction's producer, from
-the transaction's first offset to its abort marker.
+also leaves out the aborted transactions that the broker lists. An aborted transaction consists of its producer's
+batches from the transaction's first offset to its abort marker.
 """
 
 from __future__ import annotations
@@ -75,13 +76,13 @@ _INT32_MAX: Final = 2**31 - 1
 _MIN_RECORD_BYTES: Final = 7
 
 _CHUNK_BYTES: Final = 64 * 1024 * 1024
-_STEP: Final = 16  # records that are read one by one before a run of equal lengths is tried
+_STEP: Final = 16  # after this many records, try to find a run of equal lengths
 _LONG_RUN: Final = 256  # with fewer records left, trying such a run costs more than it saves
-_FEW: Final = 16  # this many records or fewer are cheaper one by one
+_FEW: Final = 16  # for this many records or fewer, reading one by one is cheaper
 
 
 def schema_of(columns: Iterable[str], *, views: bool = False) -> Any:
-    """The schema of these columns, in the order of `SCHEMA`; with `views` keys and values are `binary_view`."""
+    """The schema of these columns, in the order of `SCHEMA`. With `views`, keys and values are `binary_view`."""
     wanted = set(columns)
     fields = [field for field in SCHEMA if field.name in wanted]
     if views:
@@ -120,8 +121,8 @@ class Decoder:
         columns: Names of the columns to make, default all of `SCHEMA`. Omitted columns cost little.
         check_crcs: Whether to check each batch's CRC.
         max_body_bytes: Largest permitted size of one batch's decompressed records.
-        views: Whether keys and values are views instead of copies: of the decompressed records if the batch was
-            compressed, otherwise of `buffer`, which then must not change any more.
+        views: Whether keys and values are views instead of copies. The views refer to the decompressed records if the
+            batch was compressed. Otherwise they refer to `buffer`, which must not change any more.
 
     Attributes:
         schema: Schema of the batches that `read` returns.
@@ -129,7 +130,7 @@ class Decoder:
         leader_epoch: Leader epoch of the record or batch right before `next_offset`, -1 when unknown.
 
     Raises:
-        ValueError: A column has an unknown name, or the buffer has 2 GiB or more, which no response has.
+        ValueError: A column has an unknown name, or the buffer has 2 GiB or more. No response is that large.
     """
 
     def __init__(
@@ -181,11 +182,12 @@ class Decoder:
             max_bytes: No further batch is decompressed once the records of this call have this many bytes.
 
         Returns:
-            A non-empty pyarrow.RecordBatch; None at the end of the buffer, when `next_offset` is after all batches.
+            A non-empty pyarrow.RecordBatch; None at the end of the buffer. Then `next_offset` is the offset after all
+            batches.
 
         Raises:
-            CorruptBatchError: The next batch is damaged. All records before it were returned, and `next_offset` stays
-                unchanged. Each further call raises the error again.
+            CorruptBatchError: The next batch is damaged. All records before this batch were returned, and `next_offset`
+                stays unchanged. Each further call raises the error again.
             OldFormatError: The next message has an old format. The rest is as for CorruptBatchError.
             ValueError: `max_records` is not positive.
         """
@@ -213,7 +215,9 @@ class Decoder:
         return self._ended and self._rest is None and self._error is None
 
     def _advance(self, max_records: int | None, max_bytes: int) -> None:
-        """Decode some batches into `_rest`. Note the end of the buffer, or a damaged batch."""
+        """Decode some batches into `_rest`. Also notes whether this reaches a damaged batch or the end of the buffer,
+        see `_error` and `_ended`.
+        """
         found: list[_Found] = []
         count = size = 0
         after = self.next_offset, self.leader_epoch
@@ -305,7 +309,7 @@ class Decoder:
 
     def _is_abort(self, header: BatchHeader) -> bool:
         if header.count == 0:
-            return False  # compaction removes a marker only after all records of its transaction
+            return False  # the transaction's records are gone, too: compaction removes them first
         return is_abort(self._body(self._at, header), header.base_offset)
 
     def _body(self, at: int, header: BatchHeader) -> bytes:
@@ -357,7 +361,7 @@ def _parse(
         The records.
 
     Raises:
-        CorruptBatchError: The records are not what the headers say.
+        CorruptBatchError: The records contradict the headers.
         IndexError: A record runs over the end of `source`.
     """
     counts = np.array([header.count for header in headers])
@@ -420,14 +424,14 @@ def _parse(
 
 
 def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[int]) -> _Numbers:
-    """Where each record begins. A record's length shows where the next record begins; runs of equal lengths are found
-    without reading each length.
+    """Where each record begins. A record's length shows where the next record begins. For a run of records of equal
+    length, the function does not decode each length.
 
     This function reads a negative length as a positive one. The caller reads all lengths again, and detects negative
     ones.
 
     Raises:
-        CorruptBatchError: Records of one batch do not end where the batch does.
+        CorruptBatchError: The last record of a batch does not end where the batch ends.
         IndexError: A record begins after the end of `source`.
     """
     found: list[_Numbers] = []
@@ -528,7 +532,7 @@ def _views(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
 
 
 def _overlapping(source: Buffer, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An array in which an item begins at each byte of the source."""
+    """An array of overlapping items: item *i* begins at byte *i* of the source."""
     return np.ndarray((len(source) - kind.itemsize + 1,), kind, source, strides=(1,))
 
 
@@ -541,7 +545,9 @@ def _no_headers(count: int) -> Any:
 
 
 def _headers(source: Buffer, counts: _Numbers, at: _Numbers, ends: _Numbers) -> Any:
-    """The headers column: the first header of all records that have one, then the second, and so on."""
+    """The headers column. Decodes the first header of all records at once, then the second header of all records, and
+    so on.
+    """
     before = np.concatenate(([0], np.cumsum(counts)))
     total = int(before[-1])
     names = np.empty((2, total), np.int64)

@@ -1,7 +1,7 @@
 """Encodes Arrow columns as a RecordBatch v2, without a Python object for any record.
 
-numpy encodes the varints before the keys and values for all records at once, and a single Arrow join concatenates
-everything: the data buffer of the joined array *is* the records section of the batch.
+Varints precede the keys and the values. numpy encodes them for all records at once. Then a single Arrow join
+concatenates everything: the data buffer of the joined array *is* the records section of the batch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _Numbers = npt.NDArray[np.int64]
 _BINARY: Final = _arrow.binary()
 _NOTHING: Final = _arrow.scalar(b"", _BINARY)
 _MAX_VARINT: Final = 10
-# Length (≤ 5), attributes, timestamp delta (≤ 10), offset delta (≤ 5), lengths of key and value (≤ 5 each), number of
-# headers (≤ 5): the most bytes that a record needs besides its contents.
+# The most bytes that a record needs besides its contents: length (≤ 5), attributes, timestamp delta (≤ 10), offset
+# delta (≤ 5), lengths of key and value (≤ 5 each), number of headers (≤ 5).
 _OVERHEAD_BYTES: Final = 36
 _NO_HEADERS: Final = _arrow.scalar(b"\0", _BINARY)
 _NULL: Final = b"\1"  # the length of a key that is null
@@ -95,7 +95,7 @@ def _varint_sizes(numbers: _Numbers) -> _Numbers:
 
 
 def _binary(data: npt.NDArray[np.uint8], ends: _Numbers) -> Any:
-    """An Arrow array of these bytes, entry *i* ending at `ends[i]`."""
+    """An Arrow array of these bytes. Entry *i* ends at `ends[i]`."""
     offsets = np.zeros(len(ends) + 1, np.int32)
     offsets[1:] = ends
     buffers = [None, _arrow.py_buffer(offsets), _arrow.py_buffer(data)]
@@ -103,7 +103,7 @@ def _binary(data: npt.NDArray[np.uint8], ends: _Numbers) -> Any:
 
 
 def _row_bytes(*parts: tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]) -> Any:
-    """An Arrow array with the used bytes of each row, the parts side by side."""
+    """An Arrow array with one entry for each row: the used bytes of all parts of the row, one part after the other."""
     digits = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts], axis=1)
     used = parts[0][1] if len(parts) == 1 else np.concatenate([part[1] for part in parts], axis=1)
     return _binary(digits[used], np.cumsum(used.sum(axis=1)))
@@ -119,7 +119,7 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
     """For each record, its encoded headers and their number; None if no record has headers.
 
     Raises:
-        TypeError: Not lists of structs with `key` and `value`.
+        TypeError: The column does not consist of lists of structs with `key` and `value`.
         ValueError: A header without a key.
     """
     if isinstance(headers, _arrow.ChunkedArray):
@@ -244,7 +244,9 @@ def _behind(before: bytes, numbers: _Numbers) -> Any:
 
 
 def _column(numbers: _Numbers, before: bytes = b"") -> Any:
-    """The varints of numbers ≥ -1, each after the bytes `before`: an Arrow array, or a scalar if all are equal."""
+    """The varints of numbers ≥ -1, each preceded by the bytes `before`. An Arrow array; a scalar if all numbers are
+    equal.
+    """
     lowest, highest = int(numbers.min()), int(numbers.max())
     if lowest == highest:
         return _arrow.scalar(before + batch.varint(lowest), _BINARY)
@@ -254,7 +256,7 @@ def _column(numbers: _Numbers, before: bytes = b"") -> Any:
 
 
 def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple[memoryview, _Numbers]:
-    """Encode records as in a batch, one after the other.
+    """Encode records one after the other, in the form that they have in a batch.
 
     Args:
         rows: The records, at least one.

@@ -1,8 +1,8 @@
 """Packs rows of many partitions into record batches for each partition, a whole Arrow batch at a time.
 
-The cost of a row is its share of the calls into numpy and Arrow, so the packer makes as few calls as possible. It sorts
-the rows of an Arrow batch by partition, and computes the offset delta that each row has in the record batch of its
-partition. Then it encodes all rows in one pass, and each record batch gets its piece of the bytes.
+Most of the time is spent on calls into numpy and Arrow, so the packer makes as few calls as possible. It sorts the rows
+of an Arrow batch by partition, and computes each row's offset delta in the record batch of its partition. Then it
+encodes all rows in one pass, and each record batch gets its piece of the bytes.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class ArrowPacker:
             full.
         head_rows: Largest number of rows in the first batch of a partition; see `head_from`. (The sender reads such a
             batch back.)
-        head_from: `head_rows` applies only to a partition for which the first `add` has more rows than this.
-        head_base: Computes the base timestamp of such a first batch from the timestamp of its records. None: the base
-            timestamp is the timestamp of the records, as in all other batches.
+        head_from: `head_rows` applies only to a partition that gets more rows than this in its first `add`.
+        head_base: Computes the base timestamp of such a first batch from the timestamp of its records. If it is None,
+            the base timestamp is the timestamp of the records, as in all other batches.
         compression: How to compress batches.
         compression_level: Level in the codec's own scale; None for the codec's default.
     """
@@ -102,7 +102,7 @@ class ArrowPacker:
     def add(
         self, topic: str, partitions: int | npt.NDArray[np.int64], rows: Rows, now: int
     ) -> Iterator[PackedBatch]:
-        """Take rows, whose timestamp is `now` (ms since the epoch), and yield the batches that are full."""
+        """Take rows with the timestamp `now` (ms since the epoch). Yields the batches that are full."""
         if not len(rows):
             return
         groups: list[tuple[int, int, int]]
@@ -207,7 +207,7 @@ def _fit(total: npt.NDArray[np.int64], at: int, end: int, room: int) -> int:
 
 
 def unpack(data: bytearray) -> tuple[batch.Columns, Rows]:
-    """The records of a batch: as they were decoded, and as rows that can be encoded again.
+    """The records of a batch, in two forms: the decoded columns, and rows that can be encoded again.
 
     Raises:
         CorruptBatchError: `data` is not an intact batch.

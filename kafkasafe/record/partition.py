@@ -79,17 +79,18 @@ def partitions_for_buffer(
 def _partitions(
     data: bytes, at: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], n: int
 ) -> npt.NDArray[np.int64]:
-    """The partitions of the keys with these sizes at these places. `data` is padded: a whole word fits after the last
-    key.
+    """The partitions of the keys in `data`. Key *i* begins at `at[i]` and has `sizes[i]` bytes. `data` is padded: at
+    least one whole word follows the last key.
     """
-    # The little-endian word at every byte, aligned or not.
+    # The little-endian words that begin at each byte, aligned or not.
     words = np.ndarray((len(data) - _WORD_BYTES + 1,), np.dtype("<u4"), data, strides=(1,))
     counts = sizes // _WORD_BYTES
     most = int(counts.max(initial=0))
     least = int(counts.min(initial=most))
     order = None
     if most != least:
-        # Longest first, so that the keys with a further word are always a slice. (Sorting 16-bit numbers is cheapest.)
+        # Sort the longest keys to the front. Then the keys that have a further word are always the first ones, so a
+        # slice selects them. (Sorting 16-bit numbers is cheapest.)
         missing = most - counts
         order = np.argsort(missing.astype(np.int16) if most <= _INT16_MAX else missing, kind="stable")
         at, sizes, counts = at[order], sizes[order], counts[order]
@@ -112,7 +113,8 @@ def _partitions(
 def _partitions_of_one_size(data: bytes, size: int, count: int, n: int) -> npt.NDArray[np.int64]:
     """Return `partition_for_key` of `count` keys of `size` bytes each, padded as for `_partitions`.
 
-    The words of such keys are columns of the buffer, so no word is looked up by its place.
+    Because all keys have the same size, their words are columns of the buffer, and no word must be looked up by its
+    place.
     """
 
     def column(at: int) -> npt.NDArray[np.uint32]:
@@ -133,7 +135,7 @@ def _partitions_of_one_size(data: bytes, size: int, count: int, n: int) -> npt.N
 
 
 def _finished(h: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.int64]:
-    """Return the partitions for the mixed words of the keys. Changes `h` in place."""
+    """Finish the hashes `h`, and return the partitions of the keys. Changes `h` in place."""
     h ^= h >> 13
     h *= _M
     h ^= h >> 15

@@ -1,8 +1,8 @@
 """Decodes the records of a RecordBatch v2 into rows of Python objects, many records at once and without I/O.
 
-This module reads only bytes that are exactly as Kafka writes them. It leaves other bytes to a reader that goes record
-by record. That reader decides which records precede the damage, and which error follows them. So this module returns a
-piece only if all of its records have passed all checks.
+This module reads only bytes that are exactly as Kafka writes them. Other bytes are left to another reader, which reads
+record by record. That reader decides which records precede the damage, and which error follows them. So this module
+returns a piece only if all of its records have passed all checks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _NoHeaders(list[_Header]):
 
 
 NO_HEADERS: Final[list[_Header]] = _NoHeaders()
-"""The headers of each record that has none: an empty list that cannot be changed."""
+"""The headers of each record without headers: an empty list that cannot be changed."""
 
 
 class _IrregularError(ValueError):
@@ -75,7 +75,7 @@ class Piece:
     """Records that follow each other in one batch.
 
     Attributes:
-        end: Where the record after this piece begins in the body.
+        end: Byte of the body where the record after this piece begins.
         sizes: Size of each record in bytes, without the varint of its length.
         rows: An iterator. For each record: topic, partition, leader epoch, offset, timestamp (ms since the epoch),
             timestamp type, key, value, headers (a new list, or `NO_HEADERS`), None, and the sizes of key, value (-1
@@ -87,7 +87,7 @@ class Piece:
     rows: Iterator[Row]
 
     def put_back(self, row: Row) -> None:
-        """Returns a row that was taken, so that it comes first again."""
+        """Puts a row back that was taken from `rows`, so that it is the next row again."""
         self.rows = chain((row,), self.rows)
 
 
@@ -142,8 +142,8 @@ def _read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> 
     count = min(count, (len(body) - at) // step)
     if count < _MANY:
         return None
-    # The records' numbers may differ, but each of their bytes must have the same continuation bit as in the first
-    # record.
+    # The records' numbers may have other values than the first record's. But each of their bytes must have the same
+    # continuation bit as in the first record.
     mask = np.full(key_at, 0xFF, np.uint8)
     mask[after_size + 1 : after_offset] = 0x80
     wanted = np.frombuffer(front, np.uint8, key_at) & mask
@@ -178,7 +178,7 @@ def _rows(
     values: tuple[Iterable[Any], Iterable[int]],
     headers: tuple[Iterable[Any], Iterable[int]],
 ) -> Iterator[Row]:
-    """Make rows from columns. Each of the last three arguments has the fields and their sizes."""
+    """Make rows from columns. Each of the last three arguments is a pair: the fields, and their sizes."""
     timestamps: Iterable[int]
     if place.append_timestamp is None:
         timestamps = (time_deltas + place.base_timestamp).tolist()
@@ -299,7 +299,9 @@ def _read_few(body: bytes, at: int, count: int, place: Place) -> Piece:
 
 
 def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
-    """Read field by field, each for all records at once. The result is the same as that of `_read_few`."""
+    """Read one field after the other, each field for all records at once. The result is the same as that of
+    `_read_few`.
+    """
     begins, end = _starts(body, at, count)
     data = np.frombuffer(body, np.uint8)
     starts = np.array(begins, np.int64)

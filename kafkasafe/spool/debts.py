@@ -1,7 +1,8 @@
 """Finds out which batches other lanes have not delivered yet. Takes no locks.
 
-The owner of a lane may write to the log meanwhile. So each call of `LaneReader.owed` reads the last segment again. The
-control batches contain the sizes of the data batches. A data batch is read only to check whether it is damaged.
+The owner of a lane may write to the lane's log at the same time. So each call of `LaneReader.owed` reads the last
+segment again. The control batches contain the sizes of the data batches. So a data batch itself is read for one purpose
+only: to check whether it is damaged.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class LaneReader:
         """Returns the batches that the lane has not delivered yet. A lane that does not exist has none.
 
         Args:
-            tail: Whether to leave out the batches at the end of the log that a crash tore. The lane's next owner reuses
-                their positions. Allowed only for a lane without an owner.
+            tail: Whether to leave out batches that a crash tore at the end of the log. The lane's next owner reuses the
+                positions of these batches. Allowed only for a lane without an owner.
 
         Raises:
             OSError: The lane cannot be read.
@@ -64,7 +65,9 @@ class LaneReader:
             raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
 
     def _leave_out(self, owed: Owed, *, tail: bool) -> None:
-        """Removes damaged batches from `owed`. No owner can deliver a damaged batch, so other lanes must not wait."""
+        """Removes damaged batches from `owed`. No owner can deliver a damaged batch, so other lanes must not wait for
+        it.
+        """
         todo = sorted(owed.open)
         if tail:
             for at in todo:
@@ -101,7 +104,7 @@ class LaneReader:
         names = self._names()
         self._read = [name for name in self._read if name in names]
         if names[: len(self._read)] != self._read or len(self._read) >= len(names):
-            # Another lane has replaced this one, or an owner has cut off a tail.
+            # Another lane has replaced this one, or an owner has cut off the end of the log.
             self._read, self._before = [], Owed()
             self._where.clear()
             self._whole.clear()
@@ -149,8 +152,7 @@ class LaneReader:
                 self._where.update(places)
                 moves = limit is None and any(isinstance(mark, m.Moved) for mark in marks)
                 if moves and not all(self._is_whole(at) for at, _ in places):
-                    # Ignore a group that a crash tore. The batches that the group copies are still at their former
-                    # places.
+                    # Ignore a group that a crash tore. The group contains copies, and the originals still exist.
                     for at, _ in places:
                         del self._where[at]
                     return

@@ -20,7 +20,7 @@ class SpoolOutcome(enum.Enum):
     """The outcome of a batch according to the spool."""
 
     COMMITTED = "committed"
-    """The cluster acknowledged the batch, and a durable mark in the spool says so."""
+    """The cluster acknowledged the batch, and a durable mark in the spool records this."""
     IN_DOUBT = "in_doubt"
     """The batch has a batch id, so it may have been sent. The spool does not record its outcome."""
     NOT_SENT = "not_sent"
@@ -28,11 +28,11 @@ class SpoolOutcome(enum.Enum):
     REJECTED = "rejected"
     """The cluster refused the batch for good."""
     RESENT = "resent"
-    """The cluster rejected the batch, and `rejected/` does not have it any more: it was resent, or deleted by hand."""
+    """The cluster rejected the batch. It is no longer in `rejected/`, because it was resent or deleted by hand."""
     DROPPED = "dropped"
-    """The batch belongs to an atomic batch that was dropped, so it is not delivered. `rejected/` does not have the
-    batch for one of these reasons: the atomic batch's consumers read their records again, or the batch was resent, or
-    it was deleted by hand.
+    """The batch belongs to an atomic batch that was dropped, so it is not delivered. The batch is not in `rejected/`,
+    for one of these reasons: the atomic batch's consumers read their records again, or the batch was resent, or it was
+    deleted by hand.
     """
     REPLACED = "replaced"
     """The records of the batch are in other batches now."""
@@ -43,7 +43,7 @@ class SpoolOutcome(enum.Enum):
 
 
 class ExchangeStep(enum.Enum):
-    """How far the delivery of a batch is, in the four steps of Kafka's ticket KAFKA-156.
+    """The last completed step of a batch's delivery. Kafka's ticket KAFKA-156 names four steps.
 
     The ticket describes two phases: a batch is prepared in a staging area (here the spool), then it is committed.
     """
@@ -51,8 +51,8 @@ class ExchangeStep(enum.Enum):
     PREPARED = "prepared"
     """1: the batch is staged without a batch id, so it cannot have been sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
-    """2: the batch is staged under its id. The spool does not record whether step 3 has happened. If anything was sent
-    to the partition, only the cluster knows this.
+    """2: the batch is staged under its id. The spool does not record step 3. If anything was sent to the partition,
+    only the cluster knows whether step 3 has happened.
     """
     COMMITTED = "committed"
     """3: the cluster has the batch, according to a query. Its offset is not known."""
@@ -71,8 +71,9 @@ class SpoolFate:
 
     Attributes:
         base_offset: The base offset that the cluster acknowledged; -1 if unknown.
-        note: Human-readable reason why the batch was refused, or its atomic batch dropped; empty for other outcomes.
-        identified: Whether a batch that was not sent has a batch id already.
+        note: Human-readable reason why the batch was refused, or why the atomic batch that contains it was dropped;
+            empty for other outcomes.
+        identified: Whether the batch already has a batch id. Set only for a batch that was not sent.
     """
 
     fate: SpoolOutcome
@@ -82,8 +83,8 @@ class SpoolFate:
 
     @property
     def step(self) -> ExchangeStep | None:
-        """The last step of KAFKA-156 that is known to be done; None if the batch ended in another way, or if marks
-        about it are lost.
+        """The last step of KAFKA-156 that is known to be done; None if the batch was rejected, dropped or divided, or
+        if marks about it are lost.
         """
         match self.fate:
             case SpoolOutcome.NOT_SENT:
@@ -110,12 +111,12 @@ def fates(
     blind_before: int = -1,
     dropped: Mapping[int, str] | None = None,
 ) -> dict[int, SpoolFate]:
-    """Returns the outcomes of the batches that the spool's marks name, and of the unfinished batches, by position.
+    """Returns the outcomes of unfinished batches, and of batches that the spool's marks name, by position.
 
     Args:
         marks: (position, marks) of each group, in log order.
         unfinished: The unfinished batches according to the journal: position → whether the batch may have been sent.
-        blind_before: The position before which damage destroyed marks about batches; -1 if damage destroyed no marks.
+        blind_before: Damage destroyed marks about batches before this position; -1 if no marks were destroyed.
         dropped: Maps the position of each dropped batch to the reason why its atomic batch was dropped. This is not in
             `marks`: the marks name the atomic batch, but not its batches.
     """
@@ -211,15 +212,15 @@ class ExaminedBatch:
 
 @dataclass(slots=True)
 class Examination:
-    """Takes a partition's batch headers, page by page, and decides for each batch whether the log has it.
+    """Takes a partition's batch headers, page by page, and decides for each of `batches` whether the log contains it.
 
     Attributes:
         batches: The batches, in the order in which they would be sent.
         start_offset: The lowest offset that the first of `batches` can have.
         end_offset: The leader's log end, including records above the high watermark.
         next_offset: The offset where the next page of headers starts.
-        hidden_before: The offset before which a part of the range could not be read, because that part was trimmed or
-            compacted; -1 if there is no such part.
+        hidden_before: A part of the range before this offset could not be read, because it was trimmed or compacted; -1
+            if everything could be read.
         log_start_offset: The partition's log start offset when it was last read.
     """
 
@@ -349,8 +350,8 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Returns the base offsets of the nearest found batches before and after a batch; -1 if there is none. Only
-        batches with the same producer id and epoch count.
+        """Returns two base offsets: that of the nearest found batch before this batch, and that of the nearest found
+        batch after it; -1 if there is none. The search ends at a batch with another producer id or epoch.
         """
         batch = self.batches[index]
 
@@ -372,6 +373,6 @@ def _seen(batch: BatchId, view: ProducerView | None) -> bool | None:
         return None
     if sequence_distance(batch.last_sequence, view.last_sequence) >= 0:
         return True
-    # If the leader's last sequence is inside the batch, the leader has a batch with other boundaries. That is another
-    # batch, and the state shows nothing about this one.
+    # If the leader's last sequence is inside the batch, the leader has appended another batch, with other boundaries.
+    # Then the state proves nothing about this batch.
     return False if sequence_distance(batch.base_sequence, view.last_sequence) < 0 else None

@@ -16,8 +16,8 @@ EXTENT_NAME: Final = "extent"
 
 _SLOT_BYTES: Final = 512  # a sector, so that one torn write never damages two claims
 BEGIN_SLOTS: Final = (0, _SLOT_BYTES)
-"""The slots of the claims about the beginning. The owner writes them in turn, so that after a torn write the other slot
-is intact.
+"""The slots of the claims about the beginning. The owner writes to the two slots alternately. So after a torn write,
+the other slot is still intact.
 """
 END_SLOT: Final = 2 * _SLOT_BYTES
 EXTENT_BYTES: Final = 3 * _SLOT_BYTES
@@ -32,9 +32,9 @@ class LogEndClaim:
 
     Attributes:
         lane_id: The lane's id, 16 bytes.
-        number: If two claims are about the same end, the one with the larger number is valid.
-        position: In a claim about the beginning, the log's first position. Nothing from this position on may be
-            missing. In a claim about the end, the position after the last record. Everything before this position was
+        number: Of two claims about the beginning, or two about the end, the one with the larger number is valid.
+        position: In a claim about the beginning, the log's first position. Every record at or after this position must
+            exist. In a claim about the end, the position after the last record. Everything before this position was
             durable.
         records: Number of data records before `position`, counted since the file `extent` was created.
     """

@@ -39,7 +39,9 @@ class ExtentFile:
         self._before = max(0, self._before)
 
     def keep(self, segments: Sequence[StoredSegment]) -> None:
-        """Create the file if it does not exist. If that fails, the lane works without claims."""
+        """Create the file if it does not exist. If the file cannot be created or written, the lane works without
+        claims.
+        """
         if self._handle >= 0:
             return
         try:
@@ -50,8 +52,8 @@ class ExtentFile:
             self._drop()
 
     def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
-        """Claim that the log begins after its first `going` segments, which the caller deletes next. The claim is
-        durable on return.
+        """Write the claim that the log begins after its first `going` segments. The caller deletes these segments next.
+        The claim is durable on return.
 
         Raises:
             OSError: The claim could not be written, and the old one could not be withdrawn.
@@ -73,7 +75,7 @@ class ExtentFile:
         self._before += segment.records
 
     def ends(self, position: int, segments: Sequence[StoredSegment]) -> None:
-        """Claim that everything before `position` is durable. The claim itself need not survive a crash."""
+        """Write the claim that everything before `position` is durable. The claim itself need not survive a crash."""
         if self._handle < 0:
             return
         claim = self._end_at(position, segments)
@@ -97,10 +99,10 @@ class ExtentFile:
         return self._handle < 0 or self._files.identity_of(self._path) == self._files.identity(self._handle)
 
     def restore(self, segments: Sequence[StoredSegment], position: int) -> None:
-        """Write the claims again, and claim that everything before `position` is durable. The claims are durable on
-        return, unless the file cannot be written.
+        """Write the claims again. The new claim about the end is that everything before `position` is durable. The
+        claims are durable on return, unless the file cannot be written.
 
-        The claim about the beginning keeps its number, so that a newer claim that may still be on the disk stays valid.
+        The claim about the beginning keeps its number. The disk may still contain a newer claim, which must stay valid.
         """
         try:
             if self._handle < 0 or not self.in_place:
@@ -118,9 +120,10 @@ class ExtentFile:
         """Open the file, or create it. Claims that exist already are durable on return. Otherwise this could happen:
 
         1. The sync of a claim fails, and the owner dies before it deletes the file.
-        2. The next owner reads this claim from the page cache, and overwrites the older claim, the only durable one.
-        3. Power fails while the new claim is being written. The disk has only an outdated claim, which names a deleted
-           segment as the first one. So the claim of step 1 must become durable before step 2.
+        2. The next owner reads this claim from the page cache, and overwrites the older claim, which is the only
+           durable one.
+        3. Power fails while the new claim is being written. Then the disk has only an outdated claim, which names a
+           deleted segment as the first one. So the claim of step 1 must become durable before step 2.
         """
         self._handle = self._files.open(self._path, write=True, create=True)
         if self._begin is not None:
@@ -131,7 +134,7 @@ class ExtentFile:
         return LogEndClaim(self._lane_id, 0, position, records)
 
     def _write_claims(self) -> None:
-        """Write the whole file, with the claims that this process knows."""
+        """Write the whole file, with the current claims of this process."""
         content = bytearray(self._files.read(self._handle, 0, EXTENT_BYTES).ljust(EXTENT_BYTES, b"\0"))
         for claim, slots in (self._begin, BEGIN_SLOTS), (self._end, (END_SLOT,)):
             if claim is not None:

@@ -37,9 +37,10 @@ _PLACES: Final = 64
 class Files(Protocol):
     """A disk. A handle is an int; all sizes and offsets are in bytes. A handle must not be used by two threads at once.
 
-    Content is durable only after `sync_data` of the file, a name only after `sync_directory` of its directory. After a
-    failed `sync_data`, it is unknown whether the data written since the last successful `sync_data` are durable. It
-    stays unknown: the kernel marks the pages as clean, so a later success proves nothing about them.
+    A file's content is durable only after `sync_data` of the file. A name is durable only after `sync_directory` of its
+    directory. After a failed `sync_data`, it is unknown whether the data written since the last successful `sync_data`
+    are durable. It stays unknown: the kernel marks the pages as clean, so a later success proves nothing about these
+    data.
 
     `at` is the handle of a directory (`open_directory`). Relative paths start from it, as in openat(2). The handle
     refers to the directory itself, even after the directory is moved. After the directory was removed, nothing can be
@@ -74,7 +75,9 @@ class Files(Protocol):
         """Reads up to `size` bytes from an offset. Returns fewer bytes only at the end of the file."""
 
     def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
-        """Fills `buffer` from `offset`. Returns the number of bytes read, fewer only at the end of the file."""
+        """Fills `buffer` from `offset`. Returns the number of bytes read; only at the end of the file is it less than
+        the size of `buffer`.
+        """
 
     def sync_data(self, handle: int) -> None:
         """fdatasync: contents and size are durable on return."""
@@ -88,7 +91,7 @@ class Files(Protocol):
     def drop_cache(self, handle: int, size: int) -> None:
         """Tells the system that no process will soon read the first `size` bytes of a file.
 
-        All of these bytes are durable. The system may use the memory of its copy again. Never raises.
+        All of these bytes are durable. So the system can free the memory of its cached copy. Never raises.
         """
 
     def size(self, handle: int) -> int:
@@ -214,7 +217,8 @@ class OsFiles:
         return True
 
     def drop_cache(self, handle: int, size: int) -> None:
-        # The last page stays. The next write would otherwise read it from the disk to complete it.
+        # The last page stays. Otherwise the next write would have to read this page from the disk first, in order to
+        # complete the page.
         size -= size % mmap.PAGESIZE
         if _fadvise is not None and size:
             with contextlib.suppress(OSError):
@@ -299,12 +303,13 @@ def _is_directory(path: Path, at: int | None) -> bool:
 
 
 class DirectoryFiles:
-    """A disk on which one path leads to an open directory, even after that directory was moved.
+    """A disk on which one path always means an open directory, even after that directory was moved.
 
-    Paths below `path` are resolved from the handle of the directory. All other paths are unchanged. Implements `Files`.
+    Paths below `path` are resolved relative to the handle of the directory. All other paths are passed on unchanged.
+    Implements `Files`.
 
     Attributes:
-        path: The path that leads to the open directory.
+        path: The path that means the open directory.
     """
 
     __slots__ = ("_below", "_files", "_handle", "_places", "path")
@@ -314,7 +319,7 @@ class DirectoryFiles:
         self.now_at(path, handle)
 
     def now_at(self, path: Path, handle: int) -> None:
-        """Makes `path` lead to the open directory `handle`. The caller closes the former handle."""
+        """From now on, `path` means the open directory `handle`. The caller closes the former handle."""
         self.path = path
         self._handle = handle
         self._below = f"{path}/"
@@ -419,7 +424,7 @@ class DirectoryFiles:
 
 @contextlib.contextmanager
 def opened(files: Files, path: Path, *, write: bool = False, create: bool = False) -> Iterator[int]:
-    """Context manager: opens a file, gives its handle, and closes the file at the end.
+    """Context manager: opens a file, yields its handle, and closes the file at the end.
 
     Raises:
         FileNotFoundError: The file does not exist, and `create` is false.
@@ -526,7 +531,8 @@ def write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int)
 
 
 def write_whole(files: Files, path: Path, content: bytes) -> None:
-    """Creates or overwrites a file. Its content is durable on return, its name only after its directory is synced.
+    """Creates or overwrites a file. Its content is durable on return. Its name is durable only after its directory is
+    synced.
 
     Raises:
         OSError: The content could not be written. The old content may be lost.
@@ -541,8 +547,8 @@ def replace_whole(files: Files, path: Path, content: bytes) -> None:
     """Atomically replaces a small file's content. Durable on return.
 
     Raises:
-        OSError: An operation failed. The file has the old or the new content, and the new content may not survive a
-            power failure.
+        OSError: An operation failed. The file has either the old or the new content. If it has the new content, a power
+            failure may bring back the old one.
     """
     beside = path.with_name(path.name + ".new")
     write_whole(files, beside, content)
@@ -558,7 +564,7 @@ _fdatasync = getattr(os, "fdatasync", os.fsync)
 
 
 def _load_fallocate() -> Any:
-    """Returns glibc's fallocate(2); None if it is missing (musl has it, macOS does not)."""
+    """Returns glibc's fallocate(2); None if the C library has no such function (musl has it, macOS does not)."""
     try:
         function = ctypes.CDLL(None, use_errno=True).fallocate
     except (OSError, AttributeError):

@@ -59,21 +59,21 @@ class Inspected:
         size_bytes: Size of all segments.
         next_position: Position after the last record.
         damage: One sentence per damaged range.
-        untold: The sentences of `damage` about ranges that have no copy in `quarantine/`. No producer has reported
-            them.
-        torn_bytes: Number of bytes in the torn tail, which recovery would cut off. No caller was informed that they are
-            durable.
+        untold: The sentences of `damage` that are about ranges without a copy in `quarantine/`. No producer has
+            reported them.
+        torn_bytes: Number of bytes in the torn tail, which recovery would cut off. No caller was informed that these
+            bytes are durable.
         closed: Whether the last owner closed the lane in an orderly way.
         unfinished: Number of batches and atomic batches without an outcome.
-        doubted: Number of partitions where acknowledged records may be lost. The next producer asks the cluster about
-            them.
+        doubted: Number of partitions in which the cluster may have lost acknowledged records. The next producer asks
+            the cluster about these records.
         waiting: Undelivered records, by partition.
         rejected_bytes: Size of the files in `rejected/`.
         rejected_unreadable: One sentence per damaged file in `rejected/`.
         rejected_missing: One sentence per file of `rejected/` that was deleted, but neither resent nor discarded.
         rejected_discarded: Number of records that `kafkasafe spool discard` has discarded.
         extent: The problem with the lane's `extent` (see `extent_of`); empty if the extent is valid.
-        oldest_ms: When the oldest undelivered batch was written, ms since the epoch, or -1.
+        oldest_ms: When the oldest undelivered batch was written (ms since the epoch); -1 if there is none.
         undecidable: For each undelivered batch that waits for an operator's decision, the position of the group that
             records this.
     """
@@ -105,8 +105,8 @@ class Inspected:
 def extent_of(files: Files, lane: Path, found: Log) -> str:
     """Describes the problem with a lane's `extent` in one sentence. Returns an empty string if the extent is valid.
 
-    Such a problem is not damage, and has no direct consequence. But the next recovery would not notice segments that
-    vanish at either end.
+    Such a problem is not damage, and has no direct consequence. But if the first or last segments of the log vanish,
+    the next recovery will not notice it.
 
     Raises:
         SpoolError: The file cannot be read.
@@ -124,7 +124,9 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """The marks about resent files: files in `rejected/` of any lane, whose records were resent into this lane."""
+    """The marks about resent files. These are files in `rejected/` of any lane whose records were resent into this
+    lane.
+    """
     return [
         mark
         for entry in log.entries
@@ -145,7 +147,7 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
     Args:
         files: The disk.
         lane: The lane's directory.
-        notes: The lane's notes. The caller must have read them before the files.
+        notes: The lane's notes. The caller must have read the notes before it lists the files.
         resent: Marks, from all lanes, that name resent files.
     """
     try:
@@ -156,14 +158,14 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
         return ()  # `read_rejected` reports this error
     gone = [name for name in sorted(notes.kept) if name not in there]
     if gone:
-        # Files that were resent meanwhile have no note any more.
+        # If a file was resent in the meantime, its note no longer exists.
         notes = read_notes(files, lane)
     return tuple(name for name in gone if name in notes.kept)
 
 
 def with_same_id(lane_ids: Mapping[str, bytes | None]) -> dict[str, list[str]]:
-    """Maps the name of each lane to the names of the other lanes that have the same id: one of them is the original,
-    and the others are copies of it.
+    """Maps the name of each lane to the names of the other lanes that have the same id. If several lanes have the same
+    id, one of them is the original, and the others are copies of it.
 
     Args:
         lane_ids: The ids of all lanes of a directory, by name of the lane; None if the id is not known.
@@ -192,7 +194,7 @@ def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
 
 
 def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
-    """For each group: its marks, and (position, has an id) of its batches."""
+    """For each group: its marks, and for each of its batches the position and whether the batch has an id."""
     groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
     for entry in log.entries:
         match entry:
@@ -239,8 +241,8 @@ def start_error(lane: Path, *, files: Files) -> SpoolError | None:
     """Returns the error that a producer with `on_corrupt="raise"` would raise if it started on this lane now; None if
     the producer would start.
 
-    Changes nothing and takes no lock. The lane must not have an owner. Like a start, this function does not read the
-    content of large batches. A producer finds damage in a large batch when it sends the batch.
+    Changes nothing and takes no lock. The lane must not have an owner. Like a producer that starts, this function does
+    not read the content of large batches. A producer finds damage in a large batch when it sends the batch.
     """
     try:
         quarantine_damage(files, lane, scan(files, lane, lambda _: None), "raise")
@@ -278,8 +280,8 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     journal = journal_of(found)
     resent = (*resent, *resent_in(found))
     try:
-        # Read the notes before the files. If a file is resent in between, `missing` reads the notes again, and the
-        # file's note is gone, because a resend removes the note first.
+        # Read the notes before the files. A file may be resent between these two reads. Then `missing` reads the notes
+        # again, and does not find the file's note, because a resend removes the note before the file.
         notes = read_notes(files, lane)
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error

@@ -38,7 +38,8 @@ class LostEntry:
 
     Attributes:
         position: Position of the damaged part.
-        destination: Destination of the damaged data batch; 0 if a whole group is lost, whose marks are unknown.
+        destination: Destination of the damaged data batch; 0 if a whole group is lost. The marks of a lost group are
+            unknown.
     """
 
     position: int
@@ -47,8 +48,8 @@ class LostEntry:
 
 @dataclass(frozen=True, slots=True)
 class TornEntry:
-    """A batch that a crash tore, although later batches of its group are complete. No caller was informed that the
-    batch is durable.
+    """A batch that a crash tore. Later batches of its group are complete. No caller was informed that the batch is
+    durable.
     """
 
     position: int
@@ -60,7 +61,7 @@ Entry: TypeAlias = MarksEntry | BatchEntry | LostEntry | TornEntry
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A byte range that differs from the written bytes.
+    """A byte range whose content differs from the bytes that were written.
 
     Attributes:
         path: The segment, which may be missing.
@@ -122,9 +123,9 @@ class Log:
         next_position: Position after the last record.
         synced_position: Position after the last record that is proven to have been durable.
         lane_id: Id of the lane; None if neither a group nor `extent` shows it.
-        closed: Whether an orderly close wrote the last group.
+        closed: Whether the last group was written by an orderly close.
         manifest: Maps (segment, byte offset) of each damaged data batch to its entry in the manifest of its group.
-        skipped: Positions of torn batches. Intact batches of the same group follow each of them.
+        skipped: Positions of torn batches that are followed by intact batches of the same group.
         extent: The claims of the lane's `extent`.
         records_after_end: Number of records in intact batches at or after the position where the log ends according to
             `extent`.

@@ -6,9 +6,9 @@ Kafka's brokers also trust the segments before their recovery point, and check a
 A start needs only the header of a batch. Without the content, the CRC of the batch cannot be checked. So other data
 confirm the header: the manifest of the group confirms bytes 0 to 20, the positions confirm the number of records, and
 the preceding batch of the same sequence confirms the id. If there is no preceding batch, the content is read. The
-content of a copy is read too, because the log may still have the original, which recovery uses if the copy is damaged.
-So a batch whose content is not read cannot change the result of recovery for other batches, and `Spool.read` checks all
-bytes of the batch before it is sent.
+content of a copy is read, too: the log may still contain the original, and recovery uses the original if the copy is
+damaged. So if the content of a batch is not read, this cannot change the result of recovery for other batches. Before
+the batch is sent, `Spool.read` checks all of its bytes.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class OwnLane:
     Attributes:
         lane_id: Random id of the lane. All owners of the lane see the same id.
         path: The lane's directory.
-        in_memory: Whether the lane ends with its producer (`spool="never"`).
+        in_memory: Whether the lane exists only in memory, until its producer ends (`spool="never"`).
     """
 
     lane_id: bytes
@@ -31,8 +31,8 @@ class OwnLane:
     in_memory: bool = field(compare=False)
 
     def adopts(self, other: OwnLane) -> bool:
-        """Return whether this lane's producer will deliver the other lane's batches, because both lanes are in one
-        directory.
+        """Return whether this lane's producer will deliver the other lane's batches. It will if both lanes are on disk,
+        in the same directory.
         """
         return not self.in_memory and not other.in_memory and self.path.parent == other.path.parent
 
@@ -40,7 +40,7 @@ class OwnLane:
         """Return whether the lane has an unfinished atomic batch that commits offsets for one of `lines`.
 
         Reads the whole lane without taking its lock, because another process may own the lane and deliver the batch. If
-        the lane cannot be read, it may have such a batch.
+        the lane cannot be read, the result is True.
         """
         if self.in_memory:
             return False

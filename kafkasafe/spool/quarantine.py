@@ -15,8 +15,8 @@ log = EventLog("spool")
 
 
 def quarantine_damage(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
-    """Copy damaged bytes to quarantine/, or raise. Damage that has a copy in quarantine/ was reported before, and is
-    skipped.
+    """Copy damaged bytes to quarantine/ if `on_corrupt` is "quarantine"; otherwise raise. Damage that has a copy in
+    quarantine/ was reported before, and is skipped.
 
     Raises:
         SpoolCorruptError: There is unreported damage, and `on_corrupt` is "raise".
@@ -131,5 +131,5 @@ def already_quarantined(files: Files, lane: Path, damage: Damage) -> bool:
 
 
 def _bytes_of(files: Files, damage: Damage) -> bytes:
-    """The damaged bytes. A missing segment has none, and its copy is an empty file."""
+    """The damaged bytes. A missing segment has no bytes, and its copy is an empty file."""
     return read_file(files, damage.path, damage.start, damage.end) if damage.start < damage.end else b""

@@ -39,7 +39,7 @@ def replay(entries: Iterable[Entry], journal: Journal) -> None:
 
 
 def journal_of(log: Log) -> Journal:
-    """The journal with which a new owner of the lane would begin, made from the lane's log."""
+    """Makes a journal from the lane's log, as a new owner of the lane would do."""
     journal = Journal()
     replay(log.entries, journal)
     journal.recovery.recovered(0.0)
@@ -78,9 +78,9 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
         files: The disk.
         lane: The lane's directory.
         each: Gets the entries before the first torn or damaged place, one by one, while the log is read. `Log.entries`
-            then contains only the other entries. If `each` is given, the content of large batches is not read in
-            segments that are certain to be durable, because `Spool.read` checks it later. A caller that passes `each`
-            must hold the lane's lock.
+            then contains only the other entries. If `each` is given, and a segment is certain to be durable, the
+            content of its large batches is not read: `Spool.read` checks this content later. A caller that passes
+            `each` must hold the lane's lock.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
@@ -94,10 +94,10 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     writers = {name: _writer(files, lane / name) for name in names}
     lane_id = _lane_id(list(writers.values()), before)
     # 1. Two processes own two directories. One directory is moved to the place of the other.
-    # 2. The process that has lost its directory creates its next segment by path: among segments of the other process.
-    # The foreign segment's first position says nothing about the end of the segment before it. So leave the foreign
-    # segment out, and report it as damage. Otherwise recovery would infer that records are missing that never existed,
-    # and cut both segments off as a torn tail.
+    # 2. The process whose directory was replaced creates its next segment by path, so this segment is among segments of
+    # the other process. The foreign segment's first position says nothing about the end of the segment before it. So
+    # leave the foreign segment out, and report it as damage. Otherwise recovery would infer that records are missing,
+    # although these records never existed, and would cut both segments off as a torn tail.
     others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
     reader = SegmentReader(lane_id)
@@ -161,7 +161,9 @@ def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
 
 
 def _synced(segments: list[StoredSegment], stated: int, extent: Extent) -> int:
-    """The position up to which the log was durable. It is the largest position that a group or the extent states."""
+    """The position up to which the log was durable. Groups and the extent contain such positions; this is the largest
+    of them.
+    """
     synced = segments[0].first_position if segments else 0
     synced = max(synced, 0 if extent.end is None else extent.end.position)
     return max(synced, stated, 0)
@@ -187,10 +189,11 @@ class _Whole:
         entries: The entries of the processed groups; empty if there is an `each`, which gets these entries instead.
         rest: The first group that is not intact, and all later groups.
         ended: Whether all further groups belong to `rest`.
-        synced: The position before which everything was durable: the largest one that a group of the log states.
+        synced: Everything before this position was durable, according to the groups. This is the largest position that
+            a group states.
         known_torn: Positions of torn batches that earlier recoveries skipped, according to marks in the log.
         declared: Maps the number of each destination to its topic and partition as text.
-        closed: Whether an orderly close wrote the last group.
+        closed: Whether the last group was written by an orderly close.
         end_position: Position after the last group, or -1.
         between: Number of records passed to `each` that lie between the claimed beginning and the claimed end.
         after: Number of records passed to `each` that lie after the claimed end.
@@ -289,8 +292,8 @@ class _Rest:
         skipped: See `Log`.
         torn: (number of the segment, byte offset) where a torn tail begins, or None.
         groups: Number of intact groups of the log.
-        closed: Whether an orderly close wrote the last group.
-        next_position: Position after the last group, or after the last damaged one.
+        closed: Whether the last group was written by an orderly close.
+        next_position: Position after the last group, intact or damaged.
     """
 
     def __init__(self, whole: _Whole, synced: int, next_position: int) -> None:

@@ -1,4 +1,4 @@
-"""Describes the destinations that the cluster refuses for the time being, for callers and logs."""
+"""Describes, for callers and logs, the destinations that the cluster refuses at present."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RefusedDestination:
         code: Kafka's error code.
         reason: The cluster's explanation.
         since: `time.monotonic()` of the first refusal.
-        confirmed: Whether the refusal is certain. It is not certain while a single stray answer, or a topic that was
-            just created, may explain it.
-        whole: Whether the cluster refuses the destination as a whole, and not only a single batch or a query.
+        confirmed: Whether the refusal is certain. A refusal is not certain yet if a single stray answer, or a topic
+            that was just created, may be the cause.
+        whole: Whether the cluster refuses the whole destination. Otherwise it refuses only a single batch or a query.
     """
 
     topic: str

@@ -25,7 +25,9 @@ _FOLDER: Final = "rejected"
 _NAME: Final = re.compile(r"\d{20}\.log")
 _DRAFT: Final = re.compile(r"\d{20}\.new")
 _STEP: Final = 1 << 40
-"""While the clock is behind, a file's number is larger than the one before it by up to this many ns (18 minutes)."""
+"""While the clock is behind, a file's number is the previous number plus a random step. The step is at most this many
+ns (18 minutes).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class KeptFile:
 
     @property
     def void(self) -> bool:
-        """Whether no entry of the file counts as rejected, because all of them are unfinished in the log."""
+        """Whether all batches of the file are unfinished in the log, so that no entry counts as rejected."""
         return self.content is not None and not self.entries
 
 
@@ -119,7 +121,7 @@ class JournalWaits:
 
 
 def waits_of(journal: Journal) -> pure.Waits:
-    """The unfinished batches of a lane, as of now. The caller uses the result before the journal changes."""
+    """The unfinished batches of a lane, as of now. The caller must use the result before the journal changes."""
     return JournalWaits(journal)
 
 
@@ -131,14 +133,16 @@ def read_rejected(
     waits: pure.Waits,
     resent: Collection[m.Resent] = (),
 ) -> list[KeptFile]:
-    """Returns the files of a lane's `rejected/` that count, and those that cannot be read, in the order of rejection.
+    """Returns the files in a lane's `rejected/` that still hold rejected batches, and the files that cannot be read.
+    The files are in the order of rejection.
 
     Args:
         files: The disk.
         lane: The lane's directory.
         lane_id: Id of the lane; None if its log does not show it.
         waits: The unfinished batches of the lane's log, see `waits_of`.
-        resent: Marks that name resent files, which do not count. The caller must have read them before this call.
+        resent: Marks that name resent files. Such files do not count. The caller must have read the marks before this
+            call.
     """
     folder = lane / _FOLDER
     try:
@@ -207,7 +211,8 @@ def retire(files: Files, directory: Path, mark: m.Resent) -> None:
     Args:
         files: The disk.
         directory: The spool directory.
-        mark: The mark that names the file. The mark must be durable in the lane that now has the records.
+        mark: The mark that names the file. The mark must already be durable in the lane to which the records were
+            moved.
 
     Raises:
         OSError: The file may still exist.
@@ -238,7 +243,9 @@ class RejectedStore:
     _number: int = 0
     """Number of the file that is being written. The number stays the same until the writing succeeds."""
     _used: int = 0
-    """The highest number that a file had. It is not used again, because a mark may still make its file void."""
+    """The highest number that a file had. This number is not used again: a mark may exist that makes a file with this
+    number void.
+    """
     _stale: Path | None = None
     """A file that a failed `keep` may have left under a valid name."""
     _undeleted: list[str] = field(default_factory=list)
@@ -252,7 +259,7 @@ class RejectedStore:
         return sum(records for records, _ in list(self._known.values()))
 
     def open(self, waits: pure.Waits, resent: Collection[m.Resent] = ()) -> list[str]:
-        """Reads the directory. Deletes drafts that a crash left, and files without an entry that counts.
+        """Reads the directory. Deletes drafts that a crash left, and files in which no entry counts as rejected.
 
         Returns:
             A message for each file that cannot be read or deleted.
@@ -300,7 +307,7 @@ class RejectedStore:
         return troubles
 
     def _take_notes(self) -> None:
-        """Makes missing notes, for files that a crash or an earlier version left without a note."""
+        """Makes notes for files that have none, because of a crash or because an earlier version wrote them."""
         with contextlib.suppress(OSError):
             notes = read_notes(self.files, self.lane)
             for name in self._known.keys() - notes.kept.keys() - notes.discarded.keys():
@@ -322,8 +329,8 @@ class RejectedStore:
             newest = max((int(name[:20]) for name in rejected_names(self.files, self.lane)), default=0)
             number, least = time.time_ns(), max(newest, self._used) + 1
             if number < least:
-                # The clock is behind. The directory does not show all numbers that were used, because the newest file
-                # may have been resent. So the step is random.
+                # The clock is behind. The directory may not show the highest number that was used, because the newest
+                # file may have been resent. So the step is random.
                 number = least + secrets.randbelow(_STEP)
             self._number = self._used = number
         path = folder / f"{self._number:020d}.log"
@@ -370,8 +377,8 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Returns the names of files that do not count, but may still exist. The caller has to write a mark that names
-        each file. Each name is returned once.
+        """Returns the names of files whose batches do not count as rejected, but which may still exist. The caller has
+        to write a mark that names each file. Each name is returned once.
         """
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:

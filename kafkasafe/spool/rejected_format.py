@@ -71,8 +71,8 @@ class RejectedContent:
     Attributes:
         entries: The batches, all of one destination, in the order in which they were sent.
         number: Destination number in the lane.
-        topic: Topic name. Empty in a file of an earlier version: in this case, the lane's log has the name for the
-            destination number.
+        topic: Topic name. Empty in a file of an earlier version: in this case, the lane's log contains the topic name
+            for the destination number.
         partition: Partition; -1 if it was never chosen.
         cluster_id: Id of the cluster that the batches were for, empty if unknown.
         lane_id: Id of the lane. Empty in a file of an earlier version.
@@ -87,7 +87,7 @@ class RejectedContent:
 
 
 def is_full(used_bytes: int, limit_bytes: int) -> str:
-    """Why `rejected/` takes no more batches, as human-readable text."""
+    """Human-readable reason why `rejected/` accepts no more batches."""
     return (
         f"rejected/ is full ({used_bytes:,} bytes of rejected_max_bytes={limit_bytes:,}):"
         " resend or remove what is there, or raise the limit"
@@ -177,8 +177,7 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     Args:
         queue: The unfinished batches of the batch's destination, in order.
         position: Position of the batch.
-        absent: Positions of the batches that are proven not to be in the cluster's log, and that can no longer get
-            there.
+        absent: Positions of the batches that are proven to be absent from the cluster's log, now and in future.
     """
     index = next(i for i, batch in enumerate(queue) if batch.position == position)
     for batch in queue[index:]:
@@ -204,8 +203,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
 
 
 def still_rejected(content: RejectedContent, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
-    """The entries that count as rejected. An entry does not count if its batch is unfinished in the log, because the
-    batch's REJECTED mark never became durable.
+    """The entries that count as rejected. If a batch is unfinished in the log, its REJECTED mark never became durable.
+    So its entry does not count.
     """
     if content.lane_id and content.lane_id != lane_id:
         return content.entries

@@ -6,9 +6,9 @@ purpose.
 
 1. First the file becomes durable in `rejected/`, then its note is made. After a crash between these steps, the lane's
    next owner makes the note.
-2. A resend removes the note, then the file, then the note again, because an owner that opens the lane between the first
-   two steps makes the note again. If a crash interrupts the resend, the log of the lane with the resent records still
-   has the mark of the resend, and that lane's next owner repeats all steps.
+2. A resend removes the note, then the file, then the note once more: if an owner opens the lane between the first two
+   steps, it makes the note again. If a crash interrupts the resend, the mark of the resend is still in the log of the
+   lane that now has the records. The next owner of that lane repeats all steps.
 3. A discard marks the note, then removes the file. After a crash between these steps, the file counts as rejected until
    the discard is repeated.
 

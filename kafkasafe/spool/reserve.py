@@ -4,7 +4,7 @@ On a full disk, a decision (a mark) frees more room than it takes, because it le
 keeps room for marks, which batches must not use:
 
 1. Other programs fill the disk. Batches can no longer be written, and they wait in memory.
-2. The cluster acknowledges the batches of the oldest segment. Their marks find no room.
+2. The cluster acknowledges the batches of the oldest segment. The disk has no room for the marks about this.
 3. The reserve is deleted, so the marks can be written. Then the segment can be deleted, and batches have room again.
 """
 
@@ -64,11 +64,11 @@ class Reserve:
 
     @staticmethod
     def wanted(to_divide_bytes: int, segment_bytes: int) -> int:
-        """Return how many bytes the reserve has to have."""
+        """Return the necessary size of the reserve, in bytes."""
         if not to_divide_bytes:
             return _MARKS_BYTES
         # 1. Twice the size of a segment, because the parts of its batches may need a second segment.
-        # 2. The bytes by which all batches to be divided grow.
+        # 2. The number of bytes that the division adds to all of these batches.
         extra = 2 * min(to_divide_bytes, segment_bytes) + to_divide_bytes // _DIVIDED_SHARE
         return _MARKS_BYTES + -(-extra // _STEP_BYTES) * _STEP_BYTES
 
@@ -87,8 +87,8 @@ class Reserve:
                 return True
             with opened(self._files, self._path, write=True, create=True) as handle:
                 self._files.truncate(handle, there)
-                # Write more than `wanted` bytes, and cut off the rest again: this proves that marks still have free
-                # room. The content is random, because some file systems compress it.
+                # Write more than `wanted` bytes, then cut off the surplus: this proves that the disk still has room for
+                # marks. The content is random, because some file systems compress it.
                 write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
                 self._files.sync_data(handle)
                 self._files.truncate(handle, wanted)
@@ -105,11 +105,10 @@ class Reserve:
             self._shrink(wanted)
 
     def lend(self, size_bytes: int) -> bool:
-        """Ensure that there is room for a group of `size_bytes`, which may use the reserve, and for marks after the
-        group.
+        """Ensure that there is room for a group of `size_bytes`, and for marks after it. The group may use the reserve.
 
-        If the reserve has to grow for this, `end_loan` shrinks it again. The group does not rely on the volume's free
-        bytes, because another program may use them before the group is written.
+        If the reserve has to grow for this, `end_loan` shrinks it again. The volume's free bytes do not count, because
+        another program may use them before the group is written.
 
         Returns:
             False if the disk has no room.
@@ -133,8 +132,8 @@ class Reserve:
             self.shrink_to(before)
 
     def give_step(self, error: OSError) -> None:
-        """Free a step of the part for divisions, or the whole reserve, because a small file beside the log found no
-        room.
+        """Free some space, because the disk has no room for a small file beside the log. Frees one step of the part for
+        divisions; if there is no such part, frees the whole reserve.
         """
         if error.errno in NO_ROOM and self._size is not None and self._size > _MARKS_BYTES:
             self._shrink(self._size - _STEP_BYTES)
@@ -142,7 +141,7 @@ class Reserve:
             self.give_up(error)
 
     def give_up(self, error: OSError) -> None:
-        """Delete the reserve, because a mark found no room. Do nothing if `error` does not mean a full disk."""
+        """Delete the reserve if `error` means that the disk is full, because a mark needs the room."""
         if error.errno not in NO_ROOM or self._size == 0:
             return
         self._size = 0
@@ -160,7 +159,9 @@ class Reserve:
             )
 
     def restore_after_release(self, wanted: int) -> None:
-        """If the reserve was given up, create it again: `wanted` bytes large, or at least large enough for marks."""
+        """If the reserve was deleted, create it again with `wanted` bytes. If these do not fit, create a reserve for
+        marks only.
+        """
         if self._size == 0 and not self.ensure(wanted):
             self.ensure(_MARKS_BYTES)
 
@@ -169,7 +170,7 @@ class Reserve:
         return self._lane / _NAME
 
     def _measure(self) -> int:
-        """The size of the file, which is read once."""
+        """The size of the file. It is read from the disk only once."""
         if self._size is None:
             self._size = 0
             if _NAME in self._files.list(self._lane):

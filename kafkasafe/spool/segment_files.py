@@ -1,7 +1,8 @@
 """Holds the files of a lane's segments open, so that their content stays readable whatever happens to their names.
 
-A process that has a file open can still read it after another process has deleted or renamed it. So the owner of a lane
-can detect that a name leads to another file, and write the content again from the file that it holds open.
+A process that has a file open can still read it after another process has deleted or renamed it. So if the name of a
+segment no longer leads to the segment's file, the owner of the lane can write the content again, from the file that it
+holds open.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class SegmentFiles:
         return content if len(content) == size else b""
 
     def clear_name(self, path: Path) -> None:
-        """Frees a segment's name. Moves a file that has the name to quarantine/, or deletes the file if it is empty.
+        """Frees a segment's name. If a file has this name, moves the file to quarantine/, or deletes it if it is empty.
 
         Raises:
             OSError: The file may still have the name.

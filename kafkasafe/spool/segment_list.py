@@ -22,7 +22,7 @@ from kafkasafe.spool.segment_files import SegmentFiles
 class SegmentList(Sequence[StoredSegment]):
     """The segments of one lane, in order. Not thread-safe.
 
-    `Spool` and `StoredSegment` have methods of the same names, and describe them.
+    Methods without a docstring are described in `Spool` and `StoredSegment`, under the same names.
     """
 
     def __init__(self, lane: Path, files: Files, segments: Sequence[StoredSegment]) -> None:
@@ -187,7 +187,7 @@ class SegmentList(Sequence[StoredSegment]):
             segment.stands_at(lane)
 
     def has_file(self, segment: StoredSegment) -> bool:
-        """Whether a segment's file has its name and all its written bytes.
+        """Whether the segment's file still has its name, and all bytes that were written to it.
 
         Raises:
             OSError: This cannot be determined.

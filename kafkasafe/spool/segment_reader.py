@@ -165,8 +165,8 @@ class SegmentReader:
     def _resync(
         self, content: Content, at: int, position: int
     ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
-        """Finds the first intact group that begins at the byte `at` or later, and has at least the position `position`.
-        Returns (byte offset, group), or (end of the segment, None) if there is no such group.
+        """Finds the first intact group that begins at or after the byte `at`, and whose position is at least
+        `position`. Returns (byte offset, group), or (end of the segment, None) if there is no such group.
         """
         earliest = at
         found = content.find(_GROUP_KEY, at)
@@ -199,9 +199,9 @@ def group_at(content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | N
 def _may_miss_more(
     content: Content, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
 ) -> bool:
-    """Whether the file ends within the group's last batch, and later groups may be missing as well.
+    """Whether the file ends inside the group's last batch, so that later groups may also be missing.
 
-    Such groups may have had marks. So the reader must know that more than the batch may be missing.
+    Such groups may have had marks. So the reader must not assume that only the batch is missing.
     """
     at, entry, _ = last
     if at + entry.size_bytes <= len(content):
@@ -228,7 +228,8 @@ def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
 
 
 def _may_be_torn(content: Content, start: int, end: int) -> bool:
-    """Whether a crash may have left a batch like this. If not, the batch was complete once, and was changed later.
+    """Whether a crash may have left the batch in this state. If not, the batch was complete once, and was changed
+    later.
 
     Disks write whole sectors, so a sector that was never written is all zeros. If the process was still writing to a
     sector, only the end of the sector may be zeros. Data that the file system had not written yet is missing at the end
@@ -248,8 +249,8 @@ def _may_be_torn(content: Content, start: int, end: int) -> bool:
 
 
 def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> bool:
-    """Whether a crash may have left a data batch like this. The manifest entry allows a more precise answer than the
-    bytes alone.
+    """Whether a crash may have left the data batch in this state. The manifest entry allows a more precise answer than
+    the bytes alone.
     """
     end = at + entry.size_bytes
     if end <= len(content):
@@ -265,8 +266,9 @@ def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> boo
 
 
 def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
-    """Whether a crash may have left this address. The disk wrote the body that follows the address, so the missing part
-    must end at a sector boundary: in the address, or behind it, if the body begins with zeros up to there.
+    """Whether a crash may have left this address. The body that follows the address is complete. So the missing bytes
+    must end at a sector boundary. This boundary is inside the address; or it is behind the address, if the body begins
+    with zeros up to the boundary.
     """
     found = content[at : at + len(meant)]
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES
@@ -277,7 +279,7 @@ def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
 
 
 def _batch_at(content: Content, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
-    """The data batch of a manifest entry; None unless the checksums prove every byte of the batch."""
+    """The data batch of a manifest entry; None if the checksums do not prove every byte of the batch."""
     body = memoryview(content)[at : at + entry.size_bytes]
     if len(body) < entry.size_bytes:
         return None

@@ -1,4 +1,4 @@
-"""Writes groups to the last segment of a lane, and cuts off everything that was written after the last promise."""
+"""Writes groups to the last segment of a lane, and cuts off everything after the last promised position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
 """Space is reserved in steps of this size, so that a lane that is hardly used does not occupy a whole segment."""
 _NEVER_PREALLOCATED: Final = 1 << 62
 _CACHED_BYTES: Final = 256 * 1024
-"""The system's copy of a segment may grow by this much before it is dropped. Dropping costs a system call."""
+"""The page cache of a segment may grow by this many bytes before it is dropped. Dropping it costs a system call."""
 
 
 class SegmentWriter:
@@ -27,7 +27,7 @@ class SegmentWriter:
         self._handle = -1
         self._preallocated = 0
         self._uncached_bytes = 0
-        """How much of the last segment the system need not keep in its page cache."""
+        """Number of bytes at the beginning of the last segment that the system need not keep in its page cache."""
         self._unwritten: list[bytearray] = []
         """Groups of the last segment that will be written together with the next group."""
         self._unwritten_at = 0
@@ -111,8 +111,8 @@ class SegmentWriter:
     def drop_cache(self) -> None:
         """Let the system use the page cache of the last segment for something else. What was written is synced.
 
-        Otherwise, a system with much free memory keeps gigabytes of delivered records, and each write needs pages that
-        were not used for a long time.
+        Otherwise, a system with much free memory keeps gigabytes of delivered records in memory. Then each write needs
+        pages that were not used for a long time.
         """
         size = self._segments[-1].size_bytes if self._handle >= 0 else 0
         if size - self._uncached_bytes >= _CACHED_BYTES:

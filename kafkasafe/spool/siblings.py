@@ -29,8 +29,8 @@ class LeftBehind:
         cluster_id: Id of the cluster to which the records belong; None if no producer on the directory ever reached a
             cluster.
         same_client: Whether the directory's producers had the client id of the producer that searches.
-        lanes: Numbers of these lanes.
-        batches: Number of undelivered batches. An atomic batch without records, which has only offsets, counts as one.
+        lanes: Numbers of the lanes that hold these records.
+        batches: Number of undelivered batches. An atomic batch with offsets but without records counts as one batch.
         records: Number of undelivered records.
         content: Names and sizes of the lanes' segments, to recognise a change of the directory.
     """
@@ -109,8 +109,8 @@ class Siblings:
         return LeftBehind(path, directory.cluster_id(), same, tuple(lanes), batches, records, tuple(content))
 
     def _waiting(self, directory: SpoolDirectory, number: int) -> tuple[int, int]:
-        """Undelivered (batches, records). An atomic batch without records, which has only offsets, counts as a batch.
-        Reads the lane again only if its files have changed.
+        """Undelivered (batches, records). An atomic batch with offsets but without records counts as a batch. Reads the
+        lane again only if its files have changed.
         """
         lane = directory.lane_path(number)
         content = directory.content(number)

@@ -34,9 +34,9 @@ _MOST_BATCHES: Final = 1 << 14
 to 2.6 kB for an atomic batch, which may have only a few hundred bytes on disk.
 """
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
-"""Maximum size of a segment with batches to be divided.
+"""Maximum size of a segment with batches that must be divided.
 
-While the log is more than `_DIVIDED_SEGMENTS` times as large as this, the maximum grows with the log. The reasons for a
+If the log is larger than `_DIVIDED_SEGMENTS` segments of this size, the maximum grows with the log. The reasons for a
 maximum:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
@@ -290,8 +290,9 @@ class Spool:
 
         Args:
             before_position: All batches before this position are done.
-            retain_bytes: How many bytes of done batches are kept nevertheless.
-            retain_since_ms: Segments written at this time (ms since the epoch) or later are kept nevertheless.
+            retain_bytes: Keep this many bytes, although their batches are done.
+            retain_since_ms: Keep segments written at or after this time (ms since the epoch), although their batches
+                are done.
             at_most_bytes: Stop once at least this many bytes are freed. Only whole segments are deleted.
 
         Returns:
@@ -340,7 +341,8 @@ class Spool:
 
         Args:
             closed_mark: Whether to record that this close was orderly, if anything was written at all.
-            marks: The last marks. With `closed_mark`, they are written even if nothing was written before.
+            marks: The last marks. They are written only with `closed_mark`, but in this case even if nothing was
+                written before.
 
         Raises:
             SpoolWriteError: The mark could not be written. The files are closed, and promised records are not affected.
@@ -375,7 +377,7 @@ class Spool:
 
     @property
     def in_place(self) -> bool:
-        """Whether each file has its name and all its written bytes. Makes a few system calls.
+        """Whether each file still has its name, and all bytes that were written to it. Makes a few system calls.
 
         Raises:
             OSError: This cannot be determined.
@@ -383,10 +385,10 @@ class Spool:
         return all(map(self._segments.is_whole, self._segments)) and self._extent.in_place
 
     def restore(self) -> list[tuple[int, int]]:
-        """Write deleted, renamed or cut files again. Their content comes from the files that are held open. The new
-        files are durable on return.
+        """Write the files again that were deleted, renamed or cut. Their content comes from the files that are held
+        open. The new files are durable on return.
 
-        Call this method only while nothing that was written waits for `sync`.
+        Call this method only after everything that was written was synced.
 
         Returns:
             (first position, end position) of each segment whose content is lost.
@@ -556,15 +558,18 @@ class Spool:
     # -- the reserve -------------------------------------------------------------------------------------------------
 
     def keep_room(self, to_divide: int) -> None:
-        """Adapt the reserve to the division of `to_divide` bytes. It shrinks now, and grows with the next batches."""
+        """Adapt the size of the reserve to batches of `to_divide` bytes that must be divided. The reserve shrinks now
+        if it is too large. If it is too small, it grows when the next batches are written.
+        """
         self._to_divide = to_divide
         self._reserve.shrink_to(self._wanted_reserve())
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether there is room for a group of `size_bytes` that lets other batches be deleted, and for marks after it.
+        """Whether there is room for a group of `size_bytes`, and for marks after it. The group replaces batches that
+        can be deleted afterwards.
 
-        The group may use the reserve. If the reserve is too small, it is enlarged until the group is written, because
-        other programs may use the volume's free bytes.
+        The group may use the reserve. If the reserve is too small, this method enlarges it, because other programs may
+        use the volume's free bytes. The reserve shrinks again when the group is written.
         """
         return self._writer.has_reserved(size_bytes, self._segment_bytes) or self._reserve.lend(size_bytes)
 

@@ -11,12 +11,12 @@ from kafkasafe.spool.examine import ExchangeStep
 
 @dataclass(slots=True)
 class BatchTimes:
-    """When the spool recorded the steps of a plain batch, ms since the epoch; -1 for a step that is not recorded, or
-    whose time is no longer known.
+    """When the spool recorded the steps of a plain batch (ms since the epoch). -1 if the step is not recorded, or if
+    its time is no longer known.
 
     Attributes:
         prepared_ms: The batch was written to the spool.
-        prepare_acknowledged_ms: The batch id under which it may be sent was written to the spool.
+        prepare_acknowledged_ms: The batch's id was written to the spool. After that, the batch may be sent.
         commit_acknowledged_ms: The batch's offset was written to the spool. Step 3 happens before that, at the broker.
     """
 
@@ -232,8 +232,8 @@ class _Steps:
         unit.begin(mark.transactional_id, mark.producer_id, mark.producer_epoch)
 
     def _void(self, left: UnitLog) -> None:
-        """Note that an atomic batch leaves its transaction. If it was staged, the transaction cannot be committed, so
-        none of its atomic batches is staged any more.
+        """Note that an atomic batch leaves its transaction. If the batch was staged, the transaction cannot be
+        committed, so none of the transaction's atomic batches is staged any more.
         """
         if not left.is_staged:
             return
@@ -253,7 +253,7 @@ class _Steps:
 
         Args:
             written_ms: When the group was written.
-            batches: (position, has an id) of each batch.
+            batches: A pair for each batch: its position, and whether it has an id.
             members: Maps the index of a batch to its atomic batch and a position. For a part of a divided batch, this
                 is the position of the divided batch; otherwise it is -1.
             moved: Maps the index of a batch that was copied forward to its former position.
@@ -280,10 +280,12 @@ class _Steps:
 def undecidable_in(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> dict[int, int]:
-    """Maps the position of each batch that waits for an operator's decision to the position of the group that says so.
+    """Maps the position of each batch that waits for an operator's decision to the position of the group that records
+    this.
 
     Args:
-        groups: For each group: its position, its marks, and (position, has an id) of its batches.
+        groups: A tuple for each group: its position, its marks, and a pair for each of its batches: the batch's
+            position, and whether it has an id.
     """
     found: dict[int, int] = {}
     for at, marks, batches in groups:

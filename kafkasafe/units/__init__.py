@@ -1,10 +1,10 @@
 """Units: batches of any partitions, and consumer offsets, that are written to Kafka in one transaction or not at all.
 
 The package does no I/O. The *shell* (`delivery/engine`) reports what happened, takes the actions of `advance()` and
-carries them out. If a request fails, the shell calls `failed`. A request to repeat comes back as a `RetryLater`: the
-shell makes a pause, and then calls `again`.
+carries them out. If a request fails, the shell calls `failed`. If the request must be repeated, `advance()` returns a
+`RetryLater`: the shell waits, and then calls `again`.
 
-The order of the steps keeps this promise (docs/staged-protocol.md says what a crash after each step leaves):
+The order of the steps ensures this (docs/staged-protocol.md describes a crash after each step):
 
     prepared               the unit is one atomic group of the spool, durable, before any of its batches is sent
     begun                  the unit has a transactional id; partitions are added if the brokers require that
@@ -19,8 +19,8 @@ InitProducerId ends an open transaction, and then the marker shows whether it wa
 
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
 committed only after all earlier units of its lines, and only if these earlier units precede it in the log. This check
-allows several units to be in progress at once. A group's offset of a partition also has a line: units that move this
-offset are committed in order, and each unit writes the offset only after all earlier units are committed.
+allows several units to be in progress at once. Each group's offset of a partition also has a line. Units that move this
+offset are committed in order, and a unit writes the offset only after all earlier units are committed.
 
 Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading continues the unit before it.
 So if a unit is dropped, the later units of the same reading are also dropped (`Transitions.follow_drops`).

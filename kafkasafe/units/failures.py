@@ -50,7 +50,7 @@ class RequestFailure:
         code: Kafka's error code; None without an answer.
         reason: Human-readable.
         sent: The request may have reached a broker.
-        lasting: The same answer has come for longer than the producer is willing to wait.
+        lasting: The request has failed with the same answer for longer than the producer is willing to wait.
     """
 
     code: int | None
@@ -125,9 +125,9 @@ class FailurePolicy:
         elif code is not None and code in NOT_A_MEMBER_CODES:
             self._transitions.leave_group(transaction, transaction.offsets[request.index].group, code, reason)
         elif code is None and failure.sent and transaction.grant.protocol < 2:
-            # The request may still arrive, and the broker would then add the request's contents to the next transaction
-            # of the producer id, unless that transaction has a newer epoch. So the request is not repeated. Instead,
-            # the present transaction is aborted, which raises the epoch.
+            # The request may still arrive. Then the broker would add the request's contents to the next transaction of
+            # the producer id, unless that transaction has a newer epoch. So the request is not repeated. Instead, the
+            # present transaction is aborted, which raises the epoch.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._inside(request, attempt, failure, lasting=failure.lasting or code in _NO_OFFSETS)

@@ -29,9 +29,7 @@ class TransactionalIds:
         self._pool = [""] * pool
         self._known: dict[str, TransactionalId] = {}
         self._producer_ids: dict[str, set[int]] = {}
-        """Maps a transactional id to the producer ids that, as far as the lane knows, the coordinator granted
-        for it.
-        """
+        """Maps a transactional id to the producer ids that the coordinator granted for it, as far as the lane knows."""
 
     def name(self, prefix: str) -> None:
         """Set the prefix of the lane's own transactional ids."""
@@ -88,7 +86,7 @@ class TransactionalIds:
         return sum(tid.fencing and tid.transaction is None for tid in self._known.values())
 
     def is_open(self, destination: int) -> bool:
-        """Whether a transaction with the partition may be open, or has an end that is not durable yet."""
+        """Whether a transaction that includes the partition may be open, or its end is not durable yet."""
         return any(
             destination in tid.aborting
             or (tid.transaction is not None and destination in tid.transaction.destinations)
@@ -135,13 +133,13 @@ class TransactionalIds:
 
 
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
-    """The grant that is current now if the coordinator refused `keep` because of a timeout; None if another producer
-    may hold that grant.
+    """Assumes that the coordinator refused `keep` because of a timeout. Returns the grant that is current in this case;
+    None if another producer may hold that grant.
 
     After a timeout, the coordinator aborts the open transaction under the next epoch. A successor that takes over an
     open transaction gets the epoch after the next. So if a transaction was open, the next epoch is current until a
     successor takes over, but no producer ever holds it. If no transaction was open, a successor may hold the next
-    epoch. With protocol 2, even the refused grant may be the successor's.
+    epoch. With protocol 2, even the refused grant may belong to the successor.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

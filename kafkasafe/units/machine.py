@@ -38,16 +38,18 @@ BROKEN: Final = "it continues an atomic batch of the same consumer that was drop
 
 
 class Units:
-    """The units of one lane, from the spool to their ends. See the package.
+    """The units of one lane, from their acceptance to their ends. See the package.
 
     Attributes:
         lines: The unfinished units, and their order.
         ids: The transactional ids of the lane.
-        out: The decisions. The journal takes the marks and their consequences from here.
+        out: The decisions that are not carried out yet. The journal takes marks and their consequences from this
+            object.
         replay: Restores the units from the marks of earlier incarnations.
 
     Args:
-        front: Returns whether a batch may be sent, and only batches of units precede it in the queue of its partition.
+        front: Returns True if two conditions are met: the batch may be sent, and only batches of units precede it in
+            the queue of its partition.
         pool: The number of the lane's own transactional ids.
         most: Largest number of units that share a transaction.
         newest_reading: Returns the number of the reading that began last in this process.
@@ -139,7 +141,7 @@ class Units:
         self.out.change()
 
     def moved(self) -> None:
-        """Record that another cluster is used from now on, so the grants of the former one are void."""
+        """Record that another cluster is used from now on, so the grants of the former cluster are void."""
         self.ids.clear()
         self.ids.forget_producer_ids()
 
@@ -151,8 +153,8 @@ class Units:
             self.ids.fence(tid)
 
     def vacate(self, destination: int, reason: str) -> bool:
-        """Requeue the units of a partition before the partition's log is surveyed. Returns False while a transaction
-        with the partition is left. The caller then calls this method again after each answer.
+        """Requeue the units of a partition before the partition's log is surveyed. Returns False while the partition
+        still has a transaction. In this case, the caller calls this method again after each answer.
         """
         return self._schedule.abort_on_partition(destination, reason)
 
@@ -163,7 +165,7 @@ class Units:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def fenced(self, action: InitProducerId, grant: Grant) -> None:
-        """Record the answer to InitProducerId: this producer holds the id, which has no open transaction."""
+        """Record the answer to InitProducerId: this producer holds the id, and no transaction is open under the id."""
         tid = action.tid
         if not _valid(action):
             return
@@ -200,7 +202,9 @@ class Units:
         return True
 
     def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
-        """Record that EndTxn (`ended`) or InitProducerId had no answer, so the request may have been carried out."""
+        """Record that a request had no answer, so it may have been carried out: EndTxn with `ended`, otherwise
+        InitProducerId.
+        """
         if not _valid(action):
             return
         if not ended:
@@ -227,7 +231,7 @@ class Units:
         self._schedule.stage_if_whole(transaction)
 
     def noted(self, action: CommitOffsets) -> None:
-        """Record that the transaction has the offsets of a group."""
+        """Record that the transaction contains the offsets of a group."""
         if not _valid(action):
             return
         transaction = action.transaction
@@ -258,7 +262,7 @@ class Units:
         self._transitions.commit(action.transaction)
 
     def described(self, action: DescribeTxn, committed: bool | None) -> None:
-        """Record the outcome that the coordinator's description shows; None: the description does not show it."""
+        """Record the outcome that the coordinator's description shows; None if the description does not show it."""
         if not _valid(action):
             return
         if committed is None:
@@ -267,7 +271,7 @@ class Units:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def outcome_found(self, action: FindOutcome, *, committed: bool | None) -> None:
-        """Record the final outcome of a transaction. None: the log no longer reaches back to the transaction."""
+        """Record the final outcome of a transaction; None if the log no longer reaches back to the transaction."""
         if not _valid(action):
             return
         if committed is None:

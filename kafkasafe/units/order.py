@@ -11,15 +11,15 @@ from kafkasafe.units.unit import Entry, Transaction, Unit
 
 
 class Lines:
-    """Holds the unfinished units, both by id and in the order of each line, and the last committed offset in each log.
+    """Holds the unfinished units by id, their order in each line, and the last committed offset of each log.
 
     In each line, a transaction takes the place of its units, which are next to each other. So the rules for the order
     of single units also hold for transactions.
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
-        batchless: The unfinished units that have no batches. The spool still needs their entries, although no
-            unfinished batch shows that.
+        batchless: The unfinished units that have no batches. The spool must keep the entries of these units, too,
+            although it has no unfinished batch of them.
     """
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class Lines:
         return list(self.by_id.values())
 
     def renumber(self) -> list[Unit]:
-        """Number the units of a log in the order in which they were accepted. Returns them.
+        """Assign numbers to the units of a log, in the order in which they were accepted. Returns the units.
 
-        The log may have another order: a divided unit may come after units that were accepted later.
+        In the log, the order may be another one: a divided unit may come after units that were accepted later.
         """
         ordered = sorted(self.by_id.values(), key=lambda unit: unit.accepted_at)
         self.by_id = {unit.unit_id: unit for unit in ordered}
@@ -128,7 +128,7 @@ class Lines:
         return iter(self._lines[line])
 
     def from_end(self, line: Line) -> Iterator[Entry]:
-        """The entries of a line, the last one first; no entries if the line does not exist."""
+        """The entries of a line in reverse order; no entries if the line does not exist."""
         return reversed(self._lines.get(line, ()))
 
     def __len__(self) -> int:
@@ -167,7 +167,7 @@ class Lines:
         return all(self._lines[line][0] is entry for line in lines)
 
     def all_issued_before(self, transaction: Transaction) -> bool:
-        """Whether all earlier entries of the transaction's destinations are transactions that are `issued`."""
+        """Whether all earlier entries on the transaction's destinations are transactions with `issued` set."""
         return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
 
     def _issued_before(self, transaction: Transaction, destination: int) -> bool:
@@ -190,8 +190,8 @@ class Lines:
         return True
 
     def raise_floors(self, entry: Entry, *, alone: bool) -> None:
-        """Record that an entry is committed. `alone`: when the entry was appended, all earlier entries had been
-        committed.
+        """Record that an entry is committed. `alone` means that all earlier entries had been committed or refused
+        before this entry was appended.
         """
         places = entry.places
         for batch in entry.batches:
@@ -204,7 +204,7 @@ class Lines:
                 self.raise_floor(batch.destination, place + batch.count - 1)
 
     def raise_floor(self, destination: int, offset: int) -> None:
-        """Record that the log has committed batches up to this offset, inclusive."""
+        """Record that the log contains committed batches up to this offset, inclusive."""
         self._floor[destination] = max(self._floor.get(destination, -1), offset)
 
     def forget(self, destination: int) -> None:

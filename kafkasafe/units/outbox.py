@@ -1,4 +1,4 @@
-"""Decisions about units that are not carried out yet."""
+"""Keeps decisions about units until they are carried out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kafkasafe.units.unit import Transaction, Unit
 
 
 class UnitOutbox:
-    """Holds requests, marks and their consequences, and knows whether there may be more to decide.
+    """Holds requests, marks and the consequences of marks. Also records whether there may be more to decide.
 
     Attributes:
         staging: Transactions whose STAGED marks `take_marks` returns next.
@@ -27,7 +27,8 @@ class UnitOutbox:
         self._actions: list[Action] = []
         self._marks: list[m.Mark] = []
         self._begun_marks: list[m.Mark] = []
-        """BEGUN marks. Nothing waits for them, so the journal writes them only together with other marks."""
+        """BEGUN marks. Nothing waits until they are durable, so the journal writes them only together with other marks.
+        """
         self._changed = False
 
     # -- decisions -------------------------------------------------------------------------------------------------

@@ -21,25 +21,25 @@ class ReadingOrder:
         dropped, unless its reading is newer.
         """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """Maps a group partition to (the group's last committed offset, number of the reading whose unit committed this
-        offset, number of the newest reading that had begun before that commit).
+        """Maps a group partition to facts about the last commit: the committed offset, the number of the reading whose
+        unit committed it, and the number of the newest reading that had begun before the commit.
         """
 
     def is_broken(self, unit: Unit) -> bool:
-        """Whether a unit that is accepted now continues a dropped unit."""
+        """Whether a newly accepted unit continues a dropped unit."""
         return any(
             line in self._broken and unit.reading(line).number <= self._broken[line]
             for line in unit.group_lines
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether another reading moved the group's offset past the start of this unit's reading, after this unit's
-        reading had begun.
+        """Whether the unit is superseded. This is so if another reading moved the group's offset past the start of this
+        unit's reading, and this unit's reading had begun before that.
 
         1. A consumer uses `assign`, so it has no generation. The consumer is closed while its unit with records 0 to 9
            waits in the spool.
         2. The consumer of the next incarnation gets the group's offset, 0, and processes the same records.
-        3. The first unit is committed: the group is at 10.
+        3. The first unit is committed, so the group's offset is 10.
         4. The second consumer's unit is accepted. This unit must not be committed, or the output would have records 0
            to 9 twice.
         """

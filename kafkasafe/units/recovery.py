@@ -93,8 +93,8 @@ class UnitReplay:
         self._void(self._staged_under.get(unit))
         if tid.grant != grant:
             # The units that were staged under the id's former grant were requeued before the id got this new grant.
-            # Staged units with the same grant share a transaction, because no second transaction begins under an id
-            # until the id was fenced, or the end of the first transaction is durable.
+            # Staged units with the same grant share a transaction, because a second transaction begins under the same
+            # grant only after the end of the first one is durable.
             self._void(tid)
         self._staged.setdefault(tid, []).append(unit)
         self._staged_under[unit] = tid

@@ -17,7 +17,8 @@ class InitProducerId:
     """Send InitProducerId (answer: `fenced`). With `keep`, the request fails if another producer has taken the id over
     since this producer got it.
 
-    With `timed_out`, `keep` has the epoch that the coordinator sets when it aborts a transaction after a timeout.
+    With `timed_out`, the epoch of `keep` is the one that the coordinator sets when it aborts a transaction after a
+    timeout.
     """
 
     tid: TransactionalId
@@ -50,7 +51,7 @@ class Produce:
 class CommitOffsets:
     """Write offsets of a group inside the transaction (answer: `noted`).
 
-    The marker has `index` -1. The marker is an offset of a group that has the transactional id as its name. The
+    The marker has `index` -1. The marker is a group's offset. The name of this group is the transactional id. The
     metadata of this offset is the id of the transaction's first unit.
     """
 
@@ -149,7 +150,7 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
     if own and state in _ABORTED:
         # With protocol 1, the transaction timed out or was fenced while it was open. A described commit would prove
         # nothing: with protocol 1, a commit does not raise the epoch, so the description may be about an earlier
-        # transaction. For a user's id, a described abort decides nothing: the shell asks for the outcome after
+        # transaction. For a user's id, even a described abort proves nothing, so the shell asks for the outcome after
         # InitProducerId.
         return False
     return None

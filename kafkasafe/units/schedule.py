@@ -17,10 +17,11 @@ from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
 
 class Schedule:
-    """Begins units when they may be begun, and continues with those in progress.
+    """Begins each unit as soon as it may be begun, and continues the units in progress.
 
     Args:
-        front: Returns whether a batch may be sent, and only batches of units precede it in the queue of its partition.
+        front: Returns True if two conditions are met: the batch may be sent, and only batches of units precede it in
+            the queue of its partition.
         lines: The unfinished units.
         readings: Knows which readings are broken off, and which units are superseded.
         ids: The transactional ids.
@@ -90,7 +91,8 @@ class Schedule:
         end first, and its batches are compared after that.
 
         Returns:
-            True if the partition has no transaction left. False: call this method again after each answer.
+            True if the partition has no transaction any more. If the result is False, call this method again after each
+            answer.
         """
         vacant = not self._ids.is_open(destination)
         for transaction in self._ids.under_way:

@@ -10,7 +10,7 @@ GIVEN_UP: Final = -4
 """The code of a unit that an operator gave up. Not a code of Kafka."""
 
 SUPERSEDED: Final = -5
-"""The code of a unit whose consumer did not continue from the group's offset, so the unit is dropped. Not a code of
+"""The code of a unit that is dropped because its consumer did not continue from the group's offset. Not a code of
 Kafka.
 """
 
@@ -21,8 +21,8 @@ Line: TypeAlias = int | GroupPartition
 """A line is a destination, or a group's offset of a partition. Each line has its own order of units."""
 
 POOL: Final = 4
-"""How many transactional ids a lane has of its own, and so how many of its transactions without a user's id may be in
-progress at once.
+"""Number of transactional ids that a lane has for transactions without a user's id. So at most this many of these
+transactions may be in progress at once.
 """
 
 
@@ -31,7 +31,7 @@ class IllegalStepError(RuntimeError):
 
 
 class Phase(enum.Enum):
-    """The phase of a unit between the spool and its end."""
+    """The state of a unit, from its acceptance to its end."""
 
     WAITING = "waiting"
     """The unit waits in its lines, or is being written to the spool."""
@@ -60,7 +60,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.WAITING: frozenset({Phase.BEGUN, Phase.REFUSED}),
     Phase.BEGUN: frozenset({Phase.APPENDING, Phase.WAITING, Phase.REFUSED}),
     Phase.APPENDING: frozenset({Phase.STAGING, Phase.WAITING, Phase.REFUSED}),
-    # The unit goes to WAITING if an earlier unit must be prepared again and no EndTxn was sent for this unit.
+    # The unit goes back to WAITING if an earlier unit must be prepared again, and no EndTxn was sent for this unit.
     Phase.STAGING: frozenset({Phase.STAGED, Phase.WAITING}),
     Phase.STAGED: frozenset({Phase.ENDING, Phase.WAITING, Phase.ASKING}),
     Phase.ENDING: frozenset({Phase.COMMITTED, Phase.ASKING}),
@@ -103,7 +103,8 @@ class Reading:
     A consumer that seeks back, or gets the partition assigned again, begins another reading.
 
     Attributes:
-        number: Ascends in the order in which readings began; negative for a reading of an earlier incarnation.
+        number: A reading that begins later has a larger number. The numbers of readings of earlier incarnations are
+            negative.
         start: The group's offset when the reading began; -1 if unknown.
     """
 

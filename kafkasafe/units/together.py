@@ -91,7 +91,7 @@ class Sharing:
         return found
 
     def _is_right_after(self, other: Unit, line: Line, ahead: Container[Entry]) -> bool:
-        """Whether only entries of `ahead` precede the unit `other` on this line."""
+        """Whether all entries that precede the unit `other` on this line are in `ahead`."""
         return all(
             each in ahead
             for each in itertools.takewhile(lambda each: each is not other, self._lines.at(line))
@@ -138,7 +138,7 @@ def _identity(offsets: m.GroupOffsets) -> tuple[str, int, str | None]:
 
 
 def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
-    """The offsets of all units. If several units move the same group's offset of a partition, only the last unit's
+    """The offsets of all units. If several units move a group's offset of the same partition, only the last unit's
     offset counts.
     """
     newest: dict[str, m.GroupOffsets] = {}
@@ -160,7 +160,7 @@ def _fellows(unit: Unit, most: int) -> int:
     A unit with a user's transactional id is alone in its transaction. After each failure, only an eighth as many units
     share a transaction:
 
-    1. 128 units share a transaction. A broker refuses a batch of one of them, again and again.
+    1. 128 units share a transaction. A broker repeatedly refuses a batch of one of these units.
     2. Then 16 of them share a transaction, then 2, and then each is alone. This shows whose batch is refused.
     3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. If every failure
        reduced a transaction to one unit, a backlog would hardly shrink while brokers fail now and then.

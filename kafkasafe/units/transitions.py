@@ -54,8 +54,8 @@ class Transitions:
         self._out = out
         self._newest_reading = newest_reading
         self._moved: dict[GroupPartition, int] = {}
-        """Maps a group partition whose offset was moved since the last `drop_superseded` to the number of the reading
-        that moved it.
+        """The group partitions whose offsets were moved since the last `drop_superseded`. Maps each of them to the
+        number of the reading that moved its offset.
         """
         self._drops: list[Unit] = []
         """Units that have offsets, and were dropped since the last `follow_drops`."""
@@ -86,8 +86,8 @@ class Transitions:
         self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
-        # The other units follow the first one. So they also wait until the pause of the first one is over, and may
-        # later share a transaction with it.
+        # The other units follow the first one. So the other units also wait until the first unit's pause is over, and
+        # may later share a transaction with the first unit.
         first = transaction.units[0]
         first.rest()
         self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in BLOCKING_CODES))
@@ -163,7 +163,7 @@ class Transitions:
         self._out.ask(DescribeTxn(tid, tid.turn, transaction))
 
     def ask_unfenced(self, transaction: Transaction, tid: TransactionalId, reason: str) -> None:
-        """Find out whether a transaction was committed before EndTxn was refused, without fencing a successor.
+        """EndTxn was refused. Find out whether the transaction had been committed before, without fencing a successor.
 
         If the transaction was not committed, a successor has ended it, or (with protocol 1) it may have timed out. Once
         the transaction is known to have been open, `ids._late` tells these cases apart. With protocol 1, a delayed
@@ -243,8 +243,8 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop each uncommitted unit whose records have already been delivered: another reading of the same input had
-        them in a unit that is now committed. Only commits since the last call matter.
+        """Drop each uncommitted unit whose records have already been delivered by a unit of another reading. Only
+        commits since the last call matter.
 
         1. A program closes its producer while a unit with records 0 to 9 is in progress. The program's consumer goes
            back to offset 0. This begins another reading, whose first unit has records 0 to 19.
@@ -272,7 +272,9 @@ class Transitions:
         self._end(unit, (unit,), m.UnitOutcome.COMMITTED, "")
 
     def end_dropped(self, unit: Unit) -> None:
-        """End a given-up unit. Either `rejected/` has its records, or its consumers read the same records again."""
+        """End a given-up unit. Either `rejected/` contains the unit's records, or its consumers read the same records
+        again.
+        """
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
     def _end(self, entry: Entry, units: Iterable[Unit], outcome: m.UnitOutcome, reason: str) -> None:
@@ -316,7 +318,9 @@ class Transitions:
             self.part(transaction)
 
     def refuse(self, unit: Unit) -> None:
-        """End a given-up unit. Keep its records in `rejected/`, unless its consumers read the same records again."""
+        """End a given-up unit. Keep the unit's records in `rejected/`, unless its consumers read the same records
+        again.
+        """
         unit.move(Phase.REFUSED)
         if unit.dropped:
             self._drops.append(unit)
@@ -341,7 +345,7 @@ class Transitions:
     def follow_drops(self) -> None:
         """Drop the units that continue a dropped unit.
 
-        1. A unit moves a group from offset 10 to 20, and the next one of the same consumer from 20 to 30.
+        1. A unit moves a group from offset 10 to 20, and the next unit of the same consumer moves it from 20 to 30.
         2. The group has moved on to another generation, and refuses the first unit.
         3. The second unit was accepted in the new generation, so the group would accept it. Then records 10 to 19 would
            be in no output, and would not be read again.

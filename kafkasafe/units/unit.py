@@ -26,7 +26,7 @@ class Unit(UnitContent):
     """An atomic batch: batches and offsets that are delivered together.
 
     Attributes:
-        number: Ascends in the order in which units were accepted, within this incarnation.
+        number: Within an incarnation, a unit that was accepted later has a larger number.
         unit_id: Id of the unit, 16 bytes.
         transactional_id: The id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
@@ -43,7 +43,7 @@ class Unit(UnitContent):
         epochs: Maps a batch's handle to the leader epoch under which the batch was appended; -1 if unknown.
         tries: How many times the unit was requeued, or could not be saved.
         resting: The unit waits for the end of a pause.
-        code: Kafka's error code for which the unit was refused.
+        code: The code of the refusal: Kafka's error code, `GIVEN_UP` or `SUPERSEDED`.
         reason: Why the unit was refused, or why its last try failed, human-readable.
         dropped: The unit is refused, and its records are not kept, because its consumers read the same records again.
         ended: The unit's fate is decided.
@@ -138,7 +138,7 @@ class Unit(UnitContent):
         self.epochs.clear()
 
     def enter(self, transaction: Transaction) -> None:
-        """Record the unit's transaction, which stands for the unit in the lines."""
+        """Record the unit's transaction, which takes the unit's place in the lines."""
         self.transaction = transaction
 
     def leave(self) -> None:
@@ -262,7 +262,7 @@ class Unit(UnitContent):
 
 @dataclass(slots=True, eq=False)
 class Transaction(UnitContent):
-    """One try to commit units together. In the lines, the transaction stands for its units.
+    """One try to commit units together. In the lines, the transaction takes the place of its units.
 
     Attributes:
         units: The units, in order. The id of the first one is the marker.
@@ -277,8 +277,8 @@ class Transaction(UnitContent):
         issued: All batches were passed to the shell, which appends them.
         alone: When `issued` was set, all earlier entries of the transaction's destinations had been committed or
             refused.
-        notes_left: The number of groups, the marker among them, whose offsets are not written yet.
-        next_note: Index of the group whose offsets are written next, once no earlier entry is unfinished; -1: none.
+        notes_left: The number of groups whose offsets are not written yet. The marker counts as a group.
+        next_note: Index of the group whose offsets are written as soon as no earlier entry is unfinished; -1 if none.
         end_refused: EndTxn was refused because of the epoch.
         group_lines: The group partitions whose offsets the transaction moves.
     """
@@ -341,7 +341,7 @@ class Transaction(UnitContent):
     # -- progress --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Begin the transaction, and its units with it."""
+        """Begin the transaction, and all of its units."""
         for each in self.units:
             each.begin(self)
         self.notes_left = 1 + len(self.offsets)
@@ -362,7 +362,7 @@ class Transaction(UnitContent):
             each.move(to)
 
     def issue(self, *, alone: bool) -> None:
-        """Record that all batches are passed on to be appended."""
+        """Record that all batches were passed to the shell, which appends them."""
         self.issued, self.alone = True, alone
 
     def send(self, batch: Member, sequence: int) -> None:
@@ -441,8 +441,8 @@ class TransactionalId:
         sequences: Maps a destination to the next base sequence under this grant.
         fencing: InitProducerId is in progress.
         fresh: The next transaction needs a new grant.
-        former: The latest grant of the id, kept during InitProducerId; None: this producer takes the id over from any
-            other.
+        former: The latest grant of the id, which is kept during InitProducerId. If it is None, this producer takes the
+            id over from any other producer.
         opened: A transaction is open under the latest grant: the cluster acknowledged one of the transaction's
             requests, and EndTxn was not sent.
         unsure: An InitProducerId of this turn had no answer, and may have been carried out.
@@ -547,7 +547,7 @@ class TransactionalId:
         return sequence
 
     def send_end(self) -> None:
-        """Record that EndTxn is being sent. From now on, the transaction may have ended."""
+        """Record that EndTxn is being sent. After that, the transaction may be over."""
         self.opened = False
 
     def end(self, grant: Grant | None, *, sure: bool) -> None:
@@ -582,7 +582,7 @@ class TransactionalId:
         self.unsure = True
 
     def note_end(self, *, timed_out: bool) -> None:
-        """Record that the open transaction may be over. `timed_out`: EndTxn was sent with the epoch after a timeout."""
+        """Record that the open transaction may be over. `timed_out`: EndTxn had the epoch that follows a timeout."""
         self.opened = self.opened and timed_out
 
     def note_alone(self) -> None:

@@ -19,8 +19,8 @@ _SNAPPY_MAX_RATIO: Final = 32  # an upper bound: the densest element expands 3 b
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 # The header: version 01 with independent blocks (Kafka's reader refuses linked ones), the block size, and the header's
-# checksum, a constant for each size. The smallest block size that fits the batch is used, because a reader allocates
-# memory for a whole block.
+# checksum. For each block size, the checksum is a constant. The smallest block size that fits the batch is used,
+# because a reader allocates memory for a whole block.
 _LZ4_FRAMES: Final = (
     (1 << 16, _LZ4_MAGIC + b"\x60\x40\x82"),
     (1 << 18, _LZ4_MAGIC + b"\x60\x50\xfb"),

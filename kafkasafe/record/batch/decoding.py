@@ -27,7 +27,7 @@ from kafkasafe.record.batch.header import (
     verify,
 )
 
-_PADDING: Final = 64  # bytes; the five numbers that may be read after the end of the body take fewer
+_PADDING: Final = 64  # at most five numbers are read after the end of the body, and they take fewer bytes
 _STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
 _ROW_BYTES: Final = 1024  # up to this size of a field, copying rows is faster than slicing
 _MIN_RECORD_BYTES: Final = 7  # seven fields, one byte each, when key, value and headers are empty
@@ -41,9 +41,9 @@ class Columns:
         header: The batch's header.
         keys: Keys, None for null.
         values: Values, None for null.
-        headers: Record headers by record index; records without headers are left out.
+        headers: Headers of the records, by record index. Records without headers are left out.
         timestamps: Ms since the epoch. If the broker set them, all are the header's `max_timestamp`.
-        offsets: Offsets. They have no holes (and are a `range`), unless the log was compacted.
+        offsets: Offsets. Consecutive numbers (a `range`), unless the log was compacted.
     """
 
     header: BatchHeader
@@ -63,8 +63,8 @@ def decode(buf: Buffer, at: int = 0, *, max_body_bytes: int = MAX_BODY_BYTES) ->
         max_body_bytes: Largest permitted size of the decompressed records.
 
     Raises:
-        CorruptBatchError: As `verify`; or the records cannot be decompressed within the bound, or are not
-            what the header says.
+        CorruptBatchError: As `verify`. Also raised if the records cannot be decompressed within the bound, or
+            contradict the header.
     """
     header = verify(buf, at)
     with memoryview(buf) as view:
@@ -156,9 +156,12 @@ def _read_headers(body: bytes, at: int, end: int, count: int) -> tuple[list[tupl
 
 
 def _parse_many(body: bytes, count: int) -> _Parsed:
-    """Read field by field, each for all records at once. The result is the same as that of `_parse_few`."""
+    """Read one field after the other, each field for all records at once. The result is the same as that of
+    `_parse_few`.
+    """
     size = len(body)
-    # If a field runs over the end, zeros are read. The checks of where records end detect this.
+    # If a field runs over the end, zeros are read. Later checks find that such a record does not end at the right
+    # place.
     body += bytes(_PADDING)
     data = np.frombuffer(body, np.uint8)
     lengths, at = varints(data, _record_starts(body, size, count))
@@ -181,8 +184,8 @@ def _parse_many(body: bytes, count: int) -> _Parsed:
 
 
 def _record_starts(body: bytes, size: int, count: int) -> Numbers:
-    """Where each record begins. A record's length shows where the next record begins; runs of equal lengths are found
-    without reading each length.
+    """Where each record begins. A record's length shows where the next record begins. For a run of records of equal
+    length, the function does not decode each length.
 
     This function reads a negative length as a positive one. The caller reads all lengths again, and detects negative
     ones.
@@ -223,7 +226,7 @@ def _record_starts(body: bytes, size: int, count: int) -> Numbers:
 
 
 def _fields(body: bytes, data: Bytes, at: Numbers, ends: Numbers) -> tuple[list[bytes | None], Numbers]:
-    """The keys, or the values, of all records, and where the next field of each record begins."""
+    """The keys (or the values) of all records, and for each record, where its next field begins."""
     lengths, at = varints(data, at)
     shortest, longest = int(lengths.min()), int(lengths.max())
     if shortest < -1 or longest > len(body):

@@ -43,14 +43,14 @@ def encode(
     The same arguments always give the same bytes.
 
     Args:
-        keys: One per value, None for a null key; or None when no record has a key.
+        keys: One key per value, None for a null key. If no record has a key, the argument itself may be None.
         values: At least one, None for a null value.
         timestamps: Ms since the epoch: one for all records (the fast case), or one per value.
-        headers: Record headers by record index; records without headers may be left out.
+        headers: Headers of the records, by record index. Records without headers may be left out.
         compression: How to compress the records.
         compression_level: Level in the codec's own scale; None for the codec's default. NONE and SNAPPY have no levels.
-        sizes: Sizes of the keys and of the values, if the caller knows them and has only bytes and None; otherwise
-            None. Wrong sizes make an invalid batch.
+        sizes: (sizes of the keys, sizes of the values). An entry is None if the caller does not know the sizes, or if
+            an item is neither bytes nor None. Wrong sizes make an invalid batch.
 
     Returns:
         The batch, ready for `stamp_identity` and `stamp_address`.
@@ -214,7 +214,7 @@ _FIELD_BYTES: Final = _Cache(_field_bytes)
 
 
 def sizes_of(items: Sequence[object]) -> Sizes:
-    """Returns the sizes of keys or values that are bytes; -1 for anything else, and if there are no items."""
+    """Returns the sizes of keys or values that are bytes; -1 for anything else. Returns -1 if there are no items."""
     if not items:
         return -1
     try:
@@ -256,7 +256,7 @@ class _Column:
 
     @classmethod
     def _of_sizes(cls, items: Sequence[Buffer | None], sizes: Sizes) -> _Column:
-        """Makes a column of bytes and None, without a look at each item."""
+        """Makes a column of bytes and None, without looking at each item."""
         lengths, only = ([sizes] * len(items), sizes) if isinstance(sizes, int) else (sizes, _only(sizes))
         if only == -1 or (only is None and -1 in lengths):
             items = [b"" if item is None else item for item in items]
@@ -266,7 +266,7 @@ class _Column:
 def _only(lengths: Sequence[int]) -> int | None:
     """Returns the length that all items have; None if their lengths differ."""
     first = lengths[0]
-    # The first comparison avoids the count for most columns with different lengths.
+    # If lengths differ, the first comparison nearly always finds this, and `count` is not called.
     return first if first == lengths[-1] and lengths.count(first) == len(lengths) else None
 
 
@@ -280,19 +280,21 @@ def _as_bytes(item: object, what: str, index: int) -> bytes | bytearray | None:
     )
 
 
-# From each of these offset deltas on, the varint is one byte longer, and therefore the record.
+# At each of these offset deltas, the varint becomes one byte longer, so the record becomes one byte longer, too.
 _OFFSET_STEPS: Final = (0, 1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 34)
 
 
 def _offset_ranges(count: int) -> list[tuple[int, int, int]]:
-    """(bytes of the offset delta's varint, first index, end index) for each size that occurs."""
+    """The ranges of records whose offset deltas take the same number of bytes: (number of bytes, first index, end
+    index).
+    """
     steps = enumerate(pairwise(_OFFSET_STEPS), start=1)
     return [(size, start, min(end, count)) for size, (start, end) in steps if start < count]
 
 
 def _head(fields: int, fixed: int, end: bytes) -> bytes:
-    """The bytes before a record's variable fields: the `end` of the previous record, then the record's length and
-    attributes.
+    """The bytes that precede a record's variable fields: first the `end` of the previous record, then the record's
+    length and attributes.
     """
     return end + _VARINTS[fields + fixed] + b"\0"
 
@@ -316,7 +318,7 @@ _CACHED_COUNT: Final = 1 << 16
 
 
 def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
-    """The offset delta of each record, between two constants."""
+    """The offset delta of each record, encoded, between the constants `before` and `after`."""
     return [before + varint(index) + after for index in range(count)]
 
 
@@ -336,7 +338,9 @@ _prefixes_cached = lru_cache(maxsize=6)(_make_prefixes)
 
 
 def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | bytes) -> list[bytes]:
-    """The first `count` entries of a table. The table is made for the next power of two, and kept unless it is huge."""
+    """The first `count` entries of a table. The table is made with the next power of two as its size. It is cached
+    unless it is huge.
+    """
     if count > _CACHED_COUNT:
         return cached.__wrapped__(count, *key)
     return cached(max(64, 1 << (count - 1).bit_length()), *key)[:count]

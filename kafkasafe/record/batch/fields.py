@@ -49,7 +49,8 @@ def run_of_equal_lengths(body: Buffer, start: int, stride: int, most: int) -> in
     """How many records directly after the record at byte `start` have the same length as this record.
 
     Such records begin `stride` bytes apart. So only the bytes at these places are compared with the first record's
-    length. The result is exact: if all records before a place have this length, a record begins at this place.
+    length. The result is exact: a record begins at one of these places if all records before that place have this
+    length.
 
     Args:
         body: The records.
@@ -75,7 +76,7 @@ def varints(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
         if shift > 63:
             raise CorruptBatchError(f"A number of more than 64 bits at byte {at[rest[0]]} of the records")
         byte = data[at[rest]].astype(np.uint64)
-        # Subtracting one removes the bit of the previous byte which said that this byte follows.
+        # Subtracting one removes the previous byte's continuation bit, which is still in the number.
         number[rest] += (byte - np.uint64(1)) << np.uint64(shift)
         at[rest] += 1
         rest = rest[byte > 0x7F]

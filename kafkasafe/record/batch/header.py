@@ -151,7 +151,7 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
         at: Where the batch begins.
 
     Raises:
-        CorruptBatchError: These bytes cannot be a RecordBatch v2's header, or end inside it.
+        CorruptBatchError: These bytes cannot be the header of a RecordBatch v2, or the bytes end inside the header.
     """
     if len(buf) - at < HEADER_BYTES:
         raise CorruptBatchError(
@@ -185,7 +185,7 @@ def verify(buf: Buffer, at: int = 0) -> BatchHeader:
         at: Where the batch begins.
 
     Raises:
-        CorruptBatchError: As `read_header`; or the batch is cut short, or its CRC differs.
+        CorruptBatchError: As `read_header`. Also raised if the batch is cut short, or its CRC differs.
     """
     header = read_header(buf, at)
     if header.size_bytes > len(buf) - at:
@@ -201,7 +201,8 @@ def verify(buf: Buffer, at: int = 0) -> BatchHeader:
 
 
 def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """Walks concatenated batches, as in a Fetch response, and yields where each begins and its header.
+    """Walks through concatenated batches, as in a Fetch response. For each batch, yields where it begins, and its
+    header.
 
     An incomplete batch ends the iteration: a broker truncates its response at its byte limit. Messages of formats
     before v2 are skipped. CRCs are not checked.
@@ -218,8 +219,8 @@ def last_header(buf: Buffer) -> BatchHeader | None:
     """The header of the last whole batch of a Fetch response, without reading the headers before it.
 
     Returns:
-        The header; None: the response has no whole batch, or ends with a message of a format before v2, or with bytes
-        that are not a batch. CRCs are not checked.
+        The header. None if the response contains no whole batch, or ends with a message of a format before v2, or with
+        bytes that are not a batch. CRCs are not checked.
     """
     last = None
     try:
@@ -323,8 +324,8 @@ def stamp_crc(buf: bytearray) -> None:
 
 
 def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestamp: int) -> bytearray:
-    """Like `frame` without compression, but in place: `buf` has room for a header (`HEADER_BYTES`), then the records
-    section.
+    """Like `frame` without compression, but in place: `buf` consists of room for a header (`HEADER_BYTES`) and the
+    records section.
 
     Raises:
         ValueError: The batch is above 2 GiB.
@@ -333,7 +334,7 @@ def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestam
 
 
 def finish(buf: bytearray, count: int, base_timestamp: int, max_timestamp: int, attributes: int) -> bytearray:
-    """Fill in the header of `buf`, which has room for the header (`HEADER_BYTES`), then the records section."""
+    """Fill in the header of `buf`, which consists of room for the header (`HEADER_BYTES`) and the records section."""
     if len(buf) - _LOG_OVERHEAD > _INT32_MAX:
         raise ValueError(f"A batch of {len(buf)} bytes: its length does not fit into an int32")
     _HEADER.pack_into(

@@ -1,4 +1,6 @@
-"""The file CLUSTER names the cluster that a spool directory's records are for. No other cluster may get the records."""
+"""The file CLUSTER contains the id of the cluster to which a spool directory's records belong. No other cluster may get
+the records.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +39,20 @@ class ClusterFile:
         write_whole(self._path, "CLUSTER", f"{cluster_id}\n".encode(), self._files)
 
     def keep(self, cluster_id: str) -> None:
-        """Notes the id that the file must contain, whatever the file contains now."""
+        """Sets `known` to the id that the file must contain, without reading or writing the file."""
         self.known = cluster_id
 
     def bind(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
-        """Stores durably which cluster the records in this directory belong to. No other cluster may get these records.
+        """Durably stores the id of the cluster to which the records in this directory belong. No other cluster may get
+        these records.
 
         Args:
             cluster_id: Id of the cluster to which the producer is connected.
-            drained: Returns whether no record waits in any lane. If none waits, the directory may change to another
+            drained: Returns True if no record waits in any lane. In this case, the directory may change to another
                 cluster.
 
         Returns:
-            (former, ours). `former` is the id of the former cluster, None before the first contact. `ours` is whether
+            (former, ours). `former` is the id of the former cluster, None before the first contact. `ours` says whether
             the directory now belongs to this cluster.
 
         Raises:
@@ -97,7 +100,8 @@ class ClusterFile:
         except FileNotFoundError:
             return None
         found = raw.decode(errors="replace").strip()
-        # The file is always written as a whole. An empty file was truncated later, and may have named another cluster.
+        # The file is always written as a whole. So an empty file had an id before it was truncated, and this may be the
+        # id of another cluster.
         if not _CLUSTER.fullmatch(found):
             raise SpoolCorruptError(
                 f"{self._path / 'CLUSTER'} is damaged: it holds {found[:40]!a}, and not the id of the cluster that"

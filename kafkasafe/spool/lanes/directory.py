@@ -39,7 +39,7 @@ _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
 _BACK_S: Final = 3.0
 _BACK_BY_NUMBER_S: Final = 20.0
-"""How long to wait until another producer returns a lane that it has adopted. The longer time is for a lane requested
+"""How long to wait for another producer to return a lane that it has adopted. The longer time is for a lane requested
 by number.
 """
 _BACK_PAUSE_S: Final = 0.02
@@ -117,7 +117,7 @@ class SpoolDirectory:
             raise SpoolError(f"{self.path / 'CLUSTER'} cannot be read: {error}") from error
 
     def bind_cluster(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
-        """Writes durably to which cluster the records in this directory belong: see `ClusterFile.bind`."""
+        """Durably stores the id of the cluster to which this directory's records belong: see `ClusterFile.bind`."""
         return self._cluster.bind(cluster_id, drained=drained)
 
     def lanes(self) -> list[int]:
@@ -152,8 +152,8 @@ class SpoolDirectory:
         Args:
             number: Number of the requested lane.
             client: Client id of the producer that takes the lane.
-            wait: Function that sleeps for a given number of seconds. This method calls it while it waits until a lane
-                is handed back. If `wait` is None, this method asks no process for a lane.
+            wait: Function that sleeps for a given number of seconds. Called repeatedly until the other process hands
+                its lane back. If `wait` is None, this method asks no process for a lane.
 
         Raises:
             LaneBusyError: Another running process owns the requested lane, or running processes own all lanes.
@@ -192,8 +192,8 @@ class SpoolDirectory:
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def _take_number(self, number: int, client: str) -> LaneLock | None:
-        """Takes a lane if it has no owner. Tries again after a moment: another process may only have looked whether the
-        lane has an owner, and adoption does this without `births`.
+        """Takes a lane if it has no owner. If another process has locked the lane, tries again after a moment: that
+        process may only be finding out whether the lane has an owner. An adopting process does this outside `births`.
         """
         for tries in range(_GLANCE_TRIES):
             if tries:
@@ -214,7 +214,9 @@ class SpoolDirectory:
         )
 
     def _mine(self, client: str) -> list[int]:
-        """Numbers of the lanes with this client id, and of those without one. All lanes if `client` is empty."""
+        """Numbers of the lanes with this client id, and of the lanes without a client id. All lanes if `client` is
+        empty.
+        """
         if not client:
             return self.lanes()
         return [number for number in self.lanes() if self.owners.client(number) in {"", client}]
@@ -277,8 +279,8 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def births(self) -> Iterator[None]:
-        """Context for taking lanes and for finding out their owners. Processes take turns, because finding out who owns
-        a lane locks the lane for a moment.
+        """Context for taking lanes and for finding out their owners. Processes enter it one after the other, because
+        finding out who owns a lane locks the lane for a moment.
 
         Raises:
             OSError: The lock cannot be opened.
@@ -303,7 +305,7 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def resending(self) -> Iterator[None]:
-        """Context for returning rejected records to lanes. Only one process at a time can be in it.
+        """Context for moving rejected records back into lanes. Only one process at a time can enter it.
 
         Raises:
             LaneBusyError: Another process is resending records now.
@@ -326,12 +328,12 @@ class SpoolDirectory:
     def dead_lanes(self, *, now: float = 0.0, grace_s: float = 0.0) -> list[LaneLock]:
         """Takes ownership of lanes with content but without an owner, and returns these lanes.
 
-        A lane that was returned before and has not changed since is returned again only after `offer_again`.
+        If a lane was returned before and has not changed since, it is returned again only after `offer_again`.
 
         Args:
             now: The time in seconds.
-            grace_s: How long a lane must have been without an owner before it is taken. So a producer that restarts
-                gets its own lane back.
+            grace_s: How long a lane must have been without an owner before it is taken. This lets a producer that
+                restarts get its own lane back.
 
         Raises:
             SpoolError: The directory cannot be read.
@@ -480,10 +482,11 @@ class SpoolDirectory:
         return self.owners.owner(number)
 
     def starting_lanes(self) -> dict[int, str]:
-        """Lanes without an owner on which a new producer would start. Maps their numbers to that producer's client id.
+        """The lanes on which a new producer would start. They have no owner. Maps their numbers to that producer's
+        client id.
 
-        The client id is empty for a lane that a producer with any client id may take. Only for messages, because this
-        method does not touch the locks.
+        The client id is empty for a lane that a producer with any client id may take. The result is only good enough
+        for messages, because this method does not touch the locks.
 
         Raises:
             OSError: The directory cannot be read.
@@ -503,8 +506,8 @@ class SpoolDirectory:
         return found
 
     def content(self, number: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of a lane's segments, to recognise a change of the lane. If it has no segments, those of its
-        `extent`.
+        """Names and sizes of a lane's segments, to recognise a change of the lane. For a lane without segments: name
+        and size of the file `extent`.
 
         Raises:
             OSError: The lane cannot be read.

@@ -20,7 +20,7 @@ LOCK_NAME: Final = Path("lock")
 
 
 class LockedDirectory(Protocol):
-    """The methods of a spool directory that the lock of one of its lanes uses."""
+    """The methods of a spool directory that a lane's lock calls."""
 
     files: Files
 
@@ -43,7 +43,8 @@ _lockable: set[tuple[Files, int]] = set()
 """Every open file that is locked or about to be locked."""
 _forking = threading.RLock()
 """Held during a fork, and while `_lockable` changes. A lock belongs to the open file, not to the process. So a child
-that inherited an open file missing from `_lockable` would hold that file's lock until the child ends.
+must close each open lock file that it inherits, and `_lockable` must contain all of them. Otherwise the child would
+hold a lock until the child ends.
 """
 
 
@@ -84,7 +85,7 @@ class LaneLock:
         path: The lane's directory.
         number: The lane's number.
         client: Client id of the producer that wrote the lane's records; empty if unknown.
-        files: The disk, on which paths below `path` lead into the locked directory.
+        files: The disk. Paths below `path` are resolved inside the locked directory.
         home: The spool directory that the lane belongs to.
         lost: Whether the lock was deleted and another process owns the lane. If so, this process must not write any
             more.
@@ -127,7 +128,7 @@ class LaneLock:
         _held.add(self)
 
     def _stands(self, number: int, directory: int, handle: int) -> None:
-        """Notes the number, directory and lock that the lane has from now on."""
+        """Sets the lane's new number, directory and lock."""
         self.number = number
         self.path = self.home.lane_path(number)
         self._directory = directory
@@ -173,8 +174,8 @@ class LaneLock:
         return self._on.path_of(self._directory)
 
     def announce(self, position: int) -> None:
-        """Writes the position where this incarnation begins into the lock file. Earlier positions belong to earlier
-        incarnations.
+        """Writes into the lock file the position where this incarnation begins. Records at lower positions belong to
+        earlier incarnations.
         """
         self.write(f"{self._text} from {position}\n")
 
@@ -203,7 +204,7 @@ class LaneLock:
                     self._on.writev(self._handle, [text.encode()], 0)
 
     def lock_again(self) -> None:
-        """Creates the file `lock` if necessary, and locks it, after the locked file was deleted or replaced.
+        """After the locked file was deleted or replaced, creates the file `lock` if necessary, and locks it.
 
         Raises:
             LaneBusyError: Another process has locked the file first.

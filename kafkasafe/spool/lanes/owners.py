@@ -17,7 +17,7 @@ from kafkasafe.spool.lanes.lock import LOCK_NAME, close_lockable, open_lockable
 NO_CLIENT: Final = "-"
 """Stands for an unknown client id in the text of an owner that only drains a lane."""
 _MOST_BYTES: Final = 128 * 1024
-"""Enough for the longest client id, each of whose bytes may take three in a URL's quotation."""
+"""Enough for the longest client id. In the text, it is quoted as in a URL, so one byte may become three."""
 
 
 class Owners:
@@ -47,7 +47,9 @@ class Owners:
         return " adopts " in self.owner(number)[1]
 
     def begun(self, number: int) -> int:
-        """Position where the owner's incarnation begins; -1 if the text has none, or the owner only drains the lane."""
+        """Position where the owner's incarnation begins; -1 if the lock file names none, or the owner only drains the
+        lane.
+        """
         match = re.search(r" from (\d+)$", self.owner(number)[1])
         return int(match[1]) if match else -1
 
@@ -73,8 +75,8 @@ class Owners:
             close_lockable(self._files, handle)
 
     def seems_owned(self, number: int) -> int:
-        """Pid of the process that seems to own the lane, 0 if none does. Only for messages, because it does not touch
-        the lock.
+        """Pid of the process that seems to own the lane, 0 if none does. The result is only good enough for messages,
+        because this method does not touch the lock.
 
         Uses the owner's text in the lock file, and the kernel's list of locks if there is one. `is_owned` is certain,
         but it takes the lock for a moment. A producer that starts at this moment would choose another lane.
@@ -96,8 +98,9 @@ class Owners:
     def strays_to(self, number: int) -> Path | None:
         """The path at which the process named in the lock file has this lane open; None if it is the lane's own path.
 
-        Another path means that the directory was moved or replaced while its producer runs. The result is also None for
-        a process of another user or on another host, about which the operating system shows nothing.
+        If the result is a path, the directory was moved or replaced while its producer was running. The result is also
+        None for a process of another user or on another host, because the operating system shows nothing about such a
+        process.
         """
         pid, text = self.owner(number)
         if not pid or f"host {platform.node()} " not in text or self.seems_owned(number):
