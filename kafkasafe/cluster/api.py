@@ -1,4 +1,4 @@
-"""The seam between a client and its brokers: one protocol, and the answers as plain data.
+"""The interface between a client and its brokers: one protocol, and the answers as plain data.
 
 Producers, look-ups and `kafkasafe doctor` send all their requests to a Kafka cluster through `Cluster`. So tests can
 replace the brokers with simulated ones, which fail on command and run in virtual time. `cluster/client/` has the real
@@ -163,8 +163,8 @@ class Cluster(Transactions, Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the cluster has answered a metadata request, and no later request has failed while no broker was
-        usable.
+        """Whether the cluster is reachable: True from an answered metadata request until such a request fails while no
+        broker is usable.
         """
 
     @property
@@ -173,7 +173,9 @@ class Cluster(Transactions, Protocol):
 
     @property
     def last_error(self) -> BaseException | None:
-        """Why no broker could be used at the latest attempt; None while the cluster answers, and before any attempt."""
+        """Why no broker could be used at the latest attempt; None while the cluster answers, and before the first
+        attempt.
+        """
 
     @property
     def cluster_id(self) -> str | None:
@@ -210,8 +212,8 @@ class Cluster(Transactions, Protocol):
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Adds a listener for each metadata answer.
 
-        The cluster first calls the replies of the `refresh_metadata` calls that the answer serves, then the listener,
-        and only then the replies of requests that were routed by these metadata.
+        After an answer, the cluster first calls the `reply` of each `refresh_metadata` that waited for this answer.
+        Then it calls the listener. The replies of requests that were routed by these metadata come last.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
@@ -241,8 +243,8 @@ class Cluster(Transactions, Protocol):
 
         Args:
             topics: Names to watch, in addition to the topics watched already.
-            reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`. If a
-                topic name is invalid, the reply gets a `Failure` with `InvalidTopicError`, not sent.
+            reply: Gets the first answer to a metadata request that was sent after this call, or the first `Failure`. If
+                a topic name is invalid, the reply gets a `Failure` with `InvalidTopicError`, not sent.
         """
 
     def unwatch(self, topic: str) -> None:
@@ -340,8 +342,8 @@ class Cluster(Transactions, Protocol):
             max_wait_ms: How long the broker may wait for the first byte, in ms.
             current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
                 75 (Kafka 2.1 and later). -1: do not check the epoch.
-            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. A leader whose log has another
-                record there reports the divergence (Kafka 2.7 and later).
+            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. If the leader's log lacks this
+                record, or has it with another epoch, the leader reports the divergence (Kafka 2.7 and later).
         """
 
     def list_offset(
@@ -379,13 +381,13 @@ class Cluster(Transactions, Protocol):
             partitions: (topic, partition), each at most once.
             timestamp: As for `list_offset`, the same for all.
             reply: Gets the offsets by partition, or `Failure`. A partition is left out if it has no known leader, if
-                its broker did not answer, or if the answer is an error or has no offset. `list_offset` shows which of
-                these is the cause.
+                its broker did not answer, or if the answer is an error or has no offset. To find out which of these is
+                the cause, call `list_offset`.
             isolation_level: 1 (read_committed): `LATEST` is the last stable offset.
         """
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
-        """Asks where the log ends, which may be after the high watermark.
+        """Asks for the end of the log, which may be after the high watermark.
 
         The request has the replica id of a debugging replica (-2), so a broker answers the request whether it is the
         leader or not. From Kafka 2.4 on, the request also has a leader epoch, and a former leader answers error code 74

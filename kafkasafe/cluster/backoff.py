@@ -78,5 +78,5 @@ class Backoff:
 
 PAUSES: Final = Backoff(0.1, 0.4, least_s=0.1)
 """Pauses between two attempts of a look-up, a fetch, or a step of a transaction. So each of these sends at most ten
-requests in a second (KAFKA-19599 reports 9,000), and notices within a second that a partition is ready again.
+requests in a second (not 9,000 as in KAFKA-19599), and notices within a second that a partition is ready again.
 """
