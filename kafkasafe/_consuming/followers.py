@@ -110,13 +110,13 @@ class Followers(Generic[T]):
             self._late.extend(row for partition, row in rows if partition in overdue)
 
     def is_late(self, row: Any) -> bool:
-        """Return whether this part of a response is an error that came too late."""
+        """Return whether this part of a response is an error from a follower that answered too late."""
         with self._lock:
             return any(each is row for each in self._late)
 
     def due_s(self, now: float) -> float:
-        """Return the seconds until a follower's answer is overdue. If no answer is awaited, return the time that an
-        answer to a Fetch sent now may take.
+        """Return the seconds until a follower's answer is overdue. If no answer is awaited, return the time-out that a
+        Fetch would have if it was sent now.
         """
         with self._lock:
             return max(0.0, min((until - now for until, _ in self._asked.values()), default=self._patience_s))

@@ -71,8 +71,7 @@ class PositionEvent(enum.Enum):
     SOUGHT = "sought"
     """The application has chosen a position."""
     MOVED = "moved"
-    """The position has changed since the procedure began or the error was raised, without a decision of the
-    application.
+    """The position has changed since the procedure began or the error was raised. The application did not choose it.
     """
     LEADER_UNKNOWN = "leader unknown"
     """The metadata name no leader, or they name a topic that was deleted."""
@@ -139,7 +138,7 @@ class Action(enum.Enum):
     FIND_RESET = "find reset"
     """Begin to look up the target of the reset."""
     REQUEST_RESET = "request reset"
-    """Drop the position. The next poll begins to look up another one."""
+    """Drop the position. The next poll begins to look up a new position."""
     REPOSITION = "reposition"
     """Set the position again, without a leader epoch."""
     CUT = "cut"
@@ -281,8 +280,8 @@ STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action,
     _S.SUSPECTED: {
         _E.SOUGHT: (_S.UNCHECKED, ()),
         _E.UNREAD: (_S.VALID, (Action.RESTART,)),
-        # The log agrees up to the position. So the suspicion concerns records after the position: they were read before
-        # a seek went back.
+        # The log agrees up to the position. So the suspicion concerns records after the position. They were read before
+        # a seek to a lower offset.
         _E.AGREED: (_S.VALID, (Action.CUT, Action.REPOSITION)),
         _E.DIFFERED: (_S.VALID, ()),
         _E.FAILED: (_S.VALID, ()),
