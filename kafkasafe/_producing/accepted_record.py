@@ -15,7 +15,7 @@ from kafkasafe.spool.refusals import because
 
 
 class AcceptedRecord:
-    """Knows the state of an accepted record, for the futures of threads and of event loops."""
+    """Computes the state of an accepted record, for the futures of threads and of event loops."""
 
     __slots__ = ("_index", "_open_batch", "_parts")
 

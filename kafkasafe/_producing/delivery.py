@@ -1,4 +1,4 @@
-"""The waits of callers for results, for the disk and for callbacks, and the errors with which these waits end."""
+"""Lets callers wait for results, for the disk and for callbacks, and raises the errors with which these waits end."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class Delivery:
         return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
 
     def raise_loss(self) -> None:
-        """Raise the error about the next loss: acknowledged records that are not sent again, or records missing in the
-        spool.
+        """Raise the error about the next loss that was not raised yet. A loss is either acknowledged records that are
+        not sent again, or records that are missing in the spool.
         """
         loss = self.pump.ledger.errors.next_loss()
         if loss is not None:
@@ -136,7 +136,9 @@ class Delivery:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def called(self, open_batch: OpenBatch | None, deadline: float | None) -> bool:
-        """Wait until the due callbacks of one or all open batches have run. Return False if the deadline came first."""
+        """Wait until the due callbacks of one open batch, or of all, have run. Return False if the deadline came
+        first.
+        """
         if open_batch is not None:
             open_batch.watch()  # another thread sealed the open batch, and may not have called `watch` yet
             if not open_batch.watched:
@@ -183,8 +185,8 @@ class Delivery:
             )
 
     def _await_settled(self, number: int, deadline: float | None) -> bool:
-        """Wait for the results, and log from time to time which results are missing. Return the last result of
-        `settled_or_never`.
+        """Wait for the results, and log from time to time which results are missing. Return whether `settled_or_never`
+        became true.
         """
         pump = self.pump
         began = time.monotonic()
