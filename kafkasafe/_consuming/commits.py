@@ -1,4 +1,4 @@
-"""Decides which offsets are committed, and which history they carry."""
+"""Decides which offsets are committed, and which history is stored with them."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def headers(records: Any) -> Iterator[_Header]:
 
 
 class FormerTopics:
-    """The ids of deleted topics of one name. Metadata that name such a topic are older than others.
+    """The ids of deleted topics of one name. Metadata that name such a topic are outdated.
 
     But ids do not say which of two topics is the newer one:
 
@@ -237,7 +237,7 @@ class History:
         return None not in {topic_id, self.topic_id} and topic_id != self.topic_id
 
     def adopt(self, topic_id: bytes | None) -> None:
-        """Record the id of the topic that has the name now; None if the brokers do not report ids."""
+        """Record the id of the present topic of this name; None if the brokers do not report ids."""
         if topic_id is None:
             return
         if self.topic_id is not None and self.topic_id != topic_id:
@@ -268,8 +268,8 @@ class History:
             self.lineage, self.marks, self._skipped = Lineage(), BatchMemory(), []
 
     def forget_unread_topic(self) -> None:
-        """Forget the id of the topic if no record of it was read. In that case, the position belongs to the topic that
-        has the name now.
+        """Forget the id of the topic if no record of it was read. In that case, the position belongs to the present
+        topic of this name.
         """
         if not self.lineage.entries:
             with self._lock:

@@ -16,9 +16,9 @@ So if a batch is undecided, and the next batch goes to another lane:
   generation, so the group refuses the batches that were left (KIP-447). The consumer requests the group's offset only
   after it has joined again. The coordinator returns this offset only when all offsets that the group has already
   accepted are committed or aborted.
-- With `assign` there is no generation. So `send_offsets` refuses the next batch as long as the other lane has an
-  undecided batch of the partition. If the new producer is on the same directory and will adopt that lane,
-  `send_offsets` waits for this; it takes seconds.
+- With `assign` there is no generation. So `send_offsets` refuses the next batch while the other lane has an undecided
+  batch of the partition. If the new producer is on the same directory and will adopt that lane, `send_offsets` waits
+  for this; it takes seconds.
 - If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. A batch that continues
   from an earlier batch must come after that batch, and must not be committed if the earlier one is dropped.
 """
@@ -38,9 +38,9 @@ from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.spool.own_lane import OwnLane
 
 _LOOK_S: Final = 0.01
-"""The pause between two checks for outcomes, seconds."""
+"""The pause between two checks for outcomes, in seconds."""
 _READ_S: Final = 0.1
-"""The pause between two reads of a lane, seconds."""
+"""The pause between two reads of a lane, in seconds."""
 _LEAVES: Final = "its atomic batches go to another producer, and one was left undecided"
 _OPEN: Final = (
     "Another atomic batch that is still open has offsets of this consumer, and belongs to another producer. Commit or"

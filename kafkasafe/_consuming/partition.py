@@ -23,7 +23,7 @@ _DECIDING: Final = frozenset({Activity.DIVERGED, Activity.STRANDED})
 
 
 class PlaceLeft(NamedTuple):
-    """A position, and what is known of its topic.
+    """A position, and the known facts about its topic.
 
     Attributes:
         offset: The first offset that the application did not get.
@@ -126,8 +126,8 @@ class Failures:
         reported_code: Error code in the latest event about these failures; 0 if no event has reported them.
         overdue_since: When the fetches began to fail, or when `poll` last raised an error about these failures. The
             time-out for the next such error begins then.
-        remote: Whether the position is in remote storage; None: not known yet. The consumer asks only after a failed
-            fetch.
+        remote: Whether the position is in remote storage; None: not known yet. The consumer asks the leader only after
+            a failed fetch.
         rest_until: When the partition may be fetched again.
     """
 
@@ -182,7 +182,8 @@ class AssignedPartition:
         history: The records that were read.
         failures: The failed fetches.
         doubted: Whether the connection to the leader was lost since the last check, or the leader has refused a fetch
-            because it did not lead. It matters only if no leader epoch shows which broker has led since then.
+            because it did not lead. This matters only if no leader epoch shows whether the leader has changed since
+            then.
         checked: The leadership under which the position was found valid; None: the position must be checked.
         inquiry: The running procedure, if any.
         position: Offset for which the procedure began or the error was raised.

@@ -160,5 +160,5 @@ class AssignedPartitions:
         return any(part.inquiry is not None for part in self._parts.values())
 
     def resting(self, now: float) -> set[TopicPartition]:
-        """Return the partitions that are not fetched now, after a failure. Any thread may call it."""
+        """Return the partitions that are not fetched now, because a fetch has failed. Any thread may call it."""
         return {tp for tp, part in self.items() if part.failures.rest_until > now}

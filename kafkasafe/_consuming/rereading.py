@@ -1,5 +1,5 @@
-"""Read partitions again after an atomic batch with their offsets was dropped, or after another group member owned them
-for a while.
+"""Read partitions again if an atomic batch with their offsets was dropped, or if another group member owned the
+partitions for a while.
 
 If a consumer has a partition both before and after a rebalance, kafka-python keeps the position. This can lose records:
 

@@ -69,8 +69,8 @@ class Results:
         self._seek = seek
 
     def carry_on(self, only: TopicPartition | None = None) -> None:
-        """Begin the resets and checks that are due, apply the results of those that have ended, and raise an error that
-        was not raised before.
+        """Begin the resets and checks that are due, and apply the results of those that have ended. Then raise an error
+        about a partition, if there is one that was not raised before.
 
         Args:
             only: Raise only the error of this partition, even if it was raised before.
@@ -215,7 +215,7 @@ class Results:
         if not part.history.reaches_below(part.position):
             is_another = part.history.is_of_another(walked.topic_id)
             if is_another:
-                part.history.cut(part.position)  # the records read from there on are not in this topic
+                part.history.cut(part.position)  # the records read from the position on are not in this topic
             part.history.adopt(walked.topic_id)
             self._moves.on(tp, part, PositionEvent.AGREED, offset=part.position)
             if is_another and part.position > 0:

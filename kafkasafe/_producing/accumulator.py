@@ -1,7 +1,7 @@
 """Keeps the open batches of a producer, seals them, and passes them to the pump in the order of sealing.
 
-The accumulator may hold its lock for as long as encoding takes. Under the lock it does not access the disk. The only
-code of the application that the accumulator calls is the partitioner.
+The accumulator may hold its lock during a whole encoding. Under the lock it does not access the disk. The only code of
+the application that the accumulator calls is the partitioner.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = EventLog("producer")
 NEVER: Final = float("inf")
 _ROOM_AND_LEFT: Final[Callable[[OpenBatch], tuple[int, int]]] = attrgetter("room", "left")
 _NO_MEMORY_S: Final = 0.1
-"""If memory was too short to encode, the producer's thread tries again after this many seconds."""
+"""If there was not enough memory to encode, the producer's thread tries again after this many seconds."""
 
 
 class AcceptedUnit(Protocol):
@@ -258,7 +258,7 @@ class Accumulator:
         return sum(open_batch.waiting for open_batch in list(self.open_batches.values()))
 
     def give_up(self, error: BaseException) -> None:
-        """End the records that are not encoded with an error, because the producer has ended."""
+        """The producer has ended: make this error the result of all records that are not encoded."""
         with self.lock:
             for topic, open_batch in list(self.open_batches.items()):
                 lost = self._encoder.lost(open_batch, error)
@@ -342,7 +342,7 @@ class Accumulator:
 
         A partitioner may call the producer, and this call then seals the open batch that is being encoded. Without a
         limit, each level would ask the partitioner again, until the stack is exhausted. Two levels are allowed, because
-        a signal handler that interrupts a partitioner is such a call, too.
+        the call may also come from a signal handler that interrupts the partitioner.
 
         Raises:
             UsageError: The partitioner was asked within its own call of the producer, and calls the producer again.
@@ -365,8 +365,8 @@ class Accumulator:
 def _most_room(config: ProducerConfig) -> int:
     """Return the limit, in bytes, for open batches with more room than `batch_size`; 0 if no open batch may have more.
 
-    A broker remembers only a few batches of a partition. With `delivery="transactional"`, a unit may have this number
-    of open batches. So each open batch may contain only one batch for a partition, and gets no larger room.
+    A broker remembers only a few batches of a partition. With `delivery="transactional"`, the number of open batches in
+    a unit has the same limit. So each open batch may contain only one batch for a partition, and gets no larger room.
     """
     if config.delivery == "transactional":
         return 0

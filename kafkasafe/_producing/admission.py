@@ -1,6 +1,6 @@
 """Admission: the checks and waits of the producer before it accepts records.
 
-The slow path of `send`, atomic batches, transactions and coroutines all use it.
+It is used by the slow path of `send`, by atomic batches, by transactions and by coroutines.
 """
 
 from __future__ import annotations

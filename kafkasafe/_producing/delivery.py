@@ -27,7 +27,7 @@ from kafkasafe.spool.refusals import because, counted
 log = EventLog("producer")
 
 _SAY_EVERY_S: Final = 30.0
-"""Interval at which a long `flush` logs what it waits for, seconds."""
+"""Interval, in seconds, at which a long `flush` logs what it waits for."""
 
 
 class Delivery:
@@ -100,15 +100,15 @@ class Delivery:
             raise loss
 
     def disk_cause(self) -> str:
-        """Return a sentence for the end of a message: why no record becomes durable for now. The text is empty
+        """Return a sentence for the end of a message. It says why no record becomes durable for now. The text is empty
         without a reason.
         """
         trouble = self.pump.ledger.room.disk_trouble
         return f" The spool takes nothing for now: {trouble}." if trouble else ""
 
     def network_cause(self) -> str:
-        """Return a sentence for the end of a message: why no broker can be used, or why nothing can be sent. The text
-        is empty without a reason.
+        """Return a sentence for the end of a message. It says why no broker can be used, or why nothing can be sent.
+        The text is empty without a reason.
         """
         error = self._cluster.last_error
         if error is not None:
@@ -140,7 +140,7 @@ class Delivery:
         first.
         """
         if open_batch is not None:
-            open_batch.watch()  # another thread sealed the open batch, and may not have called `watch` yet
+            open_batch.watch()  # perhaps another thread has sealed the open batch, but not yet called `watch`
             if not open_batch.watched:
                 return True
         if self.pump.is_current_thread():

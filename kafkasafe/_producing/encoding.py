@@ -231,7 +231,9 @@ class Encoder:
 
 
 def _runs(given: Iterable[tuple[int, int | None]]) -> tuple[tuple[int, int, int], ...]:
-    """Convert ascending (index, given partition or None) to runs (first index, number of records, partition)."""
+    """Convert pairs (index, given partition or None), in ascending order, to runs (first index, number of records,
+    partition).
+    """
     runs: list[tuple[int, int, int]] = []
     for index, partition in given:
         if partition is None:

@@ -275,7 +275,7 @@ class OpenBatch:
         """Return whether this open batch took the record that was stored at `index`. Called after the batch was closed,
         even if it is not sealed yet.
 
-        This method takes no lock, because the sealing thread may hold the lock for as long as encoding takes.
+        This method takes no lock, because the sealing thread may hold the lock during the whole encoding.
         """
         taken: list[bytes | None] = []
         if self.encoded is NOT_ENCODED:
@@ -558,7 +558,7 @@ def _as_ints(indexes: Sequence[int] | Indexes) -> Sequence[int]:
 
 
 def _all_there(firsts: Sequence[Any]) -> bool:
-    """Return True only if none of these is None. The result may be False although none is None."""
+    """Return whether none of these is None. The result may wrongly be False, but never wrongly True."""
     try:
         # Fast for functions. Other callables of the application may be falsy, or raise.
         return all(firsts)

@@ -47,12 +47,13 @@ def rooms_records(batch_bytes: int, room: int) -> int:
 def fitting_edges(partitions: Integers, sizes: Integers | None, batch_bytes: int) -> list[int]:
     """Divide records that are sorted by partition into batches. Return the indexes at which the batches begin.
 
-    A batch has records of one partition, at most `MAX_RECORDS` of them, with at most `batch_bytes`. A record that is
-    larger than `batch_bytes` has a batch of its own. The result has as few batches as this order of the records allows.
+    A batch has records of only one partition: at most `MAX_RECORDS` records, with at most `batch_bytes` in total. A
+    record that is larger than `batch_bytes` has a batch of its own. The result has as few batches as this order of the
+    records allows.
 
     Args:
         partitions: Partition of each record, sorted.
-        sizes: Size of each record, bytes; None if all records together fit into a batch.
+        sizes: Size of each record, in bytes; None if all records together fit into a batch.
         batch_bytes: Largest size of a batch.
 
     Returns:

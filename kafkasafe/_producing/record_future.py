@@ -31,8 +31,8 @@ _FATE: Final = "only the producer sets the result of a record"
 
 
 class OpenProducer(Protocol):
-    """The producer of a future or an atomic batch. The future or batch refers to the producer, because a producer to
-    which nothing refers is dropped.
+    """The producer of a future or an atomic batch. The future or batch refers to the producer, because a producer
+    without references is dropped.
     """
 
     @property
@@ -105,7 +105,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
 
     @property
     def exception(self) -> BaseException | None:  # type: ignore[override]
-        """Why the record was not delivered; None while it is pending, or if it was delivered."""
+        """Why the record was not delivered; None while the record is pending, or if it was delivered."""
         return self._accepted().error
 
     def durable(self, timeout: float | None = None) -> RecordFuture:
@@ -204,8 +204,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         open_batch = self.open_batch
         if open_batch.open:
             # The common case needs no lock (see `OpenBatch`): store the callback, then check that the batch is still
-            # open. `firsts` has one place for each record. Only one caller gets this place, because `first_free` can be
-            # deleted only once.
+            # open. `firsts` has one place for each record. Only one caller can fill the record's place, because
+            # `first_free` can be deleted only once.
             try:
                 del self.first_free
                 open_batch.firsts[self.index] = f

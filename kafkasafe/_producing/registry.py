@@ -14,8 +14,9 @@ from kafkasafe.errors import ForkedProcessError
 from kafkasafe.limits.patience import Patience
 
 DROPPED_IDLE_S: Final = 1.0
-"""How long `__del__` waits for the dropped producer, seconds. If a new producer is opened on the directory, the dropped
-producer ends when it has delivered nothing for this time."""
+"""`__del__` waits for the dropped producer for this many seconds at most. If a new producer is opened on the directory,
+the dropped producer ends when it has delivered nothing for this time.
+"""
 _DROPPED_MOST_S: Final = 300.0
 
 
@@ -41,8 +42,8 @@ SUCCEEDED: set[Pump] = set()
 
 
 def goes_live(pump: Pump, path: str) -> None:
-    """Register a producer that accepts records from now on. The records of dropped producers on the same directory are
-    sent before its records.
+    """Register a producer that accepts records from now on. If dropped producers on the same directory still have
+    records, those are sent first.
     """
     LIVE[pump] = path
     # Write `LIVE` before reading `DROPPED`: if a producer is dropped too late to be found in `DROPPED`, it finds this

@@ -35,7 +35,7 @@ from kafkasafe.spool.refusals import counted
 log = EventLog("producer")
 
 _CLOSE_IDLE_S: Final = 5.0
-"""How long `close` waits for the next delivery, seconds."""
+"""How long, in seconds, `close` waits for the next delivery."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
 """Used instead of `_CLOSE_IDLE_S` with `spool="never"`, because undelivered records are then lost after the wait."""
 _CLOSE_PAUSES: Final = 2
@@ -127,7 +127,7 @@ class Shutdown:
 
     @property
     def _idle_s(self) -> float:
-        """How long `close` waits for the next delivery, seconds."""
+        """How long, in seconds, `close` waits for the next delivery."""
         return _CLOSE_MEMORY_IDLE_S if self._config.in_memory else _CLOSE_IDLE_S
 
     def _close(self, timeout: float | None, patience: Patience) -> None:

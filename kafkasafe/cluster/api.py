@@ -7,11 +7,11 @@ implementation.
 The rules, for callers and implementations:
 
 - *Every request gets exactly one reply*: the cluster calls its `reply` once, with the answer or with a `Failure`.
-  Network failures, time-outs and a closed cluster do not raise. A method raises only if the caller made a mistake in
-  the call itself.
-- *An error code is an answer.* Each answer has an `error_code` (0: success; `kafkasafe.codes` has a row for each other
-  code). The other fields have a meaning only if the code is 0. Some methods pass codes as `Failure` instead; their
-  docstrings say so.
+  Methods do not raise errors for network failures, for time-outs or because the cluster is closed. A method raises only
+  if the caller made a mistake in the call itself.
+- *An error code is an answer.* Each answer has an `error_code`: 0 for success, or one of the codes that
+  `kafkasafe.codes` describes. The other fields have a meaning only if the code is 0. Some methods pass codes as
+  `Failure` instead; their docstrings say so.
 - *The cluster's own thread calls replies.* There are two exceptions: if the cluster is closed, or if the arguments
   cannot be sent, the method itself calls the reply before it returns. A simulated cluster without threads calls replies
   while a test advances its time. A reply must only store the answer and return: while it blocks, the cluster
@@ -21,12 +21,12 @@ The rules, for callers and implementations:
   same kind and all succeed, this is the order of the requests.
 - *Methods are thread-safe and never block*, except `close`. Any thread may read the properties and call `topic`,
   `topics` and `brokers`; they return the latest complete answer.
-- *Each request has a time-out*, the option `request_timeout_ms`. For `produce`, the time-out is the larger of this
-  option and the call's `timeout_ms` plus one second. The time-out first limits how long the request waits for a
-  connection (`Failure`, not sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment
-  when the last byte of the request was written to the socket. While bytes are still unwritten, the time-out counts from
-  the latest write that made progress. A request for a partition whose leader is unknown waits for the next metadata; if
-  these name no leader either, the request fails (`Failure`, not sent).
+- *Each request has a time-out*, the option `request_timeout_ms`. For `produce`, the time-out is at least the call's
+  `timeout_ms` plus one second. The time-out first limits how long the request waits for a connection (`Failure`, not
+  sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment when the last byte of the
+  request was written to the socket. While bytes are still unwritten, the time-out counts from the latest write that
+  made progress. A request for a partition whose leader is unknown waits for the next metadata; if these name no leader
+  either, the request fails (`Failure`, not sent).
 - *The cluster tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
   refreshes its metadata when an answer shows that the metadata are out of date. The cluster never repeats a request
   that may have reached a broker.
@@ -277,7 +277,7 @@ class Cluster(Transactions, Protocol):
     ) -> None:
         """Appends batches to their partitions.
 
-        Batches of one partition reach its leader in the order of the calls, as long as all succeed. When a batch fails,
+        While all batches of a partition succeed, they reach its leader in the order of the calls. When a batch fails,
         later batches of the partition may already be in flight. `ProduceRequest.fence` stops those that are not in
         flight. No batch is sent to a new leader while the old leader still has outstanding batches of the partition.
 
@@ -375,7 +375,7 @@ class Cluster(Transactions, Protocol):
         *,
         isolation_level: int = 0,
     ) -> None:
-        """Asks for one offset of each of many logs, in one request for up to 500 partitions of a leader.
+        """Asks for one offset of each log, for many logs. One request covers up to 500 partitions of a leader.
 
         Args:
             partitions: (topic, partition), each at most once.

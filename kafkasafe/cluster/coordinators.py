@@ -85,8 +85,7 @@ def versions_of(protocol: int) -> tuple[int, int]:
     """Returns the oldest and the newest version of EndTxn and TxnOffsetCommit for a version of the transaction
     protocol.
 
-    With a later version for protocol 1, or an earlier one for protocol 2, client and coordinator would have different
-    epochs.
+    With another version, the client and the coordinator would have different epochs.
     """
     return (5, 5) if protocol >= _PROTOCOL_2 else (0, 4)
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def pause_s(failures: int) -> float:
-    """Seconds to wait after a failure that follows `failures` other failures in a row."""
+    """Seconds to wait after a failure. `failures` is the number of failures right before this one."""
     return PAUSES.pause_s(failures + 1)
 
 
@@ -158,7 +158,7 @@ class ProcedureRunner:
         return max(0.0, self._pauses[0][0] - time.monotonic()) if self._pauses else None
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until there is work, at most `timeout_s`."""
+        """Waits until there is work, but at most for `timeout_s` seconds."""
         self._send()  # if a procedure calls this method, some requests may be unsent
         due = self.due_s()
         if not self._arrived:

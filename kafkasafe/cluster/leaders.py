@@ -15,7 +15,7 @@ from kafkasafe.cluster.api import NO_TOPIC_ID, PartitionInfo, TopicInfo, TopicsL
 from kafkasafe.cluster.terms import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC, TopicPartition, error_of, plausible
 
 _RELIABLE_EPOCHS: Final = 9
-"""First version of Metadata with reliable leader epochs. KAFKA-9212: brokers before 2.4 may announce stale ones."""
+"""First version of Metadata with reliable leader epochs. KAFKA-9212: brokers before 2.4 may announce stale epochs."""
 
 
 def check_metadata(answer: Any) -> None:

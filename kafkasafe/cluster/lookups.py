@@ -1,7 +1,7 @@
 """Looks up offsets and verifies the answers, for `SafeConsumer` and the planner of the Spark source.
 
-Each public method of `LookUps` is a procedure (`inquiry`) about one partition. It asks the leader again as long as a
-retry can help, and returns the offset to use. An answer without an error can be wrong in two ways:
+Each public method of `LookUps` is a procedure (`inquiry`) about one partition. It repeats its requests while a retry
+can help, and returns the offset to use. An answer without an error can be wrong in two ways:
 
 - A new leader may give an older answer than its predecessor did (KIP-207). So `end`, `start` and `at_time` check each
   answer by the tracker's rules. If the rules require a proof, they ask the leader for it. `listed` returns an answer

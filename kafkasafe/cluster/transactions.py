@@ -170,7 +170,7 @@ class TransactionDescribed:
             PrepareEpochFence.
         producer_id: Producer id of the latest holder.
         epoch: Epoch of the latest holder.
-        timeout_ms: Time after which the coordinator aborts an open transaction, ms.
+        timeout_ms: Time, in ms, after which the coordinator aborts an open transaction.
         partitions: Partitions of the transaction, including those of `__consumer_offsets`.
     """
 
@@ -199,8 +199,8 @@ class Transactions(Protocol):
 
         Args:
             transactional_id: The transactional id to take over.
-            transaction_timeout_ms: Time after which the coordinator aborts a transaction that has not ended, ms. The
-                coordinator answers 50 if this time is larger than the brokers' `transaction.max.timeout.ms`.
+            transaction_timeout_ms: Time, in ms, after which the coordinator aborts a transaction that has not ended.
+                The coordinator answers 50 if this time is larger than the brokers' `transaction.max.timeout.ms`.
             reply: Gets `TransactionsInitialized` or `Failure`.
             keep: The identity that this request continues. The coordinator refuses the request (47 or 90) if another
                 client has taken over since this identity was granted (Kafka 2.5 and later).

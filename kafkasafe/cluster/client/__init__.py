@@ -25,7 +25,7 @@ Ownership. One I/O thread owns everything below the public methods. A public met
 (`Refresher.park`) until the next metadata answer. A link keeps requests that cannot be written yet (no connection,
 throttled) in their order. If the link's connection fails, the link fails all these requests.
 
-The way of a batch: (1) `produce` puts a job into the mailbox. (2) `ProduceRouter` groups batches by leader into
+The path of a batch: (1) `produce` puts a job into the mailbox. (2) `ProduceRouter` groups batches by leader into
 requests. (3) `BrokerLink.submit` appends each request to `waiting`. `BrokerLink.pump` connects if necessary, and writes
 the request as soon as the connection takes it. (4) When the answer arrives, the connection ends or the request times
 out, the client calls `reply`, once. (5) If the error code means "not here", the client requests new metadata.
@@ -37,8 +37,8 @@ Non-obvious:
   requests until the answer to a Metadata request admits the connection.
 - A request counts as sent once its bytes are in the connection's write buffer. A request that fails earlier has
   `sent=False`: the broker cannot have seen it.
-- A request's timeout begins when its last byte has left that buffer (`Connection.send`): on a slow connection, the
-  broker is not the reason for the time before that. A request also times out if the socket accepts no byte during the
+- A request's timeout begins when its last byte has left that buffer (`Connection.send`): on a slow connection, a long
+  time before that is no sign of a slow broker. A request also times out if the socket accepts no byte during the
   timeout.
 - The transport sends no batch to a partition's new leader while the old leader has unanswered batches of the partition:
   otherwise the order of the batches would depend on which broker is faster.

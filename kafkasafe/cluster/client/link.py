@@ -121,7 +121,7 @@ class BrokerLink:
         gathered, self.gathered = self.gathered, {}
         now = self._network.now()
         for kind, questions in gathered.items():
-            # Brokers refuse a partition that is asked about twice in one request.
+            # If one request asks about a partition twice, brokers refuse the partition.
             calls: list[dict[TopicPartition, PartitionQuestion]] = [{}]
             for question in questions:
                 if question.target in calls[-1] or len(calls[-1]) == _MAX_QUESTIONS:

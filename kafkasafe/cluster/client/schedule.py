@@ -18,7 +18,8 @@ class RefreshSchedule:
     """One timer for the next metadata request. At most one such request is in progress.
 
     Args:
-        retry_backoff_s: How long a request about all topics waits after the previous one, unless it is urgent.
+        retry_backoff_s: Shortest time between the last metadata request and a request about all topics, unless the
+            latter is urgent.
     """
 
     def __init__(self, network: Network, mailbox: Mailbox, retry_backoff_s: float) -> None:
