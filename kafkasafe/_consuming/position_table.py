@@ -71,8 +71,7 @@ class PositionEvent(enum.Enum):
     SOUGHT = "sought"
     """The application has chosen a position."""
     MOVED = "moved"
-    """The position has changed since the procedure began or the error was raised. The application did not choose it.
-    """
+    """The position has changed since the procedure began or the error was raised. The application did not choose it."""
     LEADER_UNKNOWN = "leader unknown"
     """The metadata name no leader, or they name a topic that was deleted."""
     UNREAD = "unread"
