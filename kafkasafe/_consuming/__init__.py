@@ -11,6 +11,6 @@ order in which each module comes after those that it uses:
 - `moves.py`, `pauses.py`, `positions.py`, `responses.py`, `results.py`: what happens to positions, as the table in
   `kafkasafe._consuming.position_table` says.
 
-kafka-python's fetcher and coordinator, as `kafkasafe.kafkapython` extends them, use these decisions. The public methods
+kafka-python's fetcher and coordinator, which `kafkasafe.kafkapython` extends, use these decisions. The public methods
 are in `kafkasafe/consumer.py`, which no module here imports.
 """

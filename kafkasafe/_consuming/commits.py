@@ -1,4 +1,4 @@
-"""Decides which offsets are committed, and which history they carry."""
+"""Decides which offsets are committed, and which history is stored with them."""
 
 from __future__ import annotations
 
@@ -66,17 +66,18 @@ class Commits:
     def committable(
         self, unhanded: Mapping[TopicPartition, int] = _NOTHING_UNHANDED
     ) -> dict[TopicPartition, Any]:
-        """Return the positions for commits that name no offsets, except those that must be left out.
+        """Return the positions to commit if the caller names no offsets. Leave out positions that must not be
+        committed.
 
         `unhanded` maps partitions to the first offset that was fetched but not returned to the application.
 
         1. The consumer reads offsets 0 to 9. The topic is deleted and created again, with 15 records.
         2. `poll` raises LogDivergedError. The application does not seek, and an automatic commit is due.
-        3. Both logs have leader epoch 0. The next incarnation would accept offset 10, and skip 0 to 9.
+        3. Both logs have leader epoch 0. The next incarnation of the program would accept offset 10, and skip 0 to 9.
 
-        So a position is left out if it looks like a position in the new log and the application has not decided yet. If
-        the metadata already name another topic, the position is also left out until the position was checked. Commits
-        that were made before the metadata named another topic carry the id of the topic that was read (`_described`).
+        So a position is left out if it looks like a position in the new log and the application has not decided yet. A
+        position is also left out if the metadata already name another topic, but the position was not checked yet.
+        Commits before that carry the id of the topic that was read (`_described`).
         """
         return self._port.consumed(unhanded, self._is_allowed)
 

@@ -1,4 +1,4 @@
-"""A consumer's own connections, apart from kafka-python's."""
+"""The connections that a consumer makes in addition to kafka-python's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CLOSE_S: Final = 5.0
 
 
 class Connections:
-    """Makes a consumer's own connections on first use. Any thread may call the methods.
+    """Makes a consumer's additional connections on first use. Any thread may call the methods.
 
     Args:
         options: KafkaConsumer's options.

@@ -1,7 +1,7 @@
 """Decides when a consumer with `client_rack` reads a partition only from its leader. Pure: the time is an argument.
 
-If a Fetch has a rack id, the leader may answer with the id of a follower instead of records (KIP-392). The leader
-repeats this answer as long as the consumer sends its rack id:
+If a Fetch has a rack id, the leader may answer with the id of a follower instead of records (KIP-392). While the
+consumer sends its rack id, the leader repeats this answer:
 
 1. A follower is killed. The consumer gets metadata that say that the follower is offline.
 2. The follower is started again. The consumer sends a Fetch to the leader, and the leader names the follower.
@@ -22,9 +22,9 @@ from typing import Any, Final, Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 LEADER_ONLY_S: Final = 30.0
-"""How long a partition is read only from its leader, seconds."""
+"""How long, in seconds, a partition is read only from its leader."""
 ANSWER_S: Final = 3.0
-"""Time in addition to `fetch_max_wait_ms` that a follower has for an answer, seconds."""
+"""Time, in seconds, that a follower has for an answer in addition to `fetch_max_wait_ms`."""
 _MOST_LATE_ERRORS: Final = 1000
 
 
@@ -43,7 +43,7 @@ class Followers(Generic[T]):
     def __init__(self, max_wait_s: float, lock: AbstractContextManager[Any]) -> None:
         self._lock = lock
         self._patience_s = max_wait_s + ANSWER_S
-        """How long a follower may take to answer, seconds."""
+        """How long, in seconds, a follower may take to answer."""
         self._left_until: dict[T, float] = {}
         self._asked: dict[int, tuple[float, frozenset[T]]] = {}
         """Maps a follower with a Fetch in flight to the deadline of its answer, and to the requested partitions."""
@@ -110,13 +110,13 @@ class Followers(Generic[T]):
             self._late.extend(row for partition, row in rows if partition in overdue)
 
     def is_late(self, row: Any) -> bool:
-        """Return whether this part of a response is an error that came too late."""
+        """Return whether this part of a response is an error from a follower that answered too late."""
         with self._lock:
             return any(each is row for each in self._late)
 
     def due_s(self, now: float) -> float:
-        """Return the seconds until a follower's answer is overdue. If no answer is awaited, return the time that an
-        answer to a Fetch sent now may take.
+        """Return the seconds until a follower's answer is overdue. If no answer is awaited, return the time-out that a
+        Fetch would have if it was sent now.
         """
         with self._lock:
             return max(0.0, min((until - now for until, _ in self._asked.values()), default=self._patience_s))

@@ -31,15 +31,15 @@ _MAGIC_2: Final = 2
 _OLD_HEADER: Final = struct.Struct(">qiIbb")
 _HAS_DELETE_HORIZON: Final = 0x40
 _MOST_SKIPPED: Final = 100
-"""How many ranges that seeks have skipped are remembered; the newest ones."""
+"""Limit for the number of skipped ranges that are remembered. The newest ones are kept."""
 
 
 class _Header(NamedTuple):
     """Fields of the header of a batch, or of a message in a format before 2.
 
     Attributes:
-        base_offset: First offset. For a compressed message in a format before 2, the last offset, because such a header
-            has no other.
+        base_offset: First offset. For a compressed message in a format before 2, this is the last offset: such a header
+            contains only that one.
         last_offset: Last offset (inclusive).
         epoch: Leader epoch, or -1.
         crc: Checksum.
@@ -75,7 +75,7 @@ def headers(records: Any) -> Iterator[_Header]:
 
 
 class FormerTopics:
-    """The ids of deleted topics of one name. Metadata that name such a topic are older than others.
+    """The ids of deleted topics of one name. Metadata that name such a topic are outdated.
 
     But ids do not say which of two topics is the newer one:
 
@@ -83,7 +83,7 @@ class FormerTopics:
     2. All metadata of this consumer still name B. So the consumer takes B for the successor of C.
     3. From then on all metadata name C. If C still counted as deleted, the partition would never be read again.
 
-    So a topic is no longer a former one if all metadata have named it for `FORMER_TOPIC_S`.
+    So if all metadata have named a former topic for `FORMER_TOPIC_S`, it does not count as a former topic any more.
 
     Attributes:
         ids: The ids.
@@ -156,7 +156,7 @@ class History:
         self.topic_id: bytes | None = None if known is None else known.topic_id
         self.former = FormerTopics()
         self._skipped: list[tuple[int, int]] = [] if known is None else list(known.skipped)
-        """Ranges of offsets that a seek has skipped. Which leader epochs their records have is not known."""
+        """Ranges of offsets that a seek has skipped. The leader epochs of their records are not known."""
         for mark in () if known is None else known.marks:
             self.marks.observe(mark)
 
@@ -178,8 +178,8 @@ class History:
     def for_commit(self, end: int) -> tuple[Lineage, bytes | None]:
         """Return the lineage that a commit of this offset carries, and the topic id. Any thread may call it.
 
-        The text of a lineage has no skipped ranges. So if the epoch has changed in such a range, the lineage has an
-        entry for it without an epoch.
+        The text of a lineage cannot express skipped ranges. So if another epoch begins after a skipped range, the
+        lineage gets an entry without an epoch for this range.
         """
         with self._lock:
             lineage = self._copy(end)
@@ -192,17 +192,19 @@ class History:
         return HistoryCopy(lineage, self.marks.marks, topic_id, self.former.copy())
 
     def _read_before(self, offset: int) -> int:
-        """Return this offset, or, if a seek has skipped the records before it, the offset at which they begin.
+        """Return the end of the records that were read before `offset`. If a seek has skipped the records right before
+        `offset`, this is the start of the skipped range; otherwise it is `offset` itself.
 
         1. The consumer reads up to offset 10, seeks to 35 and reads on. The epoch has changed at 20 and at 30.
-        2. The lineage has the first epoch up to 35, because a newer one was seen there for the first time.
-        3. The consumer seeks to 25. It has read none of the records 20 to 24, so that they have another epoch is no
-           loss.
+        2. In the lineage, the first epoch lasts up to 35, because no newer epoch was seen before.
+        3. The consumer seeks to 25. The records 20 to 24 have another epoch than in the lineage. This is no loss,
+           because none of them was read.
         """
         return next((start for start, end in self._skipped if start < offset <= end), offset)
 
     def _note_read(self, start: int, end: int, former_end: int | None) -> None:
-        """Note which records were skipped before this range was read, and that this range is not skipped.
+        """Record that this range was read, and is not a skipped one. If records before it were skipped, record their
+        range.
 
         Args:
             start: Offset that was fetched.
@@ -235,7 +237,7 @@ class History:
         return None not in {topic_id, self.topic_id} and topic_id != self.topic_id
 
     def adopt(self, topic_id: bytes | None) -> None:
-        """Record the id of the topic that has the name now; None if the brokers do not report ids."""
+        """Record the id of the present topic of this name; None if the brokers do not report ids."""
         if topic_id is None:
             return
         if self.topic_id is not None and self.topic_id != topic_id:
@@ -266,8 +268,8 @@ class History:
             self.lineage, self.marks, self._skipped = Lineage(), BatchMemory(), []
 
     def forget_unread_topic(self) -> None:
-        """Forget the id of the topic if no record of it was read. In that case, the position belongs to the topic that
-        has the name now.
+        """Forget the id of the topic if no record of it was read. In that case, the position belongs to the present
+        topic of this name.
         """
         if not self.lineage.entries:
             with self._lock:
@@ -320,8 +322,8 @@ class History:
 
 
 def _without_skipped(lineage: Lineage, skipped: list[tuple[int, int]]) -> Lineage:
-    """Return a copy in which the records of a skipped range have no epoch, if another epoch begins right after them: it
-    may have begun within the range.
+    """Return a copy in which some skipped ranges have no epoch: those after which another epoch begins. That epoch may
+    have begun within the range.
     """
     begins = {end: start for start, end in skipped}
     entries: list[tuple[int, int]] = []

@@ -41,7 +41,7 @@ class LineageMemory:
         if path is None:
             return
         lock = path.with_name(path.name + ".lock")
-        # A forked child does not inherit the lock, so the file is not in use until the child ends.
+        # A forked child does not inherit this lock. Otherwise the file would be locked until the child ends.
         self._lock = open_lockable(self._files, lock, create=True)
         try:
             self._claim(path, lock)
@@ -101,7 +101,7 @@ class LineageMemory:
         try:
             self.save()
         except OSError:
-            # Continue to read: without the file, only the next run knows less. `close` raises the error.
+            # Continue to read: only the next run needs the file. `close` raises the error.
             reports.log.exception(
                 "%s could not be written",
                 self._path,
@@ -114,7 +114,9 @@ class LineageMemory:
             self._save_due = time.monotonic() + _SAVE_S
 
     def close(self) -> None:
-        """Releases the file without saving. Idempotent. Not for a forked child, which does not have the lock."""
+        """Releases the file without saving. Idempotent. Do not call it in a forked child, which does not have the
+        lock.
+        """
         lock, self._lock = self._lock, None
         if lock is not None:
             close_lockable(self._files, lock)

@@ -49,8 +49,8 @@ from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 # epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _NOTHING: Final = Unknown("nothing was asked")
-# Pause between two look-ups of an end offset, seconds, while the answers are lower than an earlier answer and are not
-# believed.
+# An end offset that is lower than an earlier one is not believed at first. It is looked up again after this many
+# seconds.
 _SETTLE_S: Final = 0.5
 
 
@@ -59,7 +59,7 @@ class LogChecks:
 
     Args:
         port: Gives kafka-python's metadata, which are separate from the metadata of our connections.
-        hold_timeout_s: Seconds for which an end offset that is lower than an earlier one is held back.
+        hold_timeout_s: An end offset that is lower than an earlier one is not believed for this many seconds.
         isolation: Isolation level. With 1 (read_committed), the end of a log is its last stable offset.
     """
 
@@ -115,8 +115,8 @@ class LogChecks:
         return LocalStart((yield from self._lookups.local_start(*tp)))
 
     def examine_range(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogRange]:
-        """Look up the bounds of the log. If the log ends before the position, compare the log with the history. Also if
-        the log begins after it, because another topic may have the name now.
+        """Look up the bounds of the log. If the log ends before the position, compare the log with the history. Do the
+        same if the log begins after the position, because another topic may have the name now.
         """
         start = yield from self._start(tp)
         end = yield from self._log_end(tp)
@@ -136,7 +136,7 @@ class LogChecks:
     def walk(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogCompared]:
         """Compare the leader's log with the records that were read before `position`.
 
-        Kafka-python's metadata and fresh ones may name two different topics. Then the walk waits until both name the
+        kafka-python's metadata and fresh ones may name two different topics. Then the walk waits until both name the
         same topic, because ids do not say which of two topics is the newer one:
 
         1. Topic A was read. It is deleted and created again as B, then as C.
@@ -145,8 +145,8 @@ class LogChecks:
            would count as a former topic. All later metadata name C, and would count as outdated: the partition would
            never be read again.
 
-        One of the two may also be the topic that was read: if another member of the group read it, and committed the
-        position, this consumer's metadata may be from the time of its predecessor.
+        One of the two may also be the topic that was read. For instance, another member of the group has read it and
+        committed the position, but some metadata of this consumer still name the topic's predecessor.
 
         The walk also waits while both name a former topic. `FormerTopics` says how long.
         """

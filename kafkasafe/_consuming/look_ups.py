@@ -22,9 +22,9 @@ from kafkasafe.limits.patience import seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 
 _OFFSET_NOT_AVAILABLE: Final = 78
-# If a leader did not say whether the log has a remote part, the time until the leader is asked again, seconds.
+# If a leader did not say whether the log has a remote part, it is asked again after this many seconds.
 _REMOTE_AGAIN_S: Final = 1.0
-# Shortest time between a failed attempt to write the file `offsets_path` and the next attempt, seconds.
+# After a failed attempt to write the file `offsets_path`, the next attempt is made after this many seconds or later.
 _SAVE_AGAIN_S: Final = 10.0
 
 Found = tuple[dict[TopicPartition, Any], dict[TopicPartition, Exception]]
@@ -36,7 +36,7 @@ class OffsetLookUps:
 
     Args:
         path: The option `offsets_path`: the file of the tracker.
-        timeout_ms: The time-out of calls that give no time-out.
+        timeout_ms: Time-out for calls without a `timeout_ms` of their own.
     """
 
     __slots__ = ("_client_id", "_lookups", "_path", "_reports", "_save_due", "_timeout_ms", "_tracker")
@@ -144,8 +144,8 @@ class OffsetLookUps:
         try:
             self._tracker.save(if_changed=True)
         except OSError:
-            # The answer is correct although the file was not written: only the next run knows less. `close` raises the
-            # error.
+            # The answer is correct even if the file was not written: only the next run needs the file. `close` raises
+            # the error.
             log.exception(
                 "%s could not be written",
                 self._path,

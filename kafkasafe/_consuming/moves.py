@@ -41,7 +41,7 @@ class Moves:
             tp: The partition.
             part: State of the partition.
             event: What happened.
-            offset: Where the history is cut, if the event cuts it.
+            offset: Offset for those actions that change the history.
             strategy: Strategy of the reset, if the event requests one.
         """
         self.carry_out(tp, part, part.on(event, offset), strategy=strategy)

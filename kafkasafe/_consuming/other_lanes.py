@@ -1,4 +1,4 @@
-"""Keep a consumer's batches in different lanes apart: at most one lane may move the group at a time.
+"""Keep a consumer's batches in different lanes apart: at most one lane at a time may move the group's offsets.
 
 `kafkasafe.units` compares and orders the batches of one lane. Nothing compares batches of different lanes:
 
@@ -12,13 +12,13 @@
 
 So if a batch is undecided, and the next batch goes to another lane:
 
-- A consumer that is a member of a group leaves the group and joins it again. Then it is another member, in another
-  generation, and the group refuses the batches that were left (KIP-447). The consumer requests the group's offset only
+- A consumer that is a member of a group leaves the group and joins it again. It is then a new member in a new
+  generation, so the group refuses the batches that were left (KIP-447). The consumer requests the group's offset only
   after it has joined again. The coordinator returns this offset only when all offsets that the group has already
   accepted are committed or aborted.
-- With `assign` there is no generation. So `send_offsets` refuses the next batch as long as the other lane has an
-  undecided batch of the partition. If a producer on the same directory adopts that lane, which takes seconds,
-  `send_offsets` waits.
+- With `assign` there is no generation. So `send_offsets` refuses the next batch while the other lane has an undecided
+  batch of the partition. If the new producer is on the same directory and will adopt that lane, `send_offsets` waits
+  for this; it takes seconds.
 - If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. A batch that continues
   from an earlier batch must come after that batch, and must not be committed if the earlier one is dropped.
 """
@@ -38,9 +38,9 @@ from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.spool.own_lane import OwnLane
 
 _LOOK_S: Final = 0.01
-"""The pause between two checks for outcomes, seconds."""
+"""The pause between two checks for outcomes, in seconds."""
 _READ_S: Final = 0.1
-"""The pause between two reads of a lane, seconds."""
+"""The pause between two reads of a lane, in seconds."""
 _LEAVES: Final = "its atomic batches go to another producer, and one was left undecided"
 _OPEN: Final = (
     "Another atomic batch that is still open has offsets of this consumer, and belongs to another producer. Commit or"
@@ -59,14 +59,16 @@ _LEFT: Final = (
 
 
 class Way(enum.Enum):
-    """Whether another lane may move the group."""
+    """Whether another lane may move the group's offsets."""
 
     WAS_FREE = "was free"
     """No other lane had an undecided batch."""
     IS_FREE = "is free"
     """All undecided batches of other lanes have been decided meanwhile."""
     LEFT_GROUP = "left the group"
-    """The consumer has left its group to make way, so it will read all of its partitions again."""
+    """The consumer has left its group, so that the group refuses the other lane's batches. It will read all of its
+    partitions again.
+    """
 
 
 class OtherLanes:
@@ -86,7 +88,7 @@ class OtherLanes:
         self._earlier.add(tp, claims)
 
     def make_way(self, readings: Mapping[TopicPartition, ReadingRun], mine: Carrier, group: str) -> Way:
-        """Make it impossible that another lane moves the group in these partitions.
+        """Make sure that no other lane can move the group's offsets in these partitions.
 
         Args:
             readings: Maps each partition to the reading that the next batch continues.

@@ -23,7 +23,7 @@ _DECIDING: Final = frozenset({Activity.DIVERGED, Activity.STRANDED})
 
 
 class PlaceLeft(NamedTuple):
-    """A position, and what is known of its topic.
+    """A position, and the known facts about its topic.
 
     Attributes:
         offset: The first offset that the application did not get.
@@ -36,8 +36,8 @@ class PlaceLeft(NamedTuple):
     was_read: bool
 
     def is_in(self, topic_id: bytes | None) -> bool:
-        """Return whether this is a position in the topic with this id (None: not known). If an id is not known, and
-        nothing was read, it may be a position in a deleted topic of the same name.
+        """Return whether this is a position in the topic with this id (None: not known). If one of the ids is not
+        known, return whether records were read: otherwise the position may be in a deleted topic of the same name.
         """
         if None in {topic_id, self.topic_id}:
             return self.was_read
@@ -124,10 +124,10 @@ class Failures:
         code: Error code of the last failed fetch.
         reason: The meaning of this code.
         reported_code: Error code in the latest event about these failures; 0 if no event has reported them.
-        overdue_since: The start of the time after which `poll` raises an error about these failures: when the fetches
-            began to fail, or when `poll` last raised such an error.
-        remote: Whether the position is in remote storage; None: not known yet. The consumer asks only after a failed
-            fetch.
+        overdue_since: When the fetches began to fail, or when `poll` last raised an error about these failures. The
+            time-out for the next such error begins then.
+        remote: Whether the position is in remote storage; None: not known yet. The consumer asks the leader only after
+            a failed fetch.
         rest_until: When the partition may be fetched again.
     """
 
@@ -182,13 +182,14 @@ class AssignedPartition:
         history: The records that were read.
         failures: The failed fetches.
         doubted: Whether the connection to the leader was lost since the last check, or the leader has refused a fetch
-            because it did not lead. It matters only if no leader epoch shows which broker has led since then.
+            because it did not lead. This matters only if no leader epoch shows whether the leader has changed since
+            then.
         checked: The leadership under which the position was found valid; None: the position must be checked.
         inquiry: The running procedure, if any.
         position: Offset for which the procedure began or the error was raised.
         undecided: A divergence about which the application has not decided.
         error: The error that `poll` raises until the position changes.
-        raised_at: When `poll` last raised `error`, monotonic seconds; 0: not yet.
+        raised_at: Monotonic time, in seconds, at which `poll` last raised `error`; 0 if it has not raised it yet.
         reset: The reason for the next reset; None if the application asked for it.
     """
 
@@ -226,7 +227,7 @@ class AssignedPartition:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no procedure runs and the consumer does not wait for a decision of the application."""
+        """Whether no procedure runs, and no decision of the application is awaited."""
         return self.at.activity is Activity.IDLE
 
     def is_due(self, leadership: Leadership) -> bool:
@@ -238,7 +239,8 @@ class AssignedPartition:
             return True  # another topic has the name
         if leadership[2] >= 0:
             return leadership[2] > then[2]
-        # Brokers before 2.4 do not report the epoch. While a cluster is upgraded, the check may have found one.
+        # Brokers before 2.4 do not report the epoch. The check may have found one all the same, during an upgrade of
+        # the cluster.
         return self.doubted or leadership[1] != then[1]
 
     def on(self, event: PositionEvent, offset: int = 0) -> list[Action]:
@@ -294,8 +296,8 @@ class AssignedPartition:
             inquiry.cancel()
 
     def take(self) -> RunningProcedure[Any] | None:
-        """Return the finished procedure, only once; None if no procedure has finished, or if the present state needs no
-        procedure.
+        """Return the finished procedure, and forget it. Return None if no procedure has finished, or if the present
+        state needs none.
         """
         inquiry = self.inquiry
         if inquiry is None or not inquiry.done:
@@ -335,8 +337,8 @@ class AssignedPartition:
 
     @property
     def place_left(self) -> PlaceLeft | None:
-        """The position; during a reset, the position before the reset. None if there is none, or if it was one in a
-        deleted topic.
+        """The position; during a reset, the position before the reset. None without a position, or if the position was
+        in a deleted topic.
         """
         position = self.state.position
         offset = None if position is None else int(position.offset)
@@ -352,7 +354,7 @@ class AssignedPartition:
 
     @property
     def is_reset_by_application(self) -> bool:
-        """Whether the application has requested a reset that is not over."""
+        """Whether the application has requested a reset that has not ended yet."""
         return self.reset is None and bool(self.state.awaiting_reset)
 
     def place(self, position: int) -> None:
@@ -368,8 +370,8 @@ class AssignedPartition:
         )
 
     def doubt(self, nodes: Collection[int]) -> None:
-        """Let the position be checked again if it was found valid under one of these leaders, and the metadata have no
-        leader epochs.
+        """If the position was found valid under one of these leaders, let it be checked again. This matters only if the
+        metadata have no leader epochs.
         """
         if self.checked is not None and self.checked[1] in nodes:
             self.doubted = True

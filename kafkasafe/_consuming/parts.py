@@ -16,7 +16,7 @@ from kafkasafe.kafkapython.adapter import KafkaPython
 
 class AssignedPartitions:
     """An `AssignedPartition` for each assigned partition. The polling thread changes them. Other threads may call only
-    the methods that say so.
+    the methods whose docstrings permit it.
     """
 
     __slots__ = ("_left", "_memory", "_parts", "_port", "_unhanded")
@@ -39,12 +39,14 @@ class AssignedPartitions:
         self._unhanded = unhanded
 
     def consumed(self, tp: TopicPartition, position: int) -> int:
-        """Return the offset after the records before this position that the application got."""
+        """Return the offset after the last record that the application got. It is lower than `position` if fetched
+        records were not returned yet.
+        """
         return min(position, self._unhanded().get(tp, position))
 
     def take_left(self, tp: TopicPartition) -> PlaceLeft | None:
-        """Return, only once, the position that a partition had when it was revoked; None if it had none, or the
-        application chose another one.
+        """Return the position that a partition had when it was revoked, and forget it. Return None if the partition had
+        no position, or if the application chose another one.
         """
         return self._left.pop(tp, None)
 
@@ -88,7 +90,7 @@ class AssignedPartitions:
             self._left[tp] = left._replace(offset=self.consumed(tp, left.offset))
         elif part.is_reset_by_application:
             self._left.pop(tp, None)
-        # Otherwise the partition was revoked before it had a position: what was left earlier remains.
+        # Otherwise the partition was revoked before it had a position: keep the position of an earlier assignment.
 
     def present(self) -> list[tuple[TopicPartition, AssignedPartition]]:
         """Return the assigned partitions and their states. Drop the others, but keep their histories."""
@@ -98,7 +100,7 @@ class AssignedPartitions:
         return [(tp, part) for tp, state in assigned.items() if (part := self._of(tp, state)) is not None]
 
     def keep(self, records: Mapping[TopicPartition, list[Any]]) -> None:
-        """Remember the histories of all partitions up to their positions, as `LineageMemory` writes them.
+        """Pass the history of each partition, up to its position, to `LineageMemory`, which can write it to disk.
 
         Args:
             records: Records that are about to be returned. The positions do not include them.
@@ -115,7 +117,7 @@ class AssignedPartitions:
             self._memory.forget(tp.topic, tp.partition)
 
     def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
-        """Return the partitions that wait for the application's decision; with `only`, no other than this one."""
+        """Return the partitions that wait for the application's decision; with `only`, at most this partition."""
         found = []
         for tp, part in self.items():
             if (
@@ -134,7 +136,7 @@ class AssignedPartitions:
 
     @staticmethod
     def error(undecided: list[AssignedPartition]) -> Exception:
-        """Return the partitions' error that was raised least recently. The caller raises it."""
+        """Return the error of the partition whose error was raised least recently. The caller raises it."""
         part = min(undecided, key=lambda part: part.raised_at)
         part.raised(time.monotonic())
         if part.error is None:  # pragma: no cover - that is what `undecided` means
@@ -158,5 +160,5 @@ class AssignedPartitions:
         return any(part.inquiry is not None for part in self._parts.values())
 
     def resting(self, now: float) -> set[TopicPartition]:
-        """Return the partitions that are not fetched now, after a failure. Any thread may call it."""
+        """Return the partitions that are not fetched now, because a fetch has failed. Any thread may call it."""
         return {tp for tp, part in self.items() if part.failures.rest_until > now}

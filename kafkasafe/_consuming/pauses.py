@@ -27,7 +27,7 @@ class Pauses:
     """Pauses one consumer's partitions after failed fetches.
 
     Args:
-        remote_storage_timeout_s: How long remote storage may not be ready before an error is raised, seconds; None: no
+        remote_storage_timeout_s: An error is raised if remote storage is not ready for this many seconds; None: no
             error is raised.
     """
 

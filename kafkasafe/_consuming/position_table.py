@@ -2,8 +2,8 @@
 confirms the position (`STANDING`). Each part has a table.
 
 The pair is an `At`. An event selects one row in each table. The row of `ACTIVITY` must exist: an event without a row is
-a bug, and raises. `STANDING` has rows only for the events that change the standing. The actions of both rows are
-carried out in this order: those of `STANDING`, then those of `ACTIVITY`.
+a bug, and raises an error. `STANDING` has rows only for the events that change the standing. The actions of both rows
+are carried out in this order: those of `STANDING`, then those of `ACTIVITY`.
 
 A consumer has read a log up to its position. As soon as another broker leads, the log may differ. So nothing is fetched
 until the position is known to be valid under the present leader:
@@ -71,9 +71,7 @@ class PositionEvent(enum.Enum):
     SOUGHT = "sought"
     """The application has chosen a position."""
     MOVED = "moved"
-    """The position has changed since the procedure began or the error was raised, without a decision of the
-    application.
-    """
+    """The position has changed since the procedure began or the error was raised. The application did not choose it."""
     LEADER_UNKNOWN = "leader unknown"
     """The metadata name no leader, or they name a topic that was deleted."""
     UNREAD = "unread"
@@ -85,7 +83,7 @@ class PositionEvent(enum.Enum):
     DIFFERED = "differed"
     """The log has other records than those that were read, or no records in their place."""
     NEW_TOPIC = "new topic"
-    """Another topic has the name, and no record of the former topic was read."""
+    """The name belongs to another topic now, and no record of the former topic was read."""
     CONTRADICTED = "contradicted"
     """A batch or a broker contradicts the records read before."""
     OTHER_TOPIC = "other topic"
@@ -139,7 +137,7 @@ class Action(enum.Enum):
     FIND_RESET = "find reset"
     """Begin to look up the target of the reset."""
     REQUEST_RESET = "request reset"
-    """Drop the position. The next poll begins to look up another one."""
+    """Drop the position. The next poll begins to look up a new position."""
     REPOSITION = "reposition"
     """Set the position again, without a leader epoch."""
     CUT = "cut"
@@ -151,9 +149,9 @@ class Action(enum.Enum):
     FORGET = "forget"
     """Forget the whole history, except the topic id."""
     ADOPT = "adopt"
-    """Record the id of the topic that has the name now, because this topic is read from now on."""
+    """Record the id of the present topic of this name, because this topic is read from now on."""
     FORGET_UNREAD_TOPIC = "forget unread topic"
-    """If nothing was read, forget the topic id: the position belongs to the topic that has the name now."""
+    """If nothing was read, forget the topic id: the position belongs to the present topic of this name."""
 
     __hash__ = object.__hash__
 
@@ -281,8 +279,8 @@ STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action,
     _S.SUSPECTED: {
         _E.SOUGHT: (_S.UNCHECKED, ()),
         _E.UNREAD: (_S.VALID, (Action.RESTART,)),
-        # The log agrees up to the position. So the suspicion concerns records after the position: they were read before
-        # a seek went back.
+        # The log agrees up to the position. So the suspicion concerns records after the position. They were read before
+        # a seek to a lower offset.
         _E.AGREED: (_S.VALID, (Action.CUT, Action.REPOSITION)),
         _E.DIFFERED: (_S.VALID, ()),
         _E.FAILED: (_S.VALID, ()),

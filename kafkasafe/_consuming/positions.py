@@ -75,7 +75,7 @@ class Positions:
                 if part is None:  # revoked by a rebalance meanwhile
                     continue
                 if part.state.position is not None or part.state.awaiting_reset:
-                    continue  # an event hook has sought a position meanwhile
+                    continue  # an event hook has called `seek` meanwhile
                 epoch = UNDEFINED if offset.leader_epoch is None else offset.leader_epoch
                 self._port.place(tp, offset.offset, epoch)
                 part.history.restore(offset.metadata, epoch, offset.offset)
@@ -117,12 +117,12 @@ class Positions:
             leadership = self._port.leadership(tp)
             if leadership is None:
                 if part.checked is None and part.history.lineage.entries:
-                    # New metadata may arrive before the fetch is sent, but no record may be read unchecked. So hold the
-                    # partition. Also request metadata: kafka-python does so only when it fetches a partition without a
-                    # leader.
+                    # New metadata may arrive before the fetch is sent. But no record must be read unchecked, so hold
+                    # the partition. Also request metadata: kafka-python does so only when it fetches a partition
+                    # without a leader.
                     self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif part.history.former.name(leadership[0], time.monotonic()):
-                # These metadata are older than those that this consumer has seen.
+                # These metadata are older than others that this consumer has seen.
                 self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif part.is_due(leadership):
                 due.append((tp, part, leadership))
@@ -149,7 +149,7 @@ class Positions:
         """Go to the start of a recreated topic, if no record of the former topic was read.
 
         1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.
-        2. The new topic gets 15 records, all of them after the consumer took its position.
+        2. The new topic gets 15 records, all of them after the consumer chose to begin at the end.
         3. Offset 10 exists in the new log, too. If the consumer continued there, it would skip the records 0 to 9.
         """
         if self._port.strategy not in {EARLIEST, LATEST}:

@@ -31,7 +31,7 @@ from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 
 _DECIDED_S: Final = 0.1
-"""Interval between checks whether an atomic batch that a partition waits for is decided, seconds."""
+"""If a partition waits for an atomic batch: the interval, in seconds, between checks whether the batch is decided."""
 
 
 class Reading:
@@ -124,8 +124,8 @@ class Reading:
         )
 
     def due_s(self) -> float | None:
-        """Return the seconds until the first of these events: the pause of a partition or a procedure ends, a
-        follower's answer is overdue, or an atomic batch may be decided. None if none of them is to be expected.
+        """Return the seconds until the first of these events: a partition's pause ends, a procedure's pause ends, a
+        follower's answer is overdue, or an atomic batch may be decided. None if none of these events is expected.
         """
         now = time.monotonic()
         untils = [part.failures.rest_until for part in self.parts.values()]

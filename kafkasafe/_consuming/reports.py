@@ -59,7 +59,7 @@ class Reports:
         try:
             self._on_event(event)
         except Exception:
-            # The hook belongs to the application. Its errors must not affect the partition.
+            # The hook belongs to the application. The hook's errors must not affect the partition.
             self.log.exception("on_event failed for %s", event, event="hook_failed")
 
     def _say(self, level: int, event: ConsumerEvent) -> None:

@@ -1,9 +1,9 @@
-"""Read partitions again after an atomic batch with their offsets was dropped, or after another group member owned them
-for a while.
+"""Read partitions again if an atomic batch with their offsets was dropped, or if another group member owned the
+partitions for a while.
 
 If a consumer has a partition both before and after a rebalance, kafka-python keeps the position. This can lose records:
 
-1. Records 0 to 9 are read, and are in an atomic batch with the offset 10.
+1. Records 0 to 9 are read, and put into an atomic batch that commits offset 10.
 2. The group begins its next generation and refuses that batch, so the producer drops it.
 3. The consumer is still at 10. Its next batch would move the group's offset past records that are in no output.
 
@@ -11,8 +11,8 @@ So if a batch is dropped, the consumer reads the batch's partitions again from t
 the consumer compares the group's offset with the offset that its own batches have set (`kafkasafe.delivery.readings`).
 
 If a program closes its producer, a batch may be left in the spool, undecided. The consumer cannot wait for the batch,
-because maybe no producer ever delivers it. So the consumer goes back to the group's offset. The batch may be committed
-afterwards:
+because it is possible that no producer ever delivers it. So the consumer goes back to the group's offset. The batch may
+be committed afterwards:
 
 1. A batch with records 0 to 9 is left in the spool. The consumer goes back to the group's offset, 0.
 2. A second producer delivers the batch, so the group's offset is 10. That producer is closed, too.
@@ -27,7 +27,8 @@ batch that was left in the spool may still be under way (`ReadingRun.is_unused`)
 `other_lanes` keeps batches of different lanes apart.
 
 Without atomic batches, the group's offset alone decides where the consumer continues in a partition that is assigned to
-it again. `Rereading.resumed` only reports it if that offset is lower than the position that this consumer had.
+it again. If that offset is lower than the position that this consumer had, `Rereading.resumed` emits an event, and does
+nothing else.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _REREAD: Final = (
 )
 
 _METADATA_BYTES: Final = 256
-"""Maximum length of the metadata of an offset in an atomic batch: enough for the id of the topic and some 40 leader
+"""Maximum length of the metadata of an offset in an atomic batch: enough for the id of the topic and about 40 leader
 epochs. Each atomic batch in the spool has this text. If the brokers refused the text, they would refuse the batch.
 """
 
@@ -93,27 +94,29 @@ class Rereading:
         self._informed: set[TopicPartition] = set()
         """Held partitions for which an error was raised: the program has discarded their records."""
         self._asked: dict[frozenset[TopicPartition], int] = {}
-        """Maps the partitions of each unanswered request for the group's offsets to the number of their readings."""
+        """Maps the set of partitions of each unanswered request for the group's offsets to the number that `draw`
+        returned.
+        """
         self._undecided: set[TopicPartition] = set()
         """Partitions with an earlier batch that another producer may still deliver. The batch would move the group's
         offset.
         """
         self._generation: Any = None
         self._stale = False
-        """Whether the program may hold records that this or another consumer will read again, and no error has said
-        so yet.
+        """Whether the program may hold records that will be read again, by this consumer or another one, and no error
+        has told the program yet.
         """
 
     @property
     def holds(self) -> bool:
-        """Whether a partition waits for a batch that is not decided."""
+        """Whether a partition waits for a batch that is not decided yet."""
         return bool(self._held)
 
     def draw(self, partitions: Collection[TopicPartition]) -> int:
         """Return a number for new readings. Call it before the group's offsets are requested.
 
         If a request is not answered in time, kafka-python keeps it, and uses its answer when the same partitions are
-        requested again. So the readings get the number of the kept request.
+        requested again. So in this case `draw` returns the number of the kept request again.
         """
         asked = frozenset(partitions)
         if asked not in self._asked:
@@ -138,7 +141,7 @@ class Rereading:
         self._forget_requests()
 
     def handed_out_late(self) -> None:
-        """Record that a partition's records were returned at the moment when its position moved back."""
+        """Record that a partition's records were returned just when the partition's position moved back."""
         self._stale = True
 
     def begin(self, tp: TopicPartition, number: int, offset: int | None) -> None:
@@ -155,7 +158,7 @@ class Rereading:
             self._states[tp] = state
 
     def resumed(self, tp: TopicPartition, offset: int) -> None:
-        """Report it if a partition that was assigned again has a lower position than before it was revoked.
+        """Emit an event if a partition that was assigned again has a lower position than before it was revoked.
 
         Args:
             tp: The partition.
@@ -166,11 +169,11 @@ class Rereading:
             self._emit(PositionRewound(tp.topic, tp.partition, "rebalanced", left.offset))
 
     def left(self, tp: TopicPartition) -> PlaceLeft | None:
-        """Return, only once, the position that a partition had before the group revoked it and assigned it again; None
-        if it had none.
+        """Return the position that a partition had before the group revoked it and assigned it again, and forget this
+        position. Return None if the partition had none.
 
-        A program that assigns its partitions itself chooses the group's offset, or a reset. So for such a program the
-        result is None.
+        A program that assigns its partitions itself has thereby chosen the group's offset or a reset. So for such a
+        program the result is None.
         """
         left = self._parts.take_left(tp)
         return left if self._port.is_subscribed() else None
@@ -238,17 +241,17 @@ class Rereading:
             if self._readings.goes_on(tp, NONE if found is None else found.offset):
                 self._release(tp, assigned[tp])
             else:
-                # This makes the new reading request the group's offset again.
+                # The new reading requests the group's offset again.
                 self._again(tp, assigned[tp], "rebalanced")
 
     def offer(
         self, fate: Callable[[], OffsetsFate], lane: ProducerLane, metadata: Callable[[], Any]
     ) -> tuple[Any, ...]:
-        """Return the data with which an atomic batch of this lane commits this consumer's offsets.
+        """Return what an atomic batch of this lane needs to commit this consumer's offsets.
 
-        The result has four items: the positions after records that were returned and are in no batch yet; the group's
-        metadata; for each partition, its reading (the uninterrupted run of records to which the position belongs); and
-        the claims (entries that record which batch moves the group to which offset).
+        The result has four items: (1) the positions after the returned records that are in no batch yet; (2) the
+        group's metadata; (3) the reading of each partition, which is the uninterrupted run of records to which the
+        position belongs; (4) the claims, which record that this batch moves the group to these offsets.
 
         Args:
             fate: Returns what has become of the batch. Any thread may call it.
@@ -283,7 +286,7 @@ class Rereading:
             if way is not Way.LEFT_GROUP:
                 overtaken = self._overtaken(moved, is_assigned=is_assigned)
             if way is not Way.WAS_FREE or overtaken is not None:
-                moved = self._moved(positions)  # a wait or a request may have changed the assignment
+                moved = self._moved(positions)  # the assignment may have changed during a wait or a request
                 refused = self._is_refused(moved, overtaken or (), is_member=is_member)
                 refused |= way is Way.LEFT_GROUP
         if refused:
@@ -298,8 +301,8 @@ class Rereading:
             readings[tp] = run.reading
             claims.append(claim := OffsetClaim(position.offset, fate, carrier))
             run.claim(claim)
-        # Like the offsets of a commit, these name the topic and the leader epochs that were read. Without the name, the
-        # next incarnation would take the offset for a position in a topic that was recreated meanwhile.
+        # Like the offsets of a commit, these carry the topic id and the leader epochs that were read. Then, if the
+        # topic is recreated, the next incarnation of the program can tell that the offset belongs to the former topic.
         return self._commits.described(moved, max_bytes=_METADATA_BYTES), group, readings, claims
 
     def _is_refused(
@@ -333,10 +336,10 @@ class Rereading:
     def _overtaken(
         self, moved: Collection[TopicPartition], *, is_assigned: bool
     ) -> Collection[TopicPartition] | None:
-        """Return the partitions in which a batch of an earlier reading may have moved the group since the present
-        reading began.
+        """Return the partitions in which a batch of an earlier reading may have moved the group's offset since the
+        present reading began.
 
-        Returns None if this is impossible in all partitions, so that no offset was requested.
+        Return None, and request no offset, if this is impossible in all of the partitions.
 
         Args:
             moved: The partitions of the batch.

@@ -76,7 +76,8 @@ class Responses:
         code: int = data.error_code
         position: int = part.state.position.offset
         if part.state.clear_preferred_read_replica() is not None:
-            # The error came from a follower. The leader may not have this problem, so fetch from the leader at once.
+            # The error came from a follower. Perhaps only the follower has this problem, so fetch from the leader at
+            # once.
             self._followers.leave([tp], time.monotonic())
             if code != OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
                 self._port.request_metadata()
@@ -91,7 +92,8 @@ class Responses:
         if not verdict.retriable:
             raise code_error(code, f"{tp.topic}-{tp.partition} at {position}: {verdict.explanation}")
         if code == _NOT_LEADER_OR_FOLLOWER:
-            # The leader whose log was compared leads no more. It may lead again before the metadata name another one.
+            # The broker whose log was compared does not lead any more. It may lead again before the metadata name
+            # another leader.
             part.doubt_leader()
         self._port.learn_leader(tp, data)
         if code in OTHER_TOPIC:
@@ -102,5 +104,5 @@ class Responses:
 
 
 def _is_outdated(part: AssignedPartition, completed: Any) -> bool:
-    """Return whether a response is not for the present position, or nothing may be fetched from the partition."""
+    """Return whether a response is for a former position, or nothing may be fetched from the partition now."""
     return not part.state.is_fetchable() or part.state.position.offset != completed.fetched_offset

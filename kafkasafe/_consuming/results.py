@@ -69,8 +69,8 @@ class Results:
         self._seek = seek
 
     def carry_on(self, only: TopicPartition | None = None) -> None:
-        """Begin the resets and checks that are due, apply the results of those that have ended, and raise an error that
-        was not raised before.
+        """Begin the resets and checks that are due, and apply the results of those that have ended. Then raise an error
+        about a partition, if there is one that was not raised before.
 
         Args:
             only: Raise only the error of this partition, even if it was raised before.
@@ -150,8 +150,8 @@ class Results:
         # 2. The topic is created again. The position would be reset, although the consumer has read the former topic.
         # 3. So the position becomes the end of the records that were read. The check finds that these records are gone.
         is_gone = has_read and leadership is not None and history.is_of_another(leadership[0])
-        # An unclean election has truncated the log, and the group has no offset. Before its new end the log does not
-        # differ from what was read, so a check of that position finds nothing.
+        # An unclean election has truncated the log, and the group has no offset. Up to its new end, the log has the
+        # records that were read. So a check of the new end as the position would find nothing.
         ends_early = has_read and to.strategy == LATEST and to.offset < read_to
         offset = read_to if is_gone or ends_early else to.offset
         self._port.place(tp, offset)
@@ -215,7 +215,7 @@ class Results:
         if not part.history.reaches_below(part.position):
             is_another = part.history.is_of_another(walked.topic_id)
             if is_another:
-                part.history.cut(part.position)  # the records read from there on are not in this topic
+                part.history.cut(part.position)  # the records read from the position on are not in this topic
             part.history.adopt(walked.topic_id)
             self._moves.on(tp, part, PositionEvent.AGREED, offset=part.position)
             if is_another and part.position > 0:
@@ -278,7 +278,8 @@ class Results:
             try:
                 target = self._policy(event)
             except Exception as error:
-                # Treat the error like the result None, but raise this error, which says more than the divergence.
+                # Treat the error like the result None, but let `poll` raise this error: it says more than the
+                # divergence.
                 if not part.explain(error):
                     raise  # the application has called `seek` meanwhile, so nothing else would raise this error
                 return
@@ -289,7 +290,7 @@ class Results:
 
 
 def diverged_error(event: LogDiverged) -> LogDivergedError:
-    """Return the error that says which records the log has lost."""
+    """Return the error about a divergence. Its message says which records the log has lost."""
     first, last = event.rolled_back
     other = (
         "the log has no records there now"

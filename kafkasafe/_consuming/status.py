@@ -1,4 +1,6 @@
-"""The state of a consumer for probes and metrics. Any thread may ask, and no method waits for a broker."""
+"""The state of a consumer for probes and metrics. Any thread may call the methods, and none of them waits for a
+broker.
+"""
 
 from __future__ import annotations
 

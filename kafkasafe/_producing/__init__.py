@@ -3,10 +3,10 @@
 Each object owns its state. The objects of each module use only objects of the modules before it in this list:
 
 - `open_batch.py` has the open batch.
-- `lifecycle.py` knows whether the producer is open.
-- `partitioning.py` knows the partitions and chooses among them.
+- `lifecycle.py` stores whether the producer is open.
+- `partitioning.py` stores the partition counts and chooses partitions.
 - `accumulator.py` has the open batches and the lock under which they are sealed. It uses `encoding.py` to encode them.
-- `delivery.py` has the waits of callers.
+- `delivery.py` lets callers wait.
 - `admission.py` accepts records.
 - `record_form.py` checks and serializes records.
 - `shutdown.py` closes the producer.

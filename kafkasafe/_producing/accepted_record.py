@@ -15,7 +15,7 @@ from kafkasafe.spool.refusals import because
 
 
 class AcceptedRecord:
-    """Knows the state of an accepted record, for the futures of threads and of event loops."""
+    """Computes the state of an accepted record, for the futures of threads and of event loops."""
 
     __slots__ = ("_index", "_open_batch", "_parts")
 
@@ -35,7 +35,7 @@ class AcceptedRecord:
 
     @property
     def error(self) -> BaseException | None:
-        """Why the record was not delivered; None while it is pending, or if it was delivered."""
+        """Why the record was not delivered; None while the record is pending, or if it was delivered."""
         parcel = self._parcel()
         return parcel.error if parcel is not None and parcel.done else None
 

@@ -1,7 +1,7 @@
 """Keeps the open batches of a producer, seals them, and passes them to the pump in the order of sealing.
 
-The accumulator may hold its lock for as long as encoding takes. Under the lock it does not access the disk. The only
-code of the application that the accumulator calls is the partitioner.
+The accumulator may hold its lock during a whole encoding. Under the lock it does not access the disk. The only code of
+the application that the accumulator calls is the partitioner.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = EventLog("producer")
 NEVER: Final = float("inf")
 _ROOM_AND_LEFT: Final[Callable[[OpenBatch], tuple[int, int]]] = attrgetter("room", "left")
 _NO_MEMORY_S: Final = 0.1
-"""Pause after which the producer's thread tries again to encode if memory was short, seconds."""
+"""If there was not enough memory to encode, the producer's thread tries again after this many seconds."""
 
 
 class AcceptedUnit(Protocol):
@@ -65,17 +65,17 @@ class AcceptedUnit(Protocol):
 class Accumulator:
     """Keeps the open batches, seals them under its lock, and passes atomic batches to the pump.
 
-    Callers take `lock` only by a `with` statement. The lock is reentrant, because a signal handler may interrupt a call
-    of this producer and call the producer on the same thread (see `OpenBatch`, `released`).
+    Callers take `lock` only by a `with` statement. The lock is reentrant: a signal handler that interrupts a call of
+    the producer may call the producer on the same thread (see `OpenBatch`, `released`).
 
     Attributes:
         open_batches: The open batches, by topic. `send` reads this dict without a lock. No other dict ever replaces it.
         lock: Held while a batch is sealed: the order of sealing is the order of delivery.
         max_record_bytes: Largest size of a record.
-        open_batch_bytes: Usual room of a new open batch, and the largest size of the batches into which an open batch
-            is divided, bytes.
-        most_room: Largest room of any open batch, bytes; 0: no open batch gets more room than `open_batch_bytes`. Also
-            the limit for the sum, over all open batches, of the room beyond `open_batch_bytes`.
+        open_batch_bytes: Usual room of a new open batch, in bytes. If an open batch is divided into batches, this is
+            also their size limit.
+        most_room: Largest room of any open batch, in bytes; 0: no open batch gets more room than `open_batch_bytes`.
+            All open batches together have at most this much extra room (room beyond `open_batch_bytes`).
     """
 
     def __init__(
@@ -91,7 +91,9 @@ class Accumulator:
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
         self._being_encoded: list[OpenBatch] = []
-        """The open batches whose encoding has begun and not ended. Each was begun by a call in the one before."""
+        """The open batches whose encoding has begun but not ended. Each encoding except the first began during the one
+        before it.
+        """
         self._spread: dict[str, int] = {}
         """Maps a topic whose last open batch had records of several partitions to the number of these partitions."""
         self._units: dict[AcceptedUnit, None] = {}
@@ -160,13 +162,13 @@ class Accumulator:
                     self._units.pop(unit, None)
 
     def seal_due(self, now: float) -> float:
-        """Seal the open batches that are due. Return when the next one is due, monotonic seconds. Called on the pump's
-        thread.
+        """Seal the open batches that are due. Return the monotonic time, in seconds, at which the next one is due.
+        Called on the pump's thread.
         """
         if not self.open_batches and not self._units:
             return NEVER
-        # Another thread that holds the lock for longer seals open batches itself. Return `now`, so that the pump calls
-        # again in its next turn.
+        # A thread that holds the lock for longer is sealing open batches. Return `now`, so that the pump calls again in
+        # its next turn.
         if not self.lock.acquire(timeout=0.05):
             return now
         try:
@@ -256,7 +258,7 @@ class Accumulator:
         return sum(open_batch.waiting for open_batch in list(self.open_batches.values()))
 
     def give_up(self, error: BaseException) -> None:
-        """End the records that are not encoded with an error, because the producer has ended."""
+        """The producer has ended: make this error the result of all records that are not encoded."""
         with self.lock:
             for topic, open_batch in list(self.open_batches.items()):
                 lost = self._encoder.lost(open_batch, error)
@@ -267,22 +269,22 @@ class Accumulator:
         self._pump.notify_waiters()
 
     def needed_bytes(self) -> int:
-        """Return how many bytes of the spool the open batches and one new open batch may need.
+        """Return the number of bytes in the spool that the open batches and one new open batch need at most.
 
         This method must be fast: a program with thousands of topics has thousands of open batches, and the producer
         calls the method for each of them.
         """
         pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
-        # An open batch never returns its room. So room beyond the usual room counts even while the open batch is empty.
-        # `left` is negative if a record did not fit.
+        # An open batch keeps its room until it is sealed. So its room beyond the usual room counts even while it is
+        # empty. `left` is negative if a record did not fit.
         taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
         return 2 * self.max_record_bytes + taken
 
     def next_room(self, topic: str) -> int:
-        """Return how much room the topic's next open batch gets if the spool has space for it, bytes."""
+        """Return the room, in bytes, that the topic's next open batch gets if the spool has space for it."""
         usual, most = self.open_batch_bytes, self.most_room
         if not self._encoder.partitioning.knows(topic):
-            return usual  # its records may have to wait, all in one batch, until partitions are chosen
+            return usual  # until partitions are chosen, its records may have to wait in a single batch
         room = room_for(usual, self._spread.get(topic, 1), most)
         if room > usual:
             beyond = sum(open_batch.room - usual for open_batch in list(self.open_batches.values()))
@@ -292,14 +294,14 @@ class Accumulator:
     def seal(self, open_batch: OpenBatch) -> None:
         """Choose partitions and encode. Called with the lock held: the order of sealing is the order of delivery.
 
-        During this call, a signal handler may raise an error (Ctrl-C), and so may Python, if memory or stack is short.
+        During this call, an error may come from a signal handler (Ctrl-C), or from Python if memory or stack is short.
         Then the open batch is still in `open_batches` and accepts no more records. The next call continues the work: no
         accepted record is forgotten, and none is submitted twice. A handler that has interrupted this method or `send`
         may itself call this method. Then the first encoding counts.
         """
         open_batch.shut()
         if self._units:
-            self.hand_over_units()  # batches accepted by an interrupted commit come first
+            self.hand_over_units()  # atomic batches that an interrupted commit has accepted come first
         if open_batch.parcels is None:
             encoded = open_batch.encoded
             if encoded is NOT_ENCODED:
@@ -338,12 +340,12 @@ class Accumulator:
     def _encoded(self, open_batch: OpenBatch) -> Encoded:
         """Encode an open batch. Called with the lock held.
 
-        A partitioner may call the producer, whose call then seals the open batch that is being encoded. Without a
+        A partitioner may call the producer, and this call then seals the open batch that is being encoded. Without a
         limit, each level would ask the partitioner again, until the stack is exhausted. Two levels are allowed, because
-        a signal handler that interrupts a partitioner is such a call, too.
+        the call may also come from a signal handler that interrupts the partitioner.
 
         Raises:
-            UsageError: The partitioner calls the producer again, in a call that it made itself.
+            UsageError: The partitioner was asked within its own call of the producer, and calls the producer again.
             SpoolWriteError: There is not enough memory.
         """
         depth = len(self._being_encoded)
@@ -361,10 +363,10 @@ class Accumulator:
 
 
 def _most_room(config: ProducerConfig) -> int:
-    """Return the largest room of an open batch with more than `batch_size`, bytes; 0 if no open batch may have more.
+    """Return the limit, in bytes, for open batches with more room than `batch_size`; 0 if no open batch may have more.
 
-    With `delivery="transactional"`, a unit may have as many open batches as brokers remember batches of a partition. So
-    each open batch may contain only one batch for a partition, and gets no larger room.
+    A broker remembers only a few batches of a partition. With `delivery="transactional"`, the number of open batches in
+    a unit has the same limit. So each open batch may contain only one batch for a partition, and gets no larger room.
     """
     if config.delivery == "transactional":
         return 0

@@ -1,6 +1,6 @@
 """Admission: the checks and waits of the producer before it accepts records.
 
-The slow path of `send`, atomic batches, transactions and coroutines all use it.
+It is used by the slow path of `send`, by atomic batches, by transactions and by coroutines.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from kafkasafe.spool.refusals import error_for_send
 
 _LOOK_EVERY_S: Final = 0.25
 _GIVE_WAY_S: Final = 1.0
-"""The longest time that a commit waits until the pump has taken earlier batches, seconds."""
+"""Limit, in seconds, for the time that a commit waits for the pump to take earlier batches."""
 STEP_S: Final = 0.05
-"""Interval between checks whether the cluster is still far behind, seconds. The checks are necessary because no event
-reports that a partition has stopped answering.
+"""Interval, in seconds, at which a sender checks whether the cluster is still far behind. The checks are necessary
+because no event reports that a partition has stopped answering.
 """
 _FRAMES: Final = 40
-"""An upper bound for the number of stack frames that it takes to accept and seal a record. Frames of the application's
-partitioner do not count.
+"""Upper bound for the number of stack frames that are necessary to accept and seal a record. Frames of the
+application's partitioner do not count.
 """
 _WAYS_OUT: Final = {
     "spool_max_bytes": "Raise spool_max_bytes, or wait for the cluster.",
@@ -128,8 +128,8 @@ class Admission:
         open_batch: OpenBatch | None = None,
         index: int = -1,
     ) -> tuple[OpenBatch, int]:
-        """Finish a `send` whose open batch is missing or full, was sealed meanwhile, or has no list entry for the
-        record yet.
+        """Finish a `send` that could not use its open batch: this batch is missing, full or sealed, or its lists are
+        too short.
 
         Args:
             topic: Topic of the record.
@@ -185,9 +185,9 @@ class Admission:
     ) -> tuple[OpenBatch, int]:
         """Accept a record in a signal handler that interrupted another call of this thread.
 
-        How far that call has come with the open batch is unknown. So this method seals the open batch as it is. It then
-        puts the record into a new open batch, and seals the new one at once. The interrupted call notices that its open
-        batch is sealed (`OpenBatch.open`).
+        The interrupted call may have changed its open batch only in part. So this method seals the open batch as it is.
+        It then puts the record into a new open batch, and seals the new one at once. Afterwards, the interrupted call
+        notices that its open batch is sealed (`OpenBatch.open`).
         """
         deadline: float | None = None
         while True:
@@ -267,8 +267,8 @@ class Admission:
         )
 
     def _wait_for_room(self, deadline: float | None, size: int = 0) -> float:
-        """Wait a while for room in the spool. The lock is not held. Return the deadline, which the caller passes to the
-        next call.
+        """Wait a while for room in the spool. The lock is not held. Return the deadline; the caller passes it to its
+        next call of this method.
 
         `size` is the number of bytes that an atomic batch needs in addition to the open batches.
         """
@@ -316,8 +316,8 @@ class Admission:
         self._lifecycle.check_fork()
         pump = self._pump
         if pump.is_backlogged() and not pump.is_current_thread():
-            # Without this wait, a program that commits without a pause takes nearly all of the interpreter's time, and
-            # no batch is delivered.
+            # Without this wait, a program that makes one commit after the other takes nearly all of the interpreter's
+            # time, and no batch is delivered.
             pump.wait(lambda: not pump.is_backlogged(), min(_GIVE_WAY_S, self._config.max_block_s))
         if pump.ledger.ahead.is_far:
             self._wait_for_deliveries()

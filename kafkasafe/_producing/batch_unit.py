@@ -80,7 +80,7 @@ class BatchUnit:
         return LoopWaits.of(self._delivery.pump.ledger.waiters, loop)
 
     def done_or_wrong_cluster(self) -> bool:
-        """Return whether the batch is committed or dropped, or the brokers belong to another cluster."""
+        """Return whether the batch is committed or dropped, or the brokers belong to the wrong cluster."""
         return self.head.done or self._delivery.pump.ledger.wrong_cluster is not None
 
     def done_or_never(self) -> bool:

@@ -1,4 +1,4 @@
-"""The waits of callers for results, for the disk and for callbacks, and the errors with which these waits end."""
+"""Lets callers wait for results, for the disk and for callbacks, and raises the errors with which these waits end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kafkasafe.spool.refusals import because, counted
 log = EventLog("producer")
 
 _SAY_EVERY_S: Final = 30.0
-"""Interval at which a long `flush` logs what it waits for, seconds."""
+"""Interval, in seconds, at which a long `flush` logs what it waits for."""
 
 
 class Delivery:
@@ -92,23 +92,23 @@ class Delivery:
         return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
 
     def raise_loss(self) -> None:
-        """Raise the error about the next loss: acknowledged records that are not sent again, or records missing in the
-        spool.
+        """Raise the error about the next loss that was not raised yet. A loss is either acknowledged records that are
+        not sent again, or records that are missing in the spool.
         """
         loss = self.pump.ledger.errors.next_loss()
         if loss is not None:
             raise loss
 
     def disk_cause(self) -> str:
-        """Return a sentence for the end of a message: why no record becomes durable for now. The text is empty
+        """Return a sentence for the end of a message. It says why no record becomes durable for now. The text is empty
         without a reason.
         """
         trouble = self.pump.ledger.room.disk_trouble
         return f" The spool takes nothing for now: {trouble}." if trouble else ""
 
     def network_cause(self) -> str:
-        """Return a sentence for the end of a message: why no broker can be used, or why nothing can be sent. The text
-        is empty without a reason.
+        """Return a sentence for the end of a message. It says why no broker can be used, or why nothing can be sent.
+        The text is empty without a reason.
         """
         error = self._cluster.last_error
         if error is not None:
@@ -136,9 +136,11 @@ class Delivery:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def called(self, open_batch: OpenBatch | None, deadline: float | None) -> bool:
-        """Wait until the due callbacks of one or all open batches have run. Return False if the deadline came first."""
+        """Wait until the due callbacks of one open batch, or of all, have run. Return False if the deadline came
+        first.
+        """
         if open_batch is not None:
-            open_batch.watch()  # another thread sealed the open batch, and may not have called `watch` yet
+            open_batch.watch()  # perhaps another thread has sealed the open batch, but not yet called `watch`
             if not open_batch.watched:
                 return True
         if self.pump.is_current_thread():
@@ -183,8 +185,8 @@ class Delivery:
             )
 
     def _await_settled(self, number: int, deadline: float | None) -> bool:
-        """Wait for the results, and log from time to time which results are missing. Return the last result of
-        `settled_or_never`.
+        """Wait for the results, and log from time to time which results are missing. Return whether `settled_or_never`
+        became true.
         """
         pump = self.pump
         began = time.monotonic()

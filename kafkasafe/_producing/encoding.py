@@ -1,7 +1,7 @@
 """Encode the records of an open batch into parcels, each for one partition.
 
-Encoding does not wait, and may be repeated after a Ctrl-C, or after memory was short: it only tells the partitioning
-that an open batch has ended, and telling it twice does no harm.
+Encoding does not wait. It may be repeated after a Ctrl-C, or after memory was short. It changes only the state of the
+`Partitioning`, and repeating these changes does no harm.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Records:
     Attributes:
         keys: None if no record has a key.
         key_sizes, value_sizes: Sizes of the keys and of the values.
-        special: By number, the fields of records for which the caller gave any of them.
+        special: Maps a record's number to partition, headers and timestamp, if the caller gave at least one of them.
     """
 
     keys: Sequence[bytes | None] | None
@@ -102,7 +102,9 @@ class Encoder:
 
     @staticmethod
     def lost(open_batch: OpenBatch, error: BaseException) -> Encoded:
-        """Return an encoding without bytes for records that cannot be encoded. It has ended with this error."""
+        """Return an encoding, without bytes, of records that cannot be encoded. Its parcel has ended with this
+        error.
+        """
         values = open_batch.close()
         absent = frozenset(i for i, value in enumerate(values) if value is ABSENT)
         parcel = Parcel(open_batch.topic, UNCHOSEN, None, 0, len(values) - len(absent), 0)
@@ -170,7 +172,7 @@ class Encoder:
         if partitions and not given:
             chosen = self._chosen(open_batch.topic, partitions, records)
         elif partitions and len(given) < len(values):
-            # Do not ask the application's partitioner about records that it has placed already: it may count its calls.
+            # Do not ask the application's partitioner about the same record twice: a partitioner may count its calls.
             rest = [i for i in range(len(values)) if i not in given]
             chosen[rest] = self._chosen(open_batch.topic, partitions, records.picked(rest))
         for index, partition in given.items():
@@ -229,7 +231,9 @@ class Encoder:
 
 
 def _runs(given: Iterable[tuple[int, int | None]]) -> tuple[tuple[int, int, int], ...]:
-    """Convert ascending (index, given partition or None) to runs (first index, number of records, partition)."""
+    """Convert pairs (index, given partition or None), in ascending order, to runs (first index, number of records,
+    partition).
+    """
     runs: list[tuple[int, int, int]] = []
     for index, partition in given:
         if partition is None:

@@ -1,4 +1,4 @@
-"""Knows whether a producer is open. If it is not: whether it was closed, dropped, or inherited by a forked child."""
+"""Stores whether a producer is open, or how it ended: it was closed, dropped, or inherited by a forked child."""
 
 from __future__ import annotations
 

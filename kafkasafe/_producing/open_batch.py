@@ -112,19 +112,18 @@ class OpenBatch:
         numbers: Counter for the numbers of records. Some numbers may never get their record: see `Encoded.absent`.
         keys, values: Keys and values by record number. The lists have spare entries at the end; `keys` may be shorter,
             because only records with a key extend it. Both lists are empty once the open batch is sealed.
-        special: By number, (partition, headers, timestamp) of each record for which the caller gave at least one of the
+        special: Maps a record's number to (partition, headers, timestamp), if the caller gave at least one of the
             three.
         timestamp_ms: Timestamp of records for which the caller gave none: the time when the first record was added.
-        due: When the open batch must be sealed at the latest, monotonic seconds.
+        due: Monotonic time, in seconds, at which the open batch must be sealed at the latest.
         encoded: The encoded records, as soon as the open batch is sealed; `NOT_ENCODED` before.
         parcels: The parcels, as soon as the pump has them; None before.
-        acked: If the records' metadata differ only in the offset: topic, partition, both as a TopicPartition, base
-            offset, timestamp, and the sizes of key and value. The first call of `metadata` sets it; None before, and if
-            other fields differ.
-        firsts: By number, the first callback of each record, if it was added before the open batch was sealed. The list
-            may be shorter than the number of records. See `RecordFuture.add_callback`.
-        callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record, function, record,
-            function and so on. A tuple for each callback would cost the garbage collector more than the records
+        acked: Set by `metadata` if the records' metadata differ only in the offset: topic, partition, both as a
+            TopicPartition, base offset, timestamp, and the sizes of key and value. Otherwise None.
+        firsts: List of the first callback of each record, by record number. A callback that is added after sealing is
+            not in it. The list may be shorter than the number of records. See `RecordFuture.add_callback`.
+        callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record number, function, record
+            number, function and so on. A tuple for each callback would cost the garbage collector more than the records
             themselves.
         thread: The thread that calls the callbacks.
         guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch, because only
@@ -251,8 +250,8 @@ class OpenBatch:
     def keep(self, encoded: Encoded) -> Encoded:
         """Store the encoded records, unless an encoding is stored already. Return the stored encoding.
 
-        The first encoding counts, because its parcels may have been submitted: a signal handler may seal the open batch
-        while it interrupts the thread that seals it.
+        A signal handler may interrupt the thread that seals the open batch, and seal it itself. Its parcels may then be
+        submitted already, so the first encoding counts.
         """
         if self.encoded is NOT_ENCODED:
             self.encoded = encoded
@@ -273,10 +272,10 @@ class OpenBatch:
         return len(values) - values.count(ABSENT)
 
     def took(self, index: int) -> bool:
-        """Return whether this open batch took the record that was stored at `index`. The batch is closed already, but
-        may not be sealed yet.
+        """Return whether this open batch took the record that was stored at `index`. Called after the batch was closed,
+        even if it is not sealed yet.
 
-        This method takes no lock, because the sealing thread may hold the lock for as long as encoding takes.
+        This method takes no lock, because the sealing thread may hold the lock during the whole encoding.
         """
         taken: list[bytes | None] = []
         if self.encoded is NOT_ENCODED:
@@ -294,7 +293,9 @@ class OpenBatch:
         self.keys, self.values, self._taken = [], [], []
 
     def locate(self, index: int) -> tuple[Parcel, int]:
-        """Return the parcel of record `index` and the record's index in it, after all divisions of parcels."""
+        """Return the parcel of record `index` and the record's index in it. If a parcel was divided, return the part
+        that has the record.
+        """
         if self.parcels is None:
             raise AssertionError("An open batch that is not sealed has no parcels")
         encoded = self.encoded
@@ -397,7 +398,8 @@ class OpenBatch:
         self.thread.start()
 
     def first_calls(self) -> Sequence[Any]:
-        """Return, by record number, what `firsts` held at the first call of this method after the batch was sealed.
+        """Return a copy of `firsts`, by record number. The first call of this method, after the batch was closed, makes
+        the copy.
 
         Any thread may call this method. A signal handler that interrupts the call may make the same call. Once the
         callback thread has taken the functions, their places hold other values, but not None.
@@ -425,8 +427,8 @@ class OpenBatch:
         return indexes, [firsts[i] for i in indexes]
 
     def watch(self) -> None:
-        """Arrange that the callbacks of this sealed open batch, if there are any, are called when its parcels are done.
-        A second call of this method does no harm.
+        """Arrange that any callbacks of this sealed open batch are called when its parcels are done. A second call of
+        this method does no harm.
         """
         if self.firsts or self.callbacks or self.errbacks:
             self._watch(self.parcels or ())
@@ -458,7 +460,7 @@ class OpenBatch:
         # With several parcels, estimate the number of due callbacks by the parcel's share of the records.
         due = 0 if parcel.children is not None else waiting * parcel.count // max(self.encoded.count, 1)
         # Hand over the job even if no callback seems to wait: the callback thread may be sorting callbacks, and may
-        # already have passed this parcel.
+        # have looked at this parcel before it was done.
         self.thread.hand(self._call_done, due)
 
     def _call_done(self, due: int = 0) -> None:
@@ -535,7 +537,9 @@ class OpenBatch:
 
 
 def headers_bytes(headers: Headers) -> int:
-    """Return by how many bytes a `Special` with these headers increases the size that counts for a record."""
+    """Return the number of bytes that a `Special` with these headers adds to the size that `RecordForm.prepare`
+    computes.
+    """
     return 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
 
 
@@ -548,13 +552,13 @@ def pick(items: Sequence[_T], indexes: list[int]) -> Sequence[_T]:
 
 
 def _as_ints(indexes: Sequence[int] | Indexes) -> Sequence[int]:
-    """Return Python's integers: a record's metadata must not contain numpy's."""
+    """Return the numbers as Python's integers, because a record's metadata must not contain numpy's."""
     numbers: Sequence[int] = indexes.tolist() if isinstance(indexes, np.ndarray) else indexes
     return numbers
 
 
 def _all_there(firsts: Sequence[Any]) -> bool:
-    """Return True only if none of these is None. The result may be False although none is None."""
+    """Return whether none of these is None. The result may wrongly be False, but never wrongly True."""
     try:
         # Fast for functions. Other callables of the application may be falsy, or raise.
         return all(firsts)

@@ -2,7 +2,7 @@
 
 An open batch belongs to a topic. When an open batch is full, its records are divided among the partitions of their
 keys. Each batch that results has a fixed cost: an entry in the spool, in the journal and in a request. If an open batch
-with the room of one `batch_size` is divided among 1,000 partitions, each batch has only a few records. Then the fixed
+with `batch_size` bytes of room is divided among 1,000 partitions, each batch has only a few records. Then the fixed
 cost exceeds the cost of the records by far. So an open batch has more room if the topic's previous open batch was
 divided among many partitions. `batch_size` remains the limit of each batch that is sent: a partition with more records
 gets several batches, in the order of the records.
@@ -23,13 +23,13 @@ also limits how long other threads wait for the lock."""
 _MOST_RECORDS: Final = 8 * MAX_RECORDS
 """Largest number of records of an open batch."""
 _USEFUL_BYTES: Final = 32 * 1024
-"""Size of a partition's batch, bytes. If batches are larger than this, the fixed cost hardly matters."""
+"""Size of a partition's batch, in bytes, above which the fixed cost hardly matters."""
 
 Integers = npt.NDArray[np.int64]
 
 
 def room_for(batch_bytes: int, spread: int, most_bytes: int) -> int:
-    """Return the room of the next open batch of a topic, bytes, at least `batch_bytes`.
+    """Return the room of a topic's next open batch, in bytes. It is at least `batch_bytes`.
 
     Args:
         batch_bytes: Largest size of a batch.
@@ -47,12 +47,13 @@ def rooms_records(batch_bytes: int, room: int) -> int:
 def fitting_edges(partitions: Integers, sizes: Integers | None, batch_bytes: int) -> list[int]:
     """Divide records that are sorted by partition into batches. Return the indexes at which the batches begin.
 
-    A batch has records of one partition, at most `MAX_RECORDS` of them, with at most `batch_bytes`. A record that is
-    larger than `batch_bytes` has a batch of its own. The result has as few batches as this order of the records allows.
+    A batch has records of only one partition: at most `MAX_RECORDS` records, with at most `batch_bytes` in total. A
+    record that is larger than `batch_bytes` has a batch of its own. The result has as few batches as this order of the
+    records allows.
 
     Args:
         partitions: Partition of each record, sorted.
-        sizes: Size of each record, bytes; None if all records together fit into a batch.
+        sizes: Size of each record, in bytes; None if all records together fit into a batch.
         batch_bytes: Largest size of a batch.
 
     Returns:

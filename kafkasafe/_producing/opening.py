@@ -1,7 +1,7 @@
-"""Starts a producer: opens the spool and its lane, takes over the records that earlier runs left there, makes the pump
-and the producer's other objects.
+"""Starts a producer: opens the spool and its lane, takes over the records that earlier runs left there, and makes the
+pump and the producer's other objects.
 
-Only this module knows which of a producer's objects use which others.
+Only this module defines which of a producer's objects uses which others.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _made(
     """Make the objects. Each gets the objects that it uses."""
     lifecycle = Lifecycle()
     partitioning = Partitioning(config, cluster, partition_by)
-    # The pump and the accumulator use each other. Neither has a reference to the producer, so that a producer that the
+    # The pump and the accumulator use each other. Neither has a reference to the producer. So a producer that the
     # application drops is collected at once.
     pump = Pump(
         config,

@@ -29,7 +29,7 @@ _MAX_PARTITION: Final = 2**31 - 1
 
 
 class Partitioning:
-    """Knows the partition counts of topics, and chooses each record's partition.
+    """Stores the partition counts of topics, and chooses each record's partition.
 
     Threads that seal an open batch choose under the producer's lock. The pump chooses for records that were accepted
     before their topic was known, and reports each topic's partition count (`learned`).
@@ -51,8 +51,8 @@ class Partitioning:
         self._client_id = config.client_id
         self._cluster = cluster
         self._counts: dict[str, int] = {}
-        """Maps a topic to its partition count. A topic is missing as long as a record of the topic waits until its
-        partition is chosen.
+        """Maps a topic to its partition count. While a record of a topic waits until its partition is chosen, the topic
+        is missing here.
         """
         self._recalled: set[str] = set()
         """Topics whose partition count is that of an earlier run. They may have more partitions now."""
@@ -61,7 +61,7 @@ class Partitioning:
         self._rotation = random.randrange(1 << 16)
 
     def recall(self, counts: Mapping[str, int], unchosen: Iterable[str]) -> None:
-        """Start with what earlier runs of the producer knew: partition counts, and topics with records whose partitions
+        """Start with the information from earlier runs: partition counts, and the topics with records whose partitions
         are not chosen yet.
         """
         self._unchosen.update(unchosen)
@@ -100,8 +100,8 @@ class Partitioning:
         number = as_int(partition, "partition", _MAX_PARTITION)
         known = None if topic in self._recalled else self._counts.get(topic)
         if known is None and (info := self._cluster.topic(topic)) is not None and info.partitions:
-            # `_counts` lacks the topic while records wait until their partitions are chosen, and may be out of date
-            # until the metadata have come.
+            # `_counts` lacks the topic while records wait until their partitions are chosen. A count from an earlier
+            # run may be out of date until the metadata have come.
             known = max(info.partitions) + 1
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
@@ -114,9 +114,10 @@ class Partitioning:
     def ask(
         self, topic: str, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
     ) -> int | None:
-        """Ask the application's partitioner at once, while the key and the value are known as objects and not only as
-        bytes. A partitioner may have a method `on_new_batch`. As in KafkaProducer, it is called when a record without a
-        key begins a batch, and the partitioner is asked again: it may choose another partition (KIP-480).
+        """Ask the application's partitioner at once, while the key and the value are available as objects and not only
+        as bytes. A partitioner may have a method `on_new_batch`. As in KafkaProducer, this method is called when a
+        record without a key begins a batch. Then the partitioner is asked again, and may choose another partition
+        (KIP-480).
 
         Return None if the topic is not known yet. In that case, the partitioner is asked later, with bytes instead of
         the objects.
@@ -154,7 +155,7 @@ class Partitioning:
         values: Sequence[bytes | None],
         key_sizes: Sizes | None = None,
     ) -> Indexes:
-        """Return the partition of each record: by the application's partitioner, or as KafkaProducer chooses it.
+        """Return the partition of each record, chosen by the application's partitioner, or as KafkaProducer chooses it.
 
         Args:
             topic: Name of the topic.

@@ -1,4 +1,4 @@
-"""Serializes records, checks all their arguments, and computes the size that counts for each record."""
+"""Serializes records, checks all their arguments, and computes each record's size for the size limits."""
 
 from __future__ import annotations
 

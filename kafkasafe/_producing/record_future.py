@@ -31,8 +31,8 @@ _FATE: Final = "only the producer sets the result of a record"
 
 
 class OpenProducer(Protocol):
-    """The producer of a future or an atomic batch. The future or batch refers to the producer, because a producer to
-    which nothing refers is dropped.
+    """The producer of a future or an atomic batch. The future or batch refers to the producer, because a producer
+    without references is dropped.
     """
 
     @property
@@ -105,7 +105,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
 
     @property
     def exception(self) -> BaseException | None:  # type: ignore[override]
-        """Why the record was not delivered; None while it is pending, or if it was delivered."""
+        """Why the record was not delivered; None while the record is pending, or if it was delivered."""
         return self._accepted().error
 
     def durable(self, timeout: float | None = None) -> RecordFuture:
@@ -137,8 +137,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """Wait for the cluster's acknowledgement, and for the record's callbacks.
 
         Args:
-            timeout: Seconds; None for no limit. If the record's result is known when the time is over, and only
-                callbacks take longer, the call ends with that result and not with a time-out.
+            timeout: Seconds; None for no limit. If the record's result is known when the time is over, but its
+                callbacks have not run, the call ends with that result and not with a time-out.
 
         Raises:
             KafkaTimeoutError: The record was not acknowledged in time. It stays in the spool and is still delivered.
@@ -204,8 +204,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         open_batch = self.open_batch
         if open_batch.open:
             # The common case needs no lock (see `OpenBatch`): store the callback, then check that the batch is still
-            # open. `firsts` has one place for each record. Only one caller gets this place, because `first_free` can be
-            # deleted only once.
+            # open. `firsts` has one place for each record. Only one caller can fill the record's place, because
+            # `first_free` can be deleted only once.
             try:
                 del self.first_free
                 open_batch.firsts[self.index] = f
@@ -223,8 +223,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self._add_callback(f)
 
     def _add_callback(self, call: Callable[[RecordMetadata], Any]) -> RecordFuture:
-        """Add a callback in the slow way, which is necessary if it is not the record's first callback, or if the open
-        batch may be sealed already.
+        """Add a callback in the slow way. This is necessary if the record has another callback, or if the open batch
+        may be sealed already.
         """
         if not self._enlisted(self.open_batch.callbacks, call) and self.succeeded():
             safely(lambda: call(self.open_batch.metadata(self.index)))
@@ -238,7 +238,9 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self
 
     def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
-        """Return True if the callback thread will make the call; False if the record's result is final already."""
+        """Add the call to `calls`, so that the callback thread makes it. Return False instead if the record's result is
+        final already.
+        """
         open_batch = self.open_batch
         if open_batch.parcels is not None and self.is_done:
             return False

@@ -1,5 +1,5 @@
-"""Registers this process's producers, to keep the order of the records that several producers send from one directory,
-and to end producers in a forked child.
+"""Registers this process's producers. This keeps the order of the records that several producers send from one
+directory, and makes it possible to end producers in a forked child.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from kafkasafe.errors import ForkedProcessError
 from kafkasafe.limits.patience import Patience
 
 DROPPED_IDLE_S: Final = 1.0
-"""How long `__del__` waits for the dropped producer, seconds. If a new producer is opened on the directory, the dropped
-producer ends when it has delivered nothing for this time."""
+"""`__del__` waits for the dropped producer for this many seconds at most. If a new producer is opened on the directory,
+the dropped producer ends when it has delivered nothing for this time.
+"""
 _DROPPED_MOST_S: Final = 300.0
 
 
@@ -35,14 +36,14 @@ PRODUCERS: weakref.WeakKeyDictionary[object, weakref.ref[Forked]] = weakref.Weak
 that object may refer to the producer.
 """
 DROPPED: dict[Pump, str] = {}
-"""Maps the pump of each producer that was dropped without `close()` and still runs to its spool directory."""
+"""Maps pumps to spool directories: the pumps that still run although their producers were dropped without `close()`."""
 SUCCEEDED: set[Pump] = set()
 """The pumps in `DROPPED` whose lanes a new producer takes over."""
 
 
 def goes_live(pump: Pump, path: str) -> None:
-    """Register a producer that accepts records from now on. Dropped producers' records are sent before this
-    producer's.
+    """Register a producer that accepts records from now on. If dropped producers on the same directory still have
+    records, those are sent first.
     """
     LIVE[pump] = path
     # Write `LIVE` before reading `DROPPED`: if a producer is dropped too late to be found in `DROPPED`, it finds this
@@ -87,7 +88,8 @@ def _forked() -> None:
     LIVE.clear()
     DROPPED.clear()
     SUCCEEDED.clear()
-    # The list keeps all producers alive: a producer that is collected before it is marked would close as in the parent.
+    # The list keeps all producers alive: a producer that was collected before its call of `forked` would close as in
+    # the parent.
     for _, reference in list(PRODUCERS.items()):
         ends = reference()
         if ends is not None:

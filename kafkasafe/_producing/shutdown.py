@@ -35,21 +35,22 @@ from kafkasafe.spool.refusals import counted
 log = EventLog("producer")
 
 _CLOSE_IDLE_S: Final = 5.0
-"""How long `close` waits for the next delivery, seconds."""
+"""How long, in seconds, `close` waits for the next delivery."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
 """Used instead of `_CLOSE_IDLE_S` with `spool="never"`, because undelivered records are then lost after the wait."""
 _CLOSE_PAUSES: Final = 2
-"""`close` waits longer if a pause has a known end, at most by this number of request time-outs."""
+"""If a pause has a known end, `close` waits for it, but at most for this number of additional request time-outs."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
-"""Minimum time for which `close` waits for a slow disk, seconds. Records that are not on disk after the wait are lost.
+"""`close` waits for a slow disk for at least this many seconds, if necessary. Records that are not on disk after the
+wait are lost.
 """
 _DISK_STEP_S: Final = 0.1
 _LOG_S: Final = 1.0
 _SEAL_TRIES: Final = 5
 _SEAL_PAUSE_S: Final = 0.05
-"""If memory is short, `close` tries several times to encode records. Each pause between the tries is longer than the
-one before by this time, seconds.
+"""If memory is short, `close` tries several times to encode records. Each pause between the tries is this many seconds
+longer than the one before.
 """
 
 
@@ -79,7 +80,7 @@ class Shutdown:
         self._producer: weakref.ref[object] | None = None
         """The producer; None before it is open."""
         self._kept: object | None = None
-        """The producer, from the moment when it was dropped until its pump has ended."""
+        """The producer, from the moment when it is dropped until its pump has ended."""
         self._warned = False
         self._at_exit = _exit_hook(weakref.ref(self))
         self._not_at_end_of_child: Callable[[], object] = lambda: None
@@ -121,12 +122,12 @@ class Shutdown:
         self._close(timeout, Patience(self._idle_s, _CLOSE_PAUSES * self._config.request_timeout_s))
 
     def at_exit(self) -> None:
-        """Close the producer at the end of the process, without waiting longer for pauses."""
+        """Close the producer at the end of the process. Pauses do not make this wait longer."""
         self._close(None, Patience(self._idle_s, 0.0))
 
     @property
     def _idle_s(self) -> float:
-        """How long `close` waits for the next delivery, seconds."""
+        """How long, in seconds, `close` waits for the next delivery."""
         return _CLOSE_MEMORY_IDLE_S if self._config.in_memory else _CLOSE_IDLE_S
 
     def _close(self, timeout: float | None, patience: Patience) -> None:
@@ -154,7 +155,7 @@ class Shutdown:
                 pump.adopt_now()
                 self._await_deliveries(timeout, patience)
         finally:
-            # Also after a Ctrl-C: from the first step on, a later call does nothing.
+            # Do this even after a Ctrl-C: once the lifecycle has ended, a later call of `close` does nothing.
             if self._lifecycle.closed is not None and not pump.is_current_thread():
                 with self._accumulator.released():
                     pump.stop(10.0, deadline)
@@ -207,7 +208,7 @@ class Shutdown:
             f"{counted(records, 'record')} that {were} accepted could not be encoded for lack of memory, and {are}"
             " lost with the producer. Everything that durable() or get() confirmed is safe"
         )
-        # First: callers that wait for the records then get an error in any case.
+        # Do this first, so that callers that wait for the records get an error in any case.
         self._pump.ledger.lose(error)
         self._accumulator.give_up(error)
         return error
@@ -305,7 +306,7 @@ class Shutdown:
         producer come later. It takes no lock, because the garbage collector may call it at any time.
 
         Returns:
-            Whether the producer was dropped without `close()`, so that the caller should warn the program.
+            Whether the caller should warn the program, because the producer was dropped without `close()`.
         """
         if self._producer is None or self._lifecycle.closed is not None:
             return False
@@ -370,8 +371,8 @@ class Shutdown:
         """Wait until everything is on disk.
 
         Args:
-            limit_s: How long to wait for a disk that is only slow, seconds.
-            deadline: When to stop waiting for a disk that fails, monotonic seconds.
+            limit_s: Limit, in seconds, for the wait for a disk that is only slow.
+            deadline: Monotonic time, in seconds, at which the wait for a failing disk ends.
         """
         pump = self._pump
         ledger = pump.ledger

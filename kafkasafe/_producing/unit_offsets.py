@@ -23,11 +23,11 @@ _INT64: Final = 0x7FFF_FFFF_FFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The offsets of one group that one consumer gave, or the program itself.
+    """The offsets of one group from one source: a consumer, or the program itself.
 
     Attributes:
         fate: The outcome of the batch, for these offsets.
-        claims: The batch's claims: the offsets to which it moves the group.
+        claims: The batch's claims: entries with the offsets to which the batch moves the group.
         offsets: The offsets; None if the consumer has not moved since its last batch.
         readings: Maps a partition of the group to the reading that the batch continues there.
     """
@@ -45,11 +45,13 @@ class UnitOffsets:
         self._parts = parts
         self._decision = decision
         self._sources: dict[tuple[str, Hashable], _Source] = {}
-        """Maps a group, and who gave offsets of it (see `claim`), to these offsets, in the order in which they were
-        given."""
+        """Maps a group and a giver (see `claim`) to the offsets that this giver gave for the group. The dict has the
+        order in which they were given.
+        """
         self._replaced: list[OffsetClaim] = []
-        """The batch's earlier claims, for offsets that later calls replaced. The batch may have the records before
-        these offsets, so it is void if one of these claims is."""
+        """The batch's earlier claims, for offsets that later calls replaced. The batch may contain the records before
+        these offsets. So if one of these claims is void, the batch is void, too.
+        """
 
     def __bool__(self) -> bool:
         return any(source.offsets is not None for source in self._sources.values())
@@ -191,10 +193,12 @@ def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
 
 
 def _joined(earlier: m.GroupOffsets, later: m.GroupOffsets) -> m.GroupOffsets:
-    """Return the offsets of two calls for one group. Of two offsets for a partition, the later one counts.
+    """Return the offsets of two calls for one group. If both calls have an offset for a partition, the one of the later
+    call counts.
 
-    The membership is that of the older generation. If the group has a newer one, it refuses all of the offsets: another
-    member may own a partition of the older ones, and may read the same records again.
+    The result has the membership of the older generation. If the group has a newer generation, it refuses all of the
+    offsets. This is intended: another member may own a partition of the older offsets now, and may read the same
+    records again.
     """
     found = {(each.topic, each.partition): each for each in (*earlier.positions, *later.positions)}
     members = [each for each in (earlier, later) if each.generation_id >= 0]

@@ -1,1 +1,1 @@
-"""The seam to the brokers: requests, and their answers as data (`api.py`)."""
+"""The interface to the brokers: requests, and their answers as data (`api.py`)."""

@@ -1,18 +1,18 @@
 """Decides from the brokers' metadata whether a partition is proven not to exist.
 
 A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. In both
-cases each broker reports the partition as missing, and waiting does not help. But a broker may also not know about a
-new partition yet:
+cases each broker reports the partition as missing, and waiting does not help. But a broker may also report a new
+partition as missing, because it has not heard of the partition yet:
 
 1. A topic has partitions 0 and 1. An operator adds partition 2, and the controller confirms the change.
-2. A program sends to partition 2. Its metadata come from broker 1, which has not heard of the change yet.
+2. A program sends to partition 2. The program's metadata come from broker 1, which has not heard of the change yet.
 3. Some milliseconds later broker 1 has heard of the change. But if broker 1 is cut off from the controller, it reports
-   two partitions for hours, to each client that still reaches it.
+   two partitions for hours, to every client that reaches it.
 
 So one answer proves nothing. The absence is proven if two brokers still report it some seconds after the partition was
 first missing. In a cluster with one broker, that broker's report is the proof. If only one of several brokers answers,
-that broker has to report the absence for a minute. That is enough: a wrong report loses no record, because `rejected/`
-keeps the record, and operators hardly ever add a partition in the very minute in which a program sends to it.
+that broker has to report the absence for a minute. A minute is enough. An operator hardly ever adds a partition in the
+very minute in which a program sends to it. And even a wrong report loses no record: `rejected/` keeps it.
 
 This module has no clock: `now` is an argument, in seconds.
 """
@@ -36,8 +36,8 @@ class Absence:
     Args:
         partition: Number of the partition.
         now: Time when the partition was first missing.
-        grace_s: How long the partition must be missing before the report of a single broker proves its absence, if
-            there are other brokers but none of them answers.
+        grace_s: If there are several brokers but only one answers: how long the partition must be missing before that
+            broker's report is the proof.
     """
 
     def __init__(self, partition: int, now: float, grace_s: float) -> None:
@@ -46,7 +46,7 @@ class Absence:
         self._since = now
         self._topic_id = b""
         self._witnesses: dict[int, int] = {}
-        """For each broker that reports the partition missing: the partition count that it reports."""
+        """Maps each broker that reports the partition as missing to the partition count that it reports."""
         self._asked: dict[int, float] = {}
 
     def due(self, brokers: Sequence[int], now: float) -> list[int]:

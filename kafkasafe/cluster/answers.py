@@ -55,9 +55,9 @@ class Failure:
 
     Attributes:
         error: The cause; a `KafkaError` if Kafka or kafka-python defines an error for this cause.
-        sent: False only if the request provably never reached the socket. True does not say whether the broker has
+        sent: False only if the request provably never reached the socket. If True, the broker may or may not have
             received the request.
-        fence: For a Produce request, as `ProduceReply.fence`; 0 for other requests.
+        fence: For a Produce request, the same as `ProduceReply.fence`; 0 for other requests.
     """
 
     error: BaseException
@@ -166,8 +166,8 @@ class ProduceRequest(Generic[Token]):
             no check. If another batch of the partition has failed since then, the cluster refuses this batch (`Failure`
             with `StaleFenceError`, not sent). Without the check, this batch could overtake the failed batch, because
             the caller does not know about the failure yet.
-        patience_s: Time in seconds that the answer may take in addition to the time-out. On a slow connection, a batch
-            may stay in the system's buffers long after it was written to the socket.
+        patience_s: Additional time for the answer, beyond the time-out, in seconds. On a slow connection, a batch may
+            stay in the system's buffers long after it was written to the socket.
         transaction: The transaction of the batch; None if the batch belongs to no transaction. `data` has the producer
             id and the epoch of this identity.
     """
@@ -281,8 +281,8 @@ class RecordsFetched:
         next_offset: Offset for the next request: the one after the last complete batch, or the requested offset if no
             batch is complete.
         diverging: (leader epoch, end offset of this epoch). From this end offset on, the leader's log differs from the
-            records that the client has read. None unless `last_fetched_epoch` was given and the broker (2.7 and later)
-            found a difference; then `records` is empty.
+            records that the client has read. None if `last_fetched_epoch` was not given, or if the broker found no
+            difference or is older than 2.7. If the field is not None, `records` is empty.
     """
 
     error_code: int
@@ -307,7 +307,7 @@ class TopicsListed:
 class OffsetListed:
     """The answer to ListOffsets. `offset` is -1 if no offset matches; `leader_epoch` is -1 if unknown.
 
-    `timestamp` is that of the record, in ms; -1 unless the request was for a timestamp.
+    `timestamp` is the timestamp of the record at `offset`, in ms; -1 unless the request was for a timestamp.
     """
 
     error_code: int

@@ -1,4 +1,4 @@
-"""The seam between a client and its brokers: one protocol, and the answers as plain data.
+"""The interface between a client and its brokers: one protocol, and the answers as plain data.
 
 Producers, look-ups and `kafkasafe doctor` send all their requests to a Kafka cluster through `Cluster`. So tests can
 replace the brokers with simulated ones, which fail on command and run in virtual time. `cluster/client/` has the real
@@ -7,11 +7,11 @@ implementation.
 The rules, for callers and implementations:
 
 - *Every request gets exactly one reply*: the cluster calls its `reply` once, with the answer or with a `Failure`.
-  Network failures, time-outs and a closed cluster do not raise. A method raises only if the caller made a mistake in
-  the call itself.
-- *An error code is an answer.* Each answer has an `error_code` (0: success; `kafkasafe.codes` has a row for each other
-  code). The other fields have a meaning only if the code is 0. Some methods pass codes as `Failure` instead; their
-  docstrings say so.
+  Methods do not raise errors for network failures, for time-outs or because the cluster is closed. A method raises only
+  if the caller made a mistake in the call itself.
+- *An error code is an answer.* Each answer has an `error_code`: 0 for success, or one of the codes that
+  `kafkasafe.codes` describes. The other fields have a meaning only if the code is 0. Some methods pass codes as
+  `Failure` instead; their docstrings say so.
 - *The cluster's own thread calls replies.* There are two exceptions: if the cluster is closed, or if the arguments
   cannot be sent, the method itself calls the reply before it returns. A simulated cluster without threads calls replies
   while a test advances its time. A reply must only store the answer and return: while it blocks, the cluster
@@ -21,12 +21,12 @@ The rules, for callers and implementations:
   same kind and all succeed, this is the order of the requests.
 - *Methods are thread-safe and never block*, except `close`. Any thread may read the properties and call `topic`,
   `topics` and `brokers`; they return the latest complete answer.
-- *Each request has a time-out*, the option `request_timeout_ms`. For `produce`, the time-out is the larger of this
-  option and the call's `timeout_ms` plus one second. The time-out first limits how long the request waits for a
-  connection (`Failure`, not sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment
-  when the last byte of the request was written to the socket. While bytes are still unwritten, the time-out counts from
-  the latest write that made progress. A request for a partition whose leader is unknown waits for the next metadata; if
-  these name no leader either, the request fails (`Failure`, not sent).
+- *Each request has a time-out*, the option `request_timeout_ms`. For `produce`, the time-out is at least the call's
+  `timeout_ms` plus one second. The time-out first limits how long the request waits for a connection (`Failure`, not
+  sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment when the last byte of the
+  request was written to the socket. While bytes are still unwritten, the time-out counts from the latest write that
+  made progress. A request for a partition whose leader is unknown waits for the next metadata; if these name no leader
+  either, the request fails (`Failure`, not sent).
 - *The cluster tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
   refreshes its metadata when an answer shows that the metadata are out of date. The cluster never repeats a request
   that may have reached a broker.
@@ -163,8 +163,8 @@ class Cluster(Transactions, Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the cluster has answered a metadata request, and no later request has failed while no broker was
-        usable.
+        """Whether the cluster is reachable: True from an answered metadata request until such a request fails while no
+        broker is usable.
         """
 
     @property
@@ -173,7 +173,9 @@ class Cluster(Transactions, Protocol):
 
     @property
     def last_error(self) -> BaseException | None:
-        """Why no broker could be used at the latest attempt; None while the cluster answers, and before any attempt."""
+        """Why no broker could be used at the latest attempt; None while the cluster answers, and before the first
+        attempt.
+        """
 
     @property
     def cluster_id(self) -> str | None:
@@ -210,8 +212,8 @@ class Cluster(Transactions, Protocol):
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Adds a listener for each metadata answer.
 
-        The cluster first calls the replies of the `refresh_metadata` calls that the answer serves, then the listener,
-        and only then the replies of requests that were routed by these metadata.
+        After an answer, the cluster first calls the `reply` of each `refresh_metadata` that waited for this answer.
+        Then it calls the listener. The replies of requests that were routed by these metadata come last.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
@@ -241,8 +243,8 @@ class Cluster(Transactions, Protocol):
 
         Args:
             topics: Names to watch, in addition to the topics watched already.
-            reply: Gets `MetadataRefreshed` from a request that was sent after this call, or the first `Failure`. If a
-                topic name is invalid, the reply gets a `Failure` with `InvalidTopicError`, not sent.
+            reply: Gets the first answer to a metadata request that was sent after this call, or the first `Failure`. If
+                a topic name is invalid, the reply gets a `Failure` with `InvalidTopicError`, not sent.
         """
 
     def unwatch(self, topic: str) -> None:
@@ -275,7 +277,7 @@ class Cluster(Transactions, Protocol):
     ) -> None:
         """Appends batches to their partitions.
 
-        Batches of one partition reach its leader in the order of the calls, as long as all succeed. When a batch fails,
+        While all batches of a partition succeed, they reach its leader in the order of the calls. When a batch fails,
         later batches of the partition may already be in flight. `ProduceRequest.fence` stops those that are not in
         flight. No batch is sent to a new leader while the old leader still has outstanding batches of the partition.
 
@@ -340,8 +342,8 @@ class Cluster(Transactions, Protocol):
             max_wait_ms: How long the broker may wait for the first byte, in ms.
             current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
                 75 (Kafka 2.1 and later). -1: do not check the epoch.
-            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. A leader whose log has another
-                record there reports the divergence (Kafka 2.7 and later).
+            last_fetched_epoch: Leader epoch of the record before `offset`; -1 for none. If the leader's log lacks this
+                record, or has it with another epoch, the leader reports the divergence (Kafka 2.7 and later).
         """
 
     def list_offset(
@@ -373,19 +375,19 @@ class Cluster(Transactions, Protocol):
         *,
         isolation_level: int = 0,
     ) -> None:
-        """Asks for one offset of each of many logs, in one request for up to 500 partitions of a leader.
+        """Asks for one offset of each log, for many logs. One request covers up to 500 partitions of a leader.
 
         Args:
             partitions: (topic, partition), each at most once.
             timestamp: As for `list_offset`, the same for all.
             reply: Gets the offsets by partition, or `Failure`. A partition is left out if it has no known leader, if
-                its broker did not answer, or if the answer is an error or has no offset. `list_offset` shows which of
-                these is the cause.
+                its broker did not answer, or if the answer is an error or has no offset. To find out which of these is
+                the cause, call `list_offset`.
             isolation_level: 1 (read_committed): `LATEST` is the last stable offset.
         """
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
-        """Asks where the log ends, which may be after the high watermark.
+        """Asks for the end of the log, which may be after the high watermark.
 
         The request has the replica id of a debugging replica (-2), so a broker answers the request whether it is the
         leader or not. From Kafka 2.4 on, the request also has a leader epoch, and a former leader answers error code 74

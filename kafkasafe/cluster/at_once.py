@@ -1,8 +1,8 @@
 """Lets one thread make many requests with a single wake-up of the network thread.
 
-If the first of many requests woke the network thread, the network thread would compete with the thread that makes the
-other requests. The network thread would also send each request at once. So requests that could share one message would
-be sent separately.
+Without this module, the first of many requests would wake the network thread. The network thread would then compete
+with the thread that makes the other requests, and would send each request at once. So requests that could share one
+message would be sent separately.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ class Backoff:
     `max_s`. The pause is a random value between (1 - `jitter`) times the bound and the bound itself.
 
     Args:
-        first_s: Upper bound of the first pause, seconds.
-        max_s: Upper bound of any pause, seconds.
-        least_s: Lower bound of any pause, seconds. So there are at most 1 / least_s attempts in a second.
+        first_s: Upper bound of the first pause, in seconds.
+        max_s: Upper bound of any pause, in seconds.
+        least_s: Lower bound of any pause, in seconds. So there are at most 1 / least_s attempts in a second.
         jitter: The random share of a pause: 1 is full jitter, 0 is no jitter.
         random_fraction: Returns a number in [0, 1).
     """
@@ -78,5 +78,5 @@ class Backoff:
 
 PAUSES: Final = Backoff(0.1, 0.4, least_s=0.1)
 """Pauses between two attempts of a look-up, a fetch, or a step of a transaction. So each of these sends at most ten
-requests in a second (KAFKA-19599 reports 9,000), and notices within a second that a partition is ready again.
+requests in a second (not 9,000 as in KAFKA-19599), and notices within a second that a partition is ready again.
 """

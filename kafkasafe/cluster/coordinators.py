@@ -82,16 +82,16 @@ def highest_produce(identity: TransactionIdentity | None, *, by_id: bool = False
 
 
 def versions_of(protocol: int) -> tuple[int, int]:
-    """Oldest and newest version of EndTxn and of TxnOffsetCommit for a protocol of transactions.
+    """Returns the oldest and the newest version of EndTxn and TxnOffsetCommit for a version of the transaction
+    protocol.
 
-    With a later version for protocol 1, or an earlier one for protocol 2, client and coordinator would have different
-    epochs.
+    With another version, the client and the coordinator would have different epochs.
     """
     return (5, 5) if protocol >= _PROTOCOL_2 else (0, 4)
 
 
 def protocol_of(response: Any) -> int:
-    """The protocol of transactions that a coordinator supports, from its ApiVersions answer."""
+    """Returns the version of the transaction protocol that a coordinator supports, from its ApiVersions answer."""
     features = getattr(response, "finalized_features", None) or ()
     levels = {feature.name: feature.max_version_level for feature in features}
     return 2 if levels.get(_FEATURE, 0) >= _PROTOCOL_2 else 1
@@ -140,7 +140,9 @@ class Coordinated:
         self._coordinators: dict[tuple[int, str], Node] = {}
 
     def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
-        """Asks one broker, or any one if `node` is None. The reply is the result of `Question.parse`, or `Failure`."""
+        """Asks the broker `node`, or any broker if `node` is None. `reply` gets the result of `Question.parse`, or
+        `Failure`.
+        """
         raise NotImplementedError
 
     # -- producer ids ------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def pause_s(failures: int) -> float:
-    """Seconds to wait after a failure that follows `failures` other failures in a row."""
+    """Seconds to wait after a failure. `failures` is the number of failures right before this one."""
     return PAUSES.pause_s(failures + 1)
 
 
@@ -38,8 +38,8 @@ class RunningProcedure(Generic[T]):
 
     Args:
         procedure: The procedure.
-        parent: The procedure that has split into parts, of which this is one, and that waits for all of them; None if
-            this procedure is not a part.
+        parent: If this procedure is a part of another one: the other procedure, which waits for all of its parts.
+            Otherwise None.
     """
 
     def __init__(self, procedure: Procedure[T], parent: RunningProcedure[Any] | None = None) -> None:
@@ -65,7 +65,7 @@ class RunningProcedure(Generic[T]):
     def ended(
         self, *, result: T | None = None, error: Exception | None = None
     ) -> RunningProcedure[Any] | None:
-        """Ends the procedure. Returns the procedure that waited for it and can continue now, if there is one."""
+        """Ends the procedure. If it is a part, and its parent can continue now, returns the parent; otherwise None."""
         self.done, self.result, self.error = True, result, error
         parent = self._parent
         return parent if parent is not None and parent.goes_on(error) else None
@@ -158,7 +158,7 @@ class ProcedureRunner:
         return max(0.0, self._pauses[0][0] - time.monotonic()) if self._pauses else None
 
     def wait(self, timeout_s: float) -> None:
-        """Waits until there is work, at most `timeout_s`."""
+        """Waits until there is work, but at most for `timeout_s` seconds."""
         self._send()  # if a procedure calls this method, some requests may be unsent
         due = self.due_s()
         if not self._arrived:
@@ -213,10 +213,10 @@ def ask_until_answered(
     *,
     stats: ConsumerStats,
 ) -> Procedure[Any]:
-    """Repeats a request until the answer has no error, as long as the verdict on the error says to retry.
+    """Sends a request, and repeats it after each retriable error. Returns the first answer without an error.
 
     Args:
-        transport: Refreshes the metadata if the verdict says so.
+        transport: Sends the requests for new metadata, which some errors require.
         topic: The topic of the request.
         api: Request kind, for the verdict.
         send: Sends the request.

@@ -15,7 +15,7 @@ from kafkasafe.cluster.api import NO_TOPIC_ID, PartitionInfo, TopicInfo, TopicsL
 from kafkasafe.cluster.terms import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC, TopicPartition, error_of, plausible
 
 _RELIABLE_EPOCHS: Final = 9
-"""First version of Metadata with reliable leader epochs. KAFKA-9212: brokers before 2.4 may announce stale ones."""
+"""First version of Metadata with reliable leader epochs. KAFKA-9212: brokers before 2.4 may announce stale epochs."""
 
 
 def check_metadata(answer: Any) -> None:
@@ -117,8 +117,9 @@ class Leaders:
     def take_hint(
         self, target: TopicPartition, topic_id: bytes, hint: tuple[int, int], brokers: Collection[int]
     ) -> bool:
-        """Stores the leader that a former leader has named, unless the hint is old, is about a former topic of this
-        name, or names an unknown broker. A former topic's epoch may be so high that later metadata would not count.
+        """Stores the new leader that a former leader has named (the hint). Ignores a hint that is old, that is about a
+        former topic of this name, or that names an unknown broker. The epochs of a former topic may be so high that
+        later metadata would seem outdated.
 
         Args:
             target: The partition.

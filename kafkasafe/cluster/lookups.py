@@ -1,10 +1,11 @@
-"""Look-ups of offsets that verify the answers, for `SafeConsumer` and the planner of the Spark source.
+"""Looks up offsets and verifies the answers, for `SafeConsumer` and the planner of the Spark source.
 
-Each public method of `LookUps` is a procedure (`inquiry`) about one partition. It asks the leader again as long as a
-retry can help, and returns the offset to use. An answer without an error can be wrong in two ways:
+Each public method of `LookUps` is a procedure (`inquiry`) about one partition. It repeats its requests while a retry
+can help, and returns the offset to use. An answer without an error can be wrong in two ways:
 
-- A new leader may know less than its predecessor (KIP-207). So `end`, `start` and `at_time` pass each answer through
-  the tracker's rules, and obtain the proof that these rules require. `listed` returns an answer unchecked.
+- A new leader may give an older answer than its predecessor did (KIP-207). So `end`, `start` and `at_time` check each
+  answer by the tracker's rules. If the rules require a proof, they ask the leader for it. `listed` returns an answer
+  unchecked.
 - A leader that does not find its remote segments answers a look-up by time with the first matching record on its own
   disk, or with none (KIP-1007). So `at_time` asks whether the log has a remote part. If the log has one, `at_time`
   reads the last remote batch, and then asks again: see `_beside_remote`.
@@ -68,7 +69,7 @@ _NOT_AVAILABLE: Final = frozenset({5, 78})
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
-# After this many answers, an answer of a former leader or topic no longer causes another request.
+# After this many attempts, a look-up does not ask again, even if a former leader or a former topic's leader answered.
 _OLD_ANSWERS: Final = 3
 # A value that is larger than any offset.
 _NOWHERE: Final = 2**63
@@ -101,7 +102,7 @@ def id_of(info: TopicInfo | None) -> bytes | None:
 
 
 class LookUps:
-    """Asks leaders, retries, and passes answers through the tracker's rules.
+    """Asks leaders, retries, and checks answers by the tracker's rules.
 
     Args:
         network: Returns the connections; called for each request.
@@ -181,7 +182,7 @@ class LookUps:
             answer: OffsetListed = yield from ask_until_answered(
                 transport, topic, "list_offsets", send, failed, stats=self._stats
             )
-        finally:  # also if the procedure is cancelled at a timeout
+        finally:  # also runs if the procedure is cancelled at a time-out
             if since is not None:
                 self._stats.unavailable_s[topic] += time.monotonic() - since
         if answer.offset < 0 and timestamp in {EARLIEST, LATEST}:
@@ -261,8 +262,8 @@ class LookUps:
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
         """The verified start of the log. Reports answers that needed verification.
 
-        A start that is lower than the known one, and that cannot be proven, is finally accepted: the records from there
-        on can be read. If the log has been replaced, the known start would hide records.
+        A start that is lower than the known one is accepted in the end, even without a proof: the records from there on
+        can be read. If the log has been replaced, the known start would hide records.
         """
         tries = 0
         is_fresh = False
@@ -337,7 +338,7 @@ class LookUps:
                     self.listed(topic, partition, EARLIEST, note),
                 )
             )
-            # Check even an answer below `local`: since that answer, the local start may have moved past it.
+            # Check even an answer below `local`: the local start may have moved since the answer.
             if local is not None and start.offset < local:
                 sure = yield from self._beside_remote(
                     topic, partition, timestamp, answer, range(start.offset, local), note
@@ -378,10 +379,10 @@ class LookUps:
         3. A fetch of offset 5 succeeds.
 
         The fetch does not prove that remote storage was ready at the time of the answer. So the leader is asked again
-        after the fetch, and the lower answer counts. A single outage that falsifies both answers would also include the
-        fetch, which would then fail. If there are two outages, one for each answer, the fetched batch reveals them: if
-        this batch has a record that is at least as new as `timestamp`, the first such record of the log cannot come
-        after the batch. This check needs a complete batch, and may find nothing if timestamps are out of order.
+        after the fetch, and the lower answer counts. If a single outage falsified both answers, it would also make the
+        fetch between them fail. Two outages, one for each answer, are found by means of the fetched batch: if this
+        batch has a record that is at least as new as `timestamp`, an answer after the batch is wrong. This check needs
+        a complete batch, and may find nothing if timestamps are out of order.
         """
         fetched = yield from self._read_remote(topic, partition, remote[-1], note)
         if fetched is None:
@@ -434,7 +435,7 @@ class LookUps:
                 return None
 
     def _elsewhere(self, topic: str, tries: int) -> Procedure[None]:
-        """Refreshes the metadata, because a former leader or the leader of a former topic has answered."""
+        """Refreshes the metadata, because a former leader has answered, or the leader of a former topic."""
         self._network().refresh_metadata([topic], _ignore)
         yield Pause(pause_s(tries))
 
@@ -500,4 +501,4 @@ class LookUps:
 
 
 def _ignore(_: object) -> None:
-    """Ignores the answer, because the metadata have it."""
+    """Ignores the answer, because the cluster stores the metadata itself."""

@@ -127,8 +127,8 @@ class Connection(Protocol):
 
     @property
     def resumes_at(self) -> float | None:
-        """While the connection takes no requests (because it is throttled, for example): when it may take requests
-        again, in seconds of `Network.now`; 0 for soon. None while the connection takes requests.
+        """None if the connection takes requests. Otherwise (it is throttled, for example) the time when it may take
+        requests again, in seconds of `Network.now`; 0 for soon.
         """
 
     @property
@@ -180,7 +180,7 @@ class Service(Protocol):
     """The methods of a client that the network thread calls."""
 
     def begin(self) -> None:
-        """From any thread: makes the network thread look for a broker, as soon as it runs."""
+        """From any thread: makes the network thread look for a broker as soon as that thread runs."""
 
     def look(self) -> None:
         """Runs the jobs that other threads have passed to the network thread, and sends the questions that these jobs
@@ -194,8 +194,8 @@ class Service(Protocol):
         """From any thread: makes the network thread call `shut_down`."""
 
     def interrupted(self, error: BaseException) -> bool:
-        """Fails all outstanding requests, because the network has ended. Returns whether it ended before `shut_down`
-        was called.
+        """Fails all outstanding requests, because the network has ended. Returns whether the network ended before
+        `shut_down` was called.
         """
 
     def begin_anew(self) -> None:
@@ -257,7 +257,7 @@ class Network(Protocol):
         """Node ids of the brokers whose addresses are known."""
 
     def learn_broker(self, endpoint: Any) -> None:
-        """Adds the address of a broker that another broker named, unless an address is known already."""
+        """Adds the address of a broker that another broker named, unless the broker's address is known already."""
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
         """Replaces the known brokers with those of a metadata answer. Returns their node ids."""

@@ -12,7 +12,7 @@ from kafkasafe.logs import EventLog
 
 
 class ClusterPin:
-    """Knows which cluster a client may communicate with, and which cluster answered last.
+    """Stores which cluster a client may communicate with, and which cluster answered last.
 
     Attributes:
         pinned: Whether each new connection must prove that it leads to the pinned cluster.
@@ -39,8 +39,8 @@ class ClusterPin:
         self._on_other_cluster, self._on_pinned_cluster = on_other_cluster, on_pinned_cluster
 
     def repin(self, cluster_id: str) -> BaseException | None:
-        """Pins another cluster. Returns why the connections to the former one must not be used any more; None if this
-        cluster was pinned already.
+        """Pins another cluster. Returns the error for all connections to the formerly pinned cluster; None if
+        `cluster_id` was pinned already.
         """
         former, self._pinned = self._pinned, cluster_id
         if former == cluster_id:
@@ -63,8 +63,8 @@ class ClusterPin:
         return answered
 
     def refusal(self, cluster_id: str | None) -> BaseException | None:
-        """Why a connection that leads to this cluster must not be used; None if it may be used. The first id that a
-        broker reports becomes the pinned one.
+        """Returns why a connection to this cluster must not be used; None if it may be used. The first id that a broker
+        reports becomes the pinned one.
         """
         if not self.pinned:
             return None

@@ -1,4 +1,4 @@
-"""Queries of several requests and pauses, as generators.
+"""Queries that consist of several requests and pauses, written as generators.
 
 A *procedure* yields what it needs: an `Ask` (one request to a broker), a `Pause`, or several procedures `Together`. The
 driver sends the answer into the generator, which finally returns its result. So the code of a query with retries and
@@ -41,8 +41,8 @@ class Pause:
 class Together:
     """Procedures that run concurrently. They begin in this order.
 
-    When all have ended, the answer is the list of their results. The first error of one of them cancels the others, and
-    is raised in the procedure that yielded this object.
+    When all have ended, the answer is the list of their results. If one of them raises an error, the others are
+    cancelled, and the error is raised in the procedure that yielded this object.
     """
 
     procedures: Sequence[Procedure[Any]]

@@ -11,7 +11,7 @@ One transaction is a sequence of requests. Any process that knows the `Transacti
 
 *Protocol 1* is that of KIP-98. Partitions and groups must be added before the client writes to them, and the identity
 stays the same from one transaction to the next. So a delayed EndTxn request can end the *next* transaction of the
-transactional id. To avoid this, a client that has sent an EndTxn and got no answer first obtains a new identity, or it
+transactional id. A client can avoid this in two ways. It obtains a new identity if an EndTxn is not answered, or it
 uses a separate transactional id for each transaction.
 
 *Protocol 2* (KIP-890, Kafka 4.0 and later, if the feature `transaction.version` is at level 2) adds partitions and
@@ -99,7 +99,7 @@ class GroupMember:
 
 
 NO_MEMBER: Final = GroupMember("", -1)
-"""Stands for no member. The coordinator accepts this as long as the group has no members."""
+"""Stands for no member. The coordinator then accepts the offsets without a check of the membership."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class TransactionDescribed:
             PrepareEpochFence.
         producer_id: Producer id of the latest holder.
         epoch: Epoch of the latest holder.
-        timeout_ms: Time after which the coordinator aborts an open transaction, ms.
+        timeout_ms: Time, in ms, after which the coordinator aborts an open transaction.
         partitions: Partitions of the transaction, including those of `__consumer_offsets`.
     """
 
@@ -199,8 +199,8 @@ class Transactions(Protocol):
 
         Args:
             transactional_id: The transactional id to take over.
-            transaction_timeout_ms: Time after which the coordinator aborts a transaction that has not ended, ms. The
-                coordinator answers 50 if this time is larger than the brokers' `transaction.max.timeout.ms`.
+            transaction_timeout_ms: Time, in ms, after which the coordinator aborts a transaction that has not ended.
+                The coordinator answers 50 if this time is larger than the brokers' `transaction.max.timeout.ms`.
             reply: Gets `TransactionsInitialized` or `Failure`.
             keep: The identity that this request continues. The coordinator refuses the request (47 or 90) if another
                 client has taken over since this identity was granted (Kafka 2.5 and later).
@@ -235,7 +235,7 @@ class Transactions(Protocol):
         committed.
 
         With protocol 1, the caller must first add the group to the transaction (`add_offsets_to_transaction`). Error
-        code 22, 25 or 82: `member`, on whose behalf the offsets are committed, is not in the group, or no longer.
+        code 22, 25 or 82: `member`, on whose behalf the offsets are committed, does not belong to the group (any more).
         Brokers before 2.5 ignore the member.
         """
 
@@ -257,8 +257,8 @@ class Transactions(Protocol):
     def end_transaction(
         self, identity: TransactionIdentity, commit: bool, reply: Reply[TransactionEnded]
     ) -> None:
-        """Commits or aborts the transaction. The coordinator answers when the end is decided. Readers may see the
-        records only later.
+        """Commits or aborts the transaction. The coordinator answers as soon as it has stored the decision. Readers may
+        see the records only later.
 
         Error code 48: the coordinator did the opposite, or there is nothing to commit. Error code 47 or 90: the
         transaction timed out, or another client has taken over.

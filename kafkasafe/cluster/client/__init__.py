@@ -1,8 +1,8 @@
-"""The client of the brokers, which sends requests and calls the reply of each exactly once.
+"""The client of the brokers. It sends requests, and calls the reply callback of each request exactly once.
 
-The client decides which request goes to which broker and when, when to request metadata, and how long to back off. It
-communicates through a `Network` (`kafkasafe/cluster/network.py`). Sockets, TLS, SASL, proxies, the event loop and the
-encoding of requests are kafka-python's, as `kafkasafe/kafkapython` extends them. In virtual time,
+The client decides which broker gets a request, and when. It also decides when to request metadata, and how long to back
+off. It communicates through a `Network` (`kafkasafe/cluster/network.py`). Sockets, TLS, SASL, proxies, the event loop
+and the encoding of requests come from kafka-python, which `kafkasafe/kafkapython` extends. In virtual time,
 `kafkasafe/testing/fake` provides the network.
 
 Each module uses only modules that are listed before it:
@@ -25,10 +25,10 @@ Ownership. One I/O thread owns everything below the public methods. A public met
 (`Refresher.park`) until the next metadata answer. A link keeps requests that cannot be written yet (no connection,
 throttled) in their order. If the link's connection fails, the link fails all these requests.
 
-The way of a batch: (1) `produce` puts a job into the mailbox. (2) `ProduceRouter` groups batches by leader into
+The path of a batch: (1) `produce` puts a job into the mailbox. (2) `ProduceRouter` groups batches by leader into
 requests. (3) `BrokerLink.submit` appends each request to `waiting`. `BrokerLink.pump` connects if necessary, and writes
-the request as soon as the connection takes it. (4) The answer, the end of the connection, or the request's timeout
-makes the client call `reply`, once. (5) If the error code means "not here", the client requests new metadata.
+the request as soon as the connection takes it. (4) When the answer arrives, the connection ends or the request times
+out, the client calls `reply`, once. (5) If the error code means "not here", the client requests new metadata.
 
 Non-obvious:
 
@@ -37,16 +37,17 @@ Non-obvious:
   requests until the answer to a Metadata request admits the connection.
 - A request counts as sent once its bytes are in the connection's write buffer. A request that fails earlier has
   `sent=False`: the broker cannot have seen it.
-- A request's timeout begins when its last byte has left that buffer (`Connection.send`): on a slow connection, the time
-  before that says nothing about the broker. A request also times out if the socket accepts no byte during the timeout.
+- A request's timeout begins when its last byte has left that buffer (`Connection.send`): on a slow connection, a long
+  time before that is no sign of a slow broker. A request also times out if the socket accepts no byte during the
+  timeout.
 - The transport sends no batch to a partition's new leader while the old leader has unanswered batches of the partition:
   otherwise the order of the batches would depend on which broker is faster.
 - Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in
-  the same turn of the loop become one request. Before any other request to that broker, the link sends the gathered
-  questions, so the order is kept. ListOffsets questions with different special timestamps are of different kinds, and
-  so are look-ups by time: a look-up of ends must not wait for a look-up by time in remote storage.
+  the same turn of the loop become one request. The link sends the gathered questions before any other request to that
+  broker, so the order is kept. Each special timestamp of ListOffsets (such as `LATEST`) is a kind of its own, and
+  look-ups by time are another kind: a look-up of an end must not wait for a look-up by time in remote storage.
 - When a connection ends, all its requests fail, sent or not: a later batch must not overtake an earlier one that was
-  lost. The *fence* stops batches that another thread submits before that thread learns of the loss (see
+  lost. Another thread may submit a batch before it learns of the loss; the *fence* stops such batches (see
   `ProduceRequest.fence`).
 - The transport does not use kafka-python's metadata loop, which does not return to the bootstrap servers when all known
   brokers have left, and logs an error ten times a second for a topic that does not exist. kafka-python's
@@ -54,8 +55,8 @@ Non-obvious:
 - In kafka-python, a connection that fails while it is being initialised resets the back-off (`initialize` swallows the
   error), and one authentication failure blocks a node for ever. Links keep their own back-off.
 - A task of kafka-python's loop costs about 50 µs, and registering a socket costs as much. So a request creates no task
-  and registers no socket (`Loop`, `_DirectMixin`): sockets stay registered, the output of a turn is written at the end
-  of the turn, and one timer watches all requests in flight on a link. The consumer and the admin client use
+  and registers no socket (`Loop`, `_DirectMixin`): sockets stay registered, the output of a turn of the loop is written
+  at its end, and a link has one timer for all of its requests in flight. The consumer and the admin client use
   kafka-python's loop unchanged.
 - kafka-python leaves the socket of a failed connection attempt to the garbage collector, looks up names on the I/O
   thread and never gives up a TLS handshake: `Manager._build_transport` replaces the code that does this.

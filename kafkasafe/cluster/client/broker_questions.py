@@ -39,7 +39,9 @@ class BrokerQuestions:
         self._refresher = refresher
         self._reachability = reachability
         self._looks: dict[tuple[int, str], list[Reply[TopicInfo]]] = {}
-        """Maps a broker and a topic, whose answer is under way, to the callers that came since that request."""
+        """Maps the broker and the topic of each request in flight to the callers that asked after the request was
+        sent.
+        """
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         self.ask(metadata_question(None, topics_listed), reply)
@@ -47,9 +49,9 @@ class BrokerQuestions:
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
         """See `Cluster.topic_at`.
 
-        The partitions of a topic ask together, for instance all of them after a restart of a broker. So one request is
-        under way at a time, and the next one answers all callers that came since. It begins after they asked, because
-        they want to know what the broker knows by then.
+        All partitions of a topic may ask at the same time, for instance after a restart of a broker. So only one
+        request is in flight at a time. Callers that come meanwhile share the next request. The request in flight is too
+        early for them: the broker may have learned more since.
         """
 
         def run() -> None:

@@ -18,8 +18,8 @@ from kafkasafe.cluster.terms import TopicPartition, safely
 
 
 class Call:
-    """One request to one broker, and its single outcome. Each subclass has a flag of its own which says whether the
-    outcome is known.
+    """One request to one broker, and its single outcome. Each subclass has its own flag for whether the outcome is
+    known.
     """
 
     __slots__ = ("_wait_s", "deadline", "targets", "timeout_s", "written_at")
@@ -61,8 +61,8 @@ class QuestionCall(Call):
     Args:
         question: The request, and how to parse its answer.
         reply: Gets the parsed answer, or `Failure`.
-        timeout_s: How long the call may wait for a connection, and then again for the answer.
-        targets: The partitions that the question is about, if it must go to their leader.
+        timeout_s: Limit for the wait for a connection, and for the later wait for the answer, each in seconds.
+        targets: If the question must go to a leader: the partitions that it is about.
         identifies: Whether the answer says which cluster the broker belongs to.
     """
 
@@ -108,7 +108,7 @@ class QuestionCall(Call):
 
 @dataclass(frozen=True, slots=True)
 class PartitionQuestion:
-    """A question about one partition. `wanted` has the fields of the partition in the request."""
+    """A question about one partition. `wanted` holds the request's fields for this partition."""
 
     target: TopicPartition
     wanted: Mapping[str, int]

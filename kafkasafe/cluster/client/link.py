@@ -28,7 +28,7 @@ _PAUSE_POLL_S: Final = 0.02
 class BrokerLink:
     """The connection to one broker, the requests that wait for it, and its back-off.
 
-    Invariant: `waiting` is empty, or a timer or the connection's end will call `pump` or `drop`.
+    Invariant: while `waiting` is not empty, a timer or the end of the connection will call `pump` or `drop`.
 
     Args:
         want_metadata: Called when the connection is lost or cannot be made.
@@ -84,12 +84,12 @@ class BrokerLink:
         )
 
     def alive(self, now: float) -> bool:
-        """Whether there is a usable connection to a broker that is not suspected to hang."""
+        """Whether the connection is usable, and the broker is not suspected to hang."""
         return self.usable and self.suspect_until <= now
 
     @property
     def usable(self) -> bool:
-        """Whether there is a connection, and to the right cluster."""
+        """Whether the link is connected to a broker of the right cluster."""
         conn = self.conn
         return conn is not None and conn.connected and self.ready_once
 
@@ -121,7 +121,7 @@ class BrokerLink:
         gathered, self.gathered = self.gathered, {}
         now = self._network.now()
         for kind, questions in gathered.items():
-            # Brokers refuse a partition that is asked about twice in one request.
+            # If one request asks about a partition twice, brokers refuse the partition.
             calls: list[dict[TopicPartition, PartitionQuestion]] = [{}]
             for question in questions:
                 if question.target in calls[-1] or len(calls[-1]) == _MAX_QUESTIONS:
@@ -173,7 +173,7 @@ class BrokerLink:
             if not isinstance(result, Failure) or conn is not self.conn or not conn.connected:
                 return
             if isinstance(result.error, kafka_errors.UnsupportedVersionError):
-                self._admit(conn)  # the broker is too old to report a cluster id, and to accept batches
+                self._admit(conn)  # the broker is too old to report a cluster id or to accept batches
             else:
                 self.hang_up(result.error)
 

@@ -101,7 +101,9 @@ class Links:
             link.drop_moved(self._leaders.leader_id)
 
     def drop_hung(self) -> None:
-        """Closes a silent connection if another broker now leads a partition of the requests in flight on it."""
+        """Closes a silent connection if one of its requests in flight is for a partition that another broker leads
+        now.
+        """
         now = self._network.now()
         for link in list(self._links.values()):
             if link.silent_for(now) <= SILENCE_S:
@@ -119,7 +121,9 @@ class Links:
                 link.hang_up()
 
     def leave(self, error: BaseException | None) -> None:
-        """Closes the connections that lead to the cluster that was pinned until now, if there is an error."""
+        """Closes all usable connections with this error, because they lead to the formerly pinned cluster. Does nothing
+        if `error` is None.
+        """
         for link in list(self._links.values()) if error is not None else ():
             if link.usable:
                 link.hang_up(error)

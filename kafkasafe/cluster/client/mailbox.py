@@ -75,7 +75,7 @@ class Mailbox:
         return closing
 
     def reopen(self) -> None:
-        """Prepares for another loop. That loop is woken when it starts, and then runs the jobs that came meanwhile."""
+        """Prepares for a new loop. The new loop is woken when it starts, and then runs the jobs that came before."""
         self._woken = False
         self.closing = False
 

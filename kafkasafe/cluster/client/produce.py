@@ -1,4 +1,4 @@
-"""Turns batches into Produce requests to the leaders of their partitions, in order, and reports each batch's result.
+"""Sends batches, in order, in Produce requests to the leaders of their partitions, and reports each batch's result.
 
 A batch whose leader is unknown is parked until the next metadata. Requests name topics by their ids (KIP-516) where the
 broker supports it (4.1 and newer). So a batch that is in flight while its topic is recreated never gets into the new
@@ -156,8 +156,8 @@ class ProduceRouter:
         self._network.learn_broker(endpoint)
 
     def take_hint(self, target: TopicPartition, topic_id: bytes, hint: tuple[int, int]) -> bool:
-        """Notes a leader and its epoch that the answer to a request for the topic with this id named. Returns whether
-        the leader changed.
+        """Notes the leader and the leader epoch that an answer named. `topic_id` is the id in the request. Returns
+        whether the leader changed.
         """
         return self._leaders.take_hint(target, topic_id, hint, self._network.addresses())
 
@@ -170,16 +170,16 @@ class ProduceRouter:
 
 
 class RequestOrder:
-    """Stops batches that would overtake others. To do so, it knows each partition's fence, the broker that has the
-    partition's unanswered batches, and the topic's id in them. Pure.
+    """Stops batches that would overtake others. To do so, it stores for each partition the fence, the broker to which
+    the unanswered batches were sent, and the topic id in these batches. Pure.
     """
 
     __slots__ = ("_fences", "_pending")
 
     def __init__(self) -> None:
         self._fences: dict[TopicPartition, int] = {}
-        # For each partition, the node that has its unanswered batches, the topic's id, and how many. Invariant: all
-        # unanswered batches of a partition are at one node, and for one topic.
+        # Maps each partition with unanswered batches to the node that they were sent to, their topic id, and their
+        # number. Invariant: all unanswered batches of a partition were sent to one node, with one topic id.
         self._pending: dict[TopicPartition, tuple[NodeId, bytes, int]] = {}
 
     def fence(self, target: TopicPartition) -> int:
@@ -195,8 +195,9 @@ class RequestOrder:
         return fence
 
     def overtaken(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> str | None:
-        """Which unanswered batches a batch could overtake if it was sent to this node, for the topic with this id; None
-        if there are none. A broker may refuse batches with the former id, and append one with the new id.
+        """Says which unanswered batches would be overtaken by a batch that is sent to this node with this topic id;
+        None if none would be. A different topic id matters, because a broker may refuse batches with the former id, and
+        append one with the new id.
         """
         pending = self._pending.get(target)
         if pending is None:
@@ -209,7 +210,9 @@ class RequestOrder:
         return None
 
     def enter(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> None:
-        """Notes that a batch is being sent to a node, for the topic with this id (`NO_TOPIC_ID`: for its name)."""
+        """Notes that a batch is being sent to a node with this topic id (`NO_TOPIC_ID`: with the topic's name
+        instead).
+        """
         count = self._pending[target][2] if target in self._pending else 0
         self._pending[target] = (node_id, topic_id, count + 1)
 

@@ -60,8 +60,8 @@ _MIN_FETCH: Final = 4
 # The largest number of partitions in one request.
 _MAX_OFFSETS: Final = 500
 
-# Layout of a batch: the bytes before those that `length` counts; the positions of the magic byte and of the last offset
-# delta (v2).
+# Layout of a batch: the number of bytes that its field `length` does not count; the position of the magic byte; the
+# position of the last offset delta (v2).
 _LOG_OVERHEAD: Final = 12
 _MAGIC_AT: Final = 16
 _LAST_DELTA_AT: Final = 23
@@ -327,7 +327,7 @@ class LeaderQuestions:
             try:
                 for number in fields.values():
                     _INT64.pack(number)
-            except struct.error as error:  # fail only this question, not those that would share its request
+            except struct.error as error:  # fail this question alone, not the whole shared request
                 fail(error)
                 return
             self._links.ask(
@@ -337,7 +337,9 @@ class LeaderQuestions:
         self._to_leader(topic, partition, submit, fail)
 
     def _noticing(self, parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns `parse`, extended: it requests metadata if an answer shows that the known ones are out of date."""
+        """Returns a function that calls `parse`, and requests metadata if the answer shows that the present ones are
+        out of date.
+        """
 
         def parsed(answer: Any) -> Any:
             result = parse(answer)
@@ -354,7 +356,9 @@ class LeaderQuestions:
         submit: Callable[[int], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """Calls `submit` with the leader's node id on the network thread, or else `fail` with the reason."""
+        """On the network thread, calls `submit` with the leader's node id, or `fail` with the reason why there is
+        none.
+        """
 
         def route(final: bool) -> None:
             leader = self._leaders.leader(topic, partition)
@@ -408,7 +412,9 @@ class _Offsets:
         self._reply = reply
 
     def add(self, answered: Sequence[tuple[str, Sequence[OffsetRow]]]) -> None:
-        """Adds the answer to one request, which is empty after a failure. With the last answer, calls the reply."""
+        """Adds the answer to one request; an empty answer stands for a failure. After the last answer, calls the
+        reply.
+        """
         for topic, rows in answered:
             for number, code, time_ms, offset, epoch in rows:
                 if not code and 0 <= offset < MAX_OFFSET:

@@ -11,12 +11,13 @@ _LOG_EVERY_S: Final = 30.0
 
 
 class Reachability:
-    """Knows whether the cluster answers, and logs outages and their ends.
+    """Tracks whether the cluster answers, and logs when an outage begins and ends.
 
     Attributes:
-        connected: Whether the cluster has answered a metadata request, and no later one has failed while no broker was
-            usable.
-        last_error: Why the latest try found no usable broker; None while the cluster answers, and before the first try.
+        connected: Whether the cluster is reachable: True from an answered metadata request until such a request fails
+            while no broker is usable.
+        last_error: Why the latest attempt found no usable broker; None while the cluster answers, and before the first
+            attempt.
         answered: Whether the cluster has answered at least once.
         failed: Number of metadata requests that failed since the last answer.
     """

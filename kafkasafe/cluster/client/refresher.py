@@ -1,7 +1,7 @@
 """Requests metadata. Chooses the topics and the broker, and applies the answer.
 
-Also keeps the requests that cannot be routed before the next answer ("parked"), and the replies of callers that asked
-for metadata.
+Also keeps two things until the next answer: requests that cannot be routed before it ("parked" requests), and the
+replies of callers that asked for metadata.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Waiting:
 
 
 class _AwaitingMetadata:
-    """Replies and parked requests that no metadata request serves so far."""
+    """Replies and parked requests that wait for a metadata request which has not begun."""
 
     def __init__(self) -> None:
         self._replies: list[Reply[Any]] = []
@@ -81,8 +81,8 @@ class _AwaitingMetadata:
         return parked
 
     def take(self, *, of_new: bool) -> _Waiting:
-        """Removes and returns the replies and parked requests that the metadata request which begins now serves. A
-        request about new topics serves only replies about new topics.
+        """Removes the replies and parked requests for the metadata request that begins now, and returns them. A request
+        about new topics serves only replies about new topics.
         """
         replies, self._replies_of_new = self._replies_of_new, []
         if of_new:
@@ -96,7 +96,7 @@ class _Attempt:
     """A metadata request in progress.
 
     Attributes:
-        of_new: Whether the request asks only about topics that no request has named yet.
+        of_new: Whether the request asks only about topics that no earlier request has named.
         waiting: The replies and parked requests that this request serves.
     """
 
@@ -250,7 +250,7 @@ class Refresher:
         for request in attempt.waiting.parked:
             request.route(True)
         for request in parked:
-            request.route(False)  # the metadata request may be older than the first request for their topic
+            request.route(False)  # the metadata request may not have named their topics
         self._links.ask_gathered()
         self._links.drop_moved()
         self._links.drop_hung()

@@ -18,7 +18,8 @@ class RefreshSchedule:
     """One timer for the next metadata request. At most one such request is in progress.
 
     Args:
-        retry_backoff_s: How long a request about all topics waits after the previous one, unless it is urgent.
+        retry_backoff_s: Shortest time between the last metadata request and a request about all topics, unless the
+            latter is urgent.
     """
 
     def __init__(self, network: Network, mailbox: Mailbox, retry_backoff_s: float) -> None:
@@ -38,8 +39,8 @@ class RefreshSchedule:
         self._on_due = callback
 
     def want(self, *, urgent: bool = False) -> None:
-        """Asks for a request about all topics: at once if it is `urgent`, otherwise not before `retry_backoff_ms` have
-        passed since the last metadata request began.
+        """Schedules a request about all topics. It begins at once if it is `urgent`; otherwise at the earliest
+        `retry_backoff_ms` after the beginning of the last metadata request.
         """
         if self._mailbox.closing:
             return
@@ -51,8 +52,8 @@ class RefreshSchedule:
     def want_new(self) -> None:
         """Asks for a metadata request about the new topics, as soon as possible.
 
-        The request does not include the other topics. Otherwise a program that uses thousands of new topics, one after
-        the other, would parse the metadata of all topics again for each new topic (KIP-526).
+        The request does not include the other topics. Otherwise a program that begins to use thousands of topics, one
+        after the other, would parse the metadata of all of them for each new topic (KIP-526).
         """
         if not self._mailbox.closing and not self._under_way:
             self.no_later(self._network.now())

@@ -43,8 +43,8 @@ class Transport(Coordinated):
     """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply. `Cluster` and `Service` describe
     the methods.
 
-    `kafkapython.connect.over_sockets` makes a transport that uses sockets, `VirtualCluster.connect` one in virtual
-    time.
+    `kafkapython.connect.over_sockets` makes a transport that uses sockets. `VirtualCluster.connect` makes one that runs
+    in virtual time.
 
     A reply is a callback that runs on the network thread. It must only store the result, because the client
     communicates with no broker until the reply returns. After `close` (and in a forked child) requests fail at once, on
