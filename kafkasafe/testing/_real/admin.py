@@ -52,7 +52,7 @@ class Admin:
     def run(self, work: Callable[[KafkaAdminClient], T], deadline: float, what: str) -> T:
         """Runs `work` with an admin client. After a retriable failure, tries again with a new client until `deadline`.
 
-        `what` completes the message "could not … in time" of the error at the deadline.
+        At the deadline, raises an error with the message "could not `what` in time".
         """
         while True:
             try:

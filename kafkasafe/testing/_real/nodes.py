@@ -57,7 +57,9 @@ class Nodes:
         return list(self._nodes.values())
 
     def identify(self, cluster_id: str) -> None:
-        """Sets the id that the cluster will have. Without this call, the first answer of a broker determines the id."""
+        """Sets the id that the cluster will have. Without this call, the cluster's id is the one in a broker's first
+        answer.
+        """
         self.cluster_id = cluster_id
 
     def replace_zookeeper(self, controller: Node) -> None:
@@ -169,7 +171,7 @@ class Nodes:
             node.killed()
 
     def start_together(self, nodes: Sequence[Node], deadline: float, *, wait: bool) -> None:
-        """Starts those of the nodes that are not running, concurrently."""
+        """Starts, concurrently, the nodes that are not running."""
         fresh = [node for node in nodes if not node.running]
         for node in fresh:
             for port in node.ports:
@@ -187,8 +189,8 @@ class Nodes:
             self._wait_ready(nodes, deadline)
 
     def _start_zookeeper_first(self, fresh: Sequence[Node], deadline: float) -> None:
-        """Starts ZooKeeper, and returns when the brokers can start. A broker exits if ZooKeeper is down, or still has
-        the session of the broker's former process.
+        """Starts ZooKeeper, and returns when the brokers can start. A broker exits if ZooKeeper is down, or if
+        ZooKeeper still has a session of the broker's former process.
         """
         for node in fresh:
             if node.kind == "zookeeper":

@@ -6,9 +6,9 @@ and `partition` implement one partition, `centre` all brokers and topics, `group
 requests.
 
 There are two ways to use the cluster. Programs use `cluster.FakeCluster`, which speaks Kafka's protocol on 127.0.0.1 in
-real time (`wire`). Tests of engines use `virtual.VirtualCluster`, whose clients implement
-`kafkasafe.cluster.api.Cluster` in virtual time, without a thread. `control` has the methods that both clusters share,
-and `weather` the network faults that both simulate.
+real time (`wire`). Tests of engines use `virtual.VirtualCluster`. Its clients implement `kafkasafe.cluster.api.Cluster`
+in virtual time, without a thread. `control` has the methods that both clusters share. `weather` has the network faults
+that both simulate.
 """
 
 from kafkasafe.testing.fake.asking import NotModelledError
