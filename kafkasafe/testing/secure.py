@@ -73,7 +73,7 @@ def make_certificate(directory: Path, java: Path) -> tuple[Path, Path]:
 
     Args:
         directory: Directory of the files.
-        java: A `java` executable. Without openssl, this function uses the keytool on PATH, or in the directory of
+        java: A `java` executable. If openssl is missing, this function uses the keytool on PATH, or the keytool next to
             `java`.
 
     Returns:

@@ -47,8 +47,8 @@ class Offset:
         offset: Offset of the next record to read.
         leader_epoch: Leader epoch of the record before this offset; -1 if unknown.
         metadata: Text that was committed with the offset.
-        place: Place in the log of offsets. The offset with the latest place counts, even if another one was committed
-            after it.
+        place: Place in the log of offsets. The committed offset with the latest place wins, even if another one's
+            transaction was committed later.
     """
 
     offset: int
@@ -143,7 +143,7 @@ class Group:
 
     @property
     def due_ms(self) -> list[int]:
-        """Times at which the members' sessions and the present wait or rebalance end, in ms."""
+        """Times in ms at which a session, the wait for more members or the rebalance ends."""
         due = [at for member in self.members.values() if (at := member.expires_ms) is not None]
         if self.state in {GroupState.PREPARING, GroupState.COMPLETING}:
             due.append(self.rebalance_by_ms)
