@@ -73,7 +73,8 @@ def audit(
     """Compares what a client reported about the records [first, end) with the log.
 
     Args:
-        client: Name of the client. `DURABLE_CLIENTS` promise durable records, others those that `send` accepted.
+        client: Name of the client. `DURABLE_CLIENTS` promise durable records. Other clients promise all records that
+            `send` accepted.
         fault: Name of the fault.
         ledger: What the client reported.
         logs: By partition, the record numbers in the order of the log.

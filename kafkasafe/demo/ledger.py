@@ -54,7 +54,7 @@ class Ledger:
 
     @property
     def limit(self) -> int:
-        """End of the record numbers (exclusive) that may be sent now. The demo sets it."""
+        """The producing process may send all records with smaller numbers. The demo sets this limit."""
         return int(self._cells[0])
 
     @limit.setter

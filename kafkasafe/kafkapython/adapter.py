@@ -244,7 +244,7 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
     fetches them again later.
 
     Args:
-        poll: Polls without moving positions.
+        poll: Function that polls without moving positions.
         subscription: kafka-python's subscription state.
     """
     for tp, records in poll().items():

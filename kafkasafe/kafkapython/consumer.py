@@ -121,7 +121,7 @@ class ExtendedConsumer(KafkaConsumer):
         return bool(self._closed)
 
     def _reads(self) -> str | None:
-        """Return the pattern, or the names of the topics; None before the consumer is open."""
+        """Return the pattern of the subscription, or the names of the topics; None before the consumer is open."""
         known = getattr(self, "_subscription", None)
         if known is None:
             return None

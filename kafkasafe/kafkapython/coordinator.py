@@ -35,7 +35,7 @@ class Coordinator(ConsumerCoordinator):
     """
 
     def serve(self, owner: Owner) -> None:
-        """Ask this object for decisions from now on."""
+        """From now on, ask this object for decisions."""
         self.owner = owner
 
     def need_rejoin(self) -> bool:

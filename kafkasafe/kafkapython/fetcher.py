@@ -78,7 +78,7 @@ class Fetcher(KafkaFetcher):
     _session_handlers: Any
 
     def serve(self, owner: Owner) -> None:
-        """Ask this object for decisions from now on, and note the records that a poll takes or an iterator holds."""
+        """From now on, ask this object for decisions. Note which records a poll takes, and which an iterator holds."""
         self.owner = owner
         self._held = HeldRecords(self._subscriptions)
         self.taken = TakenRecords(self._subscriptions)

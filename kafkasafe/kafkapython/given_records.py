@@ -88,7 +88,7 @@ class HeldRecords:
 
 
 class TakenRecords:
-    """Keeps, for each partition, the position before the records that the present poll has taken."""
+    """For each partition, keeps the position before the records that the present poll has taken."""
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions

@@ -1,7 +1,7 @@
-"""Bytes of ListOffsets requests about many partitions, and of their answers.
+"""Encodes ListOffsets requests for many partitions, and decodes their answers.
 
-kafka-python makes an object for each partition of a request and of a response, which is the largest cost with 1,000
-partitions. This module packs and unpacks rows without objects. If a response contains anything else, kafka-python
+kafka-python makes an object for each partition of a request and of a response. With 1,000 partitions, this is the
+largest cost. This module packs and unpacks rows without objects. If a response contains anything else, kafka-python
 decodes it.
 """
 
@@ -77,7 +77,7 @@ class OffsetRows:
     """A ListOffsets response.
 
     Attributes:
-        rows: Pairs of a topic and the rows of its partitions.
+        rows: Pairs of (topic, rows of its partitions).
         throttle_time_ms: As in kafka-python's response.
     """
 

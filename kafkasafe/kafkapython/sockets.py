@@ -297,7 +297,7 @@ def _send_plain(transport: Any) -> tuple[int, BaseException | None]:
 
 
 async def _shake_hands(transport: Any, timeout_at: float | None) -> None:
-    """Like kafka-python's method, but with a time limit: an attempt to connect to a hanging broker must end."""
+    """Like kafka-python's method, but with a time limit, so that an attempt to connect to a hanging broker ends."""
     while True:
         try:
             transport._sock.do_handshake()

@@ -110,7 +110,7 @@ class _Connection(RelayedConnection):
 
 
 class FaultProxy(Relay[_Connection]):
-    """A proxy between Kafka clients and brokers that causes the faults of its rules (`Rule`). Thread-safe.
+    """A proxy between Kafka clients and brokers. Its rules (`Rule`) cause faults. Thread-safe.
 
     The proxy's ports are open as soon as the proxy is constructed, so that brokers can advertise them. (Clients connect
     to the addresses that brokers advertise.) Pass `ports` to `KafkaCluster(proxy_ports=...)`, then call `connect`. For

@@ -58,7 +58,7 @@ class RelayedPipe:
         self.shut = True
 
     def end_sink(self) -> None:
-        """Shuts the sink down for writing if the source has ended and all its bytes were sent."""
+        """If the source has ended and all bytes from it were sent, shuts the sink down for writing."""
         if self.ended and not self.outbox and not self.shut:
             self.shut = True
             self.sink.shutdown(socket.SHUT_WR)

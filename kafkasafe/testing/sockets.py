@@ -91,7 +91,7 @@ class _OwnedSockets:
         _all_owned.add(self)
 
     def add(self, sock: socket.socket) -> None:
-        """Adds a socket. The socket is removed by itself when nothing else refers to it any more."""
+        """Adds a socket. It is removed automatically when nothing else refers to it any more."""
         self._sockets.add(sock)
 
     def leave_to_parent(self) -> None:

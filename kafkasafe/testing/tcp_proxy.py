@@ -57,7 +57,7 @@ class TcpProxy(Relay[_Connection]):
         target_host: Host of the target.
 
     Attributes:
-        port: The port that the proxy listens on, valid as soon as the proxy is constructed.
+        port: Port on which the proxy listens. It is open as soon as the proxy is constructed.
         target_port: Port of the target. A change applies to new connections.
         accepted: Number of connections accepted so far.
         request_bytes: Bytes received from clients.

@@ -52,8 +52,8 @@ class NodeFiles:
             "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,
         }
         if self._nodes.zookeeper:
-            # By default, the connection timeout is the session timeout, which is too short for the start of a broker on
-            # a busy machine.
+            # By default, the connection timeout equals the session timeout. That is too short for the start of a broker
+            # on a busy machine.
             settings |= {
                 "zookeeper.session.timeout.ms": SESSION_TIMEOUT_MS,
                 "zookeeper.connection.timeout.ms": 120_000,

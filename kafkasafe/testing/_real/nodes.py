@@ -223,7 +223,7 @@ class Nodes:
                 try:
                     while time.monotonic() < deadline:
                         self._check_alive(nodes)
-                        # Fenced brokers, which are registered but have not caught up, are not in the metadata.
+                        # Fenced brokers are registered, but have not caught up. So they are not in the metadata.
                         cluster = cluster_metadata(admin)
                         self._check_cluster(cluster["cluster_id"])
                         up = {broker["node_id"] for broker in cluster["brokers"]}

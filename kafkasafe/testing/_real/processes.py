@@ -52,7 +52,7 @@ class Resources:
         self._directory = directory
 
     def own_logs(self, logs: Path) -> None:
-        """Sets the directory of the logs, which `release` keeps after a call of `keep`."""
+        """Sets the directory of the logs. If `keep` was called, `release` does not remove it."""
         self._logs = logs
 
     def keep(self) -> None:
@@ -120,8 +120,8 @@ def listens(port: int) -> bool:
 
 
 class _Spawner:
-    """The thread that forks all children. PR_SET_PDEATHSIG fires when the forking *thread* ends, so this thread never
-    ends.
+    """The thread that forks all children. The kernel sends a child its PR_SET_PDEATHSIG signal when the *thread* that
+    forked it ends. So this thread never ends.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ class CrashState:
 
 
 class Medium:
-    """The storage of a disk, as its processes use it: the content, the room, and the faults.
+    """The storage of a disk: its files, its capacity and its faults. Several processes use it.
 
     Attributes:
         capacity_bytes: Room for data; None for no limit.
@@ -154,7 +154,7 @@ class Disk:
         return {path: bytes(file.content) for path, _, file in self._tree.named()}
 
     def put(self, path: Path, content: bytes) -> None:
-        """Replaces a file's content from outside of all processes, to prepare a test or to damage the file.
+        """Replaces a file's content without a simulated process, to prepare a test or to damage the file.
 
         Makes the whole disk durable, and clears `operations`.
         """
@@ -254,7 +254,7 @@ class Disk:
 
 
 class DiskFiles:
-    """One process's access to a `Disk`: implements `kafkasafe.spool.files.Files`, whose docstrings apply.
+    """One process's access to a `Disk`. Implements `kafkasafe.spool.files.Files`, which describes the methods.
 
     Attributes:
         disk: The disk.
@@ -432,7 +432,7 @@ class DiskFiles:
         while not self._is_directory(there, folder):
             missing.append(there)
             there = there.parent
-        # If another process created this directory, it may have died before the directory's name was durable.
+        # The process that created this directory may have died before it synced the directory's name.
         self.sync_directory(there.parent, at=at)
         for directory in reversed(missing):
             names, name, above = self._tree.place(directory, folder)

@@ -204,7 +204,7 @@ class FileTree:
         return node
 
     def place(self, path: Path, at: int | None = None) -> tuple[Names, str, int]:
-        """Returns (the names in the directory that contains `path`, the last part of `path`, that directory's node)."""
+        """Returns (names in the parent directory of `path`, last part of `path`, node of the parent directory)."""
         above, slash, name = str(path).rpartition("/")
         if not slash and at is not None:
             return self.directories[at], name, at

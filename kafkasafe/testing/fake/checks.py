@@ -148,7 +148,9 @@ def admit(
 
 
 def _code_of_bad_header(data: bytes) -> int:
-    """Returns the code for a bad header. Bytes damaged in transit have another code than a batch built incorrectly."""
+    """Returns the code for a bad header. Bytes that were damaged in transit lead to another error code than an
+    incorrectly built batch.
+    """
     if len(data) < HEADER_BYTES:
         return CORRUPT_MESSAGE
     count = int.from_bytes(data[57:61], "big", signed=True)

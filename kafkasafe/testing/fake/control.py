@@ -211,7 +211,7 @@ class Control(Network):
             ]
 
     def values(self, topic: str, partition: int | None = None) -> list[bytes | None]:
-        """The values of the records up to the high watermark, in one partition or in all partitions by number.
+        """The values of the records up to the high watermark, of one partition or of all partitions one after another.
 
         Ignores transactions: the result includes records of aborted ones.
         """
@@ -309,7 +309,7 @@ class Control(Network):
         partition: int = 0,
         during: Callable[[], object] | None = None,
     ) -> LostRecords:
-        """Elects a leader that has missed writes: acknowledged records are lost, and logs are truncated.
+        """Elects a leader that lacks the latest writes, so acknowledged records are lost, and logs are truncated.
 
         Like `KafkaCluster.unclean_failover`: ends the followers, calls `during`, kills the leader, and starts a
         follower, which wins an unclean election. Then starts the other replicas. During the call the topic has
@@ -440,7 +440,7 @@ class Control(Network):
 
     @property
     def errors(self) -> list[BaseException]:
-        """One error for each use of a feature that the fake does not have. A copy."""
+        """One error for each use of a feature that the fake does not have. The list is a copy."""
         return list(self._handler.errors)
 
     # --- helpers ----------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ class _Fetch:
         if message.replica_id >= 0 or (state is not None and state.replica_id >= 0):
             raise NotModelledError("Fetch by a follower: the fake's replicas need no requests")
         if message.session_id:
-            # Like a broker without room for sessions, the fake never creates one, so no session id is known.
+            # The fake creates no fetch sessions, like a broker without room for them. So every session id is unknown.
             return {"error_code": FETCH_SESSION_ID_NOT_FOUND, "session_id": 0, "responses": []}
         return self.look(self.ask.now_ms) or Later(self.look, self.deadline_ms)
 

@@ -461,7 +461,8 @@ class Groups:
     # -- Offsets -----------------------------------------------------------------------------------------------------
 
     def check_commit(self, name: str, member_id: str, generation: int, now_ms: int) -> Group:
-        """Checks whether this member, or a client outside of any generation (-1), may commit offsets.
+        """Checks whether this member may commit offsets. With generation -1, checks it for a client that is not a
+        member.
 
         Raises:
             RefusedError: With code 22, 24, 25, 27 or 30.
