@@ -126,7 +126,7 @@ class KafkaPython:
         return found
 
     def committable(self) -> dict[TopicPartition, Any]:
-        """Return the offsets that a commit without explicit offsets commits."""
+        """Return the offsets for a commit without explicit offsets."""
         found: dict[TopicPartition, Any] = self._subscription.all_consumed_offsets()
         return found
 

@@ -221,7 +221,7 @@ def parse_request(frame: bytes) -> RequestFrame:
 
 
 def correlation_id(frame: bytes) -> int:
-    """The correlation id of a response frame without its size."""
+    """The correlation id of a response frame. The frame must not contain its size field."""
     found: int = struct.unpack_from(">i", frame)[0]
     return found
 
@@ -353,7 +353,7 @@ def _spots(message: Any, names: Mapping[uuid.UUID, str]) -> Iterator[Spot]:
 
 
 def topic_ids(message: Any) -> dict[uuid.UUID, str]:
-    """Names by topic id, from a response that contains both."""
+    """The topics' names by topic id, from a response that contains both."""
     found = {}
     for spot in spots(message, {}):
         topic_id = getattr(spot.topic, "topic_id", None)

@@ -20,7 +20,7 @@ def commit_from(consumer: Any, committable: Callable[[], dict[TopicPartition, An
 
 
 def keep_membership(consumer: Any, timeout_ms: float) -> None:
-    """Serve the group membership like a poll, but fetch nothing."""
+    """Maintain the group membership like a poll, but fetch nothing."""
     consumer._coordinator.poll(timeout_ms=timeout_ms)
 
 

@@ -112,7 +112,7 @@ class KafkaCluster:
         data_dir: Directory for all files. By default a new one, which `close` removes. If you pass a directory, it must
             be empty, and is kept.
         keep_logs: Whether to keep the nodes' logs even after an orderly end. After a failure they are always kept.
-        start_timeout_s: Seconds that `open` may take, not counting the resolution of jars.
+        start_timeout_s: Maximum duration of `open` in seconds, not counting the resolution of jars.
 
     Raises:
         ConfigError: The number of brokers, the version or a port is invalid.
@@ -203,7 +203,7 @@ class KafkaCluster:
             JarError: The jars are not in the cache and could not be resolved.
             JavaNotFoundError: Java 17 or later was not found.
             ConfigError: `config` names a setting that this version does not have, or `data_dir` is not empty.
-            ClusterError: A node did not start. The message has the end of the node's log.
+            ClusterError: A node did not start. The message contains the end of the node's log.
         """
         if self._workspace.opened:
             raise UsageError("a KafkaCluster is opened once; make a new one")
@@ -255,8 +255,8 @@ class KafkaCluster:
     def upgrade(self, version: str, timeout_s: float = 120.0) -> None:
         """Upgrades all nodes to a newer version and keeps their data. Returns when all brokers serve.
 
-        First stops the running nodes in an orderly way. Nodes that are down start with the others. ZooKeeper keeps its
-        version; 3.9 is the last version that supports it. In KRaft mode the metadata version does not change.
+        First stops the running nodes in an orderly way. Nodes that were down are started with the others. ZooKeeper
+        keeps its version; 3.9 is the last version that supports it. In KRaft mode the metadata version does not change.
 
         Args:
             version: Apache Kafka's version.
@@ -418,8 +418,8 @@ class KafkaCluster:
         """Waits until these brokers (default: all that run and are not paused) answer and are in the metadata.
 
         Raises:
-            ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message has the ends of
-                the logs.
+            ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message contains the
+                ends of the logs.
         """
         self._nodes.wait_ready(nodes, timeout_s)
 

@@ -308,7 +308,9 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
 
 
 def _write_trust_store(path: Path) -> bool:
-    """Writes the authorities that Python trusts as a Java key store. Returns False if Python trusts none."""
+    """Writes a Java key store with the certificate authorities that Python trusts. Returns False if Python trusts
+    none.
+    """
     context = ssl.create_default_context()
     if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):
         with contextlib.suppress(OSError):
@@ -333,7 +335,7 @@ def broker_settings(directory: Path, java: Path) -> frozenset[str]:
     kept = directory.with_name(f"{directory.name}.settings")
     with contextlib.suppress(OSError):
         return frozenset(kept.read_text().split())
-    # This class prints the table of Kafka's documentation.
+    # This class prints the settings, in the table for Kafka's documentation.
     command = [str(java), "-cp", classpath(directory), "kafka.server.KafkaConfig"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -133,7 +133,7 @@ class FaultProxy(Relay[_Connection]):
             too.
         seen: Number of requests by (API, version).
         errors: Exceptions from predicates and edits, and errors about values that do not fit a field. The frame passed
-            unchanged in these cases. The end of the `with` block raises the first one.
+            unchanged in these cases. The end of the `with` block raises the first of them.
 
     Raises:
         UsageError: `bootstrap` is not `host:port`.
@@ -206,8 +206,8 @@ class FaultProxy(Relay[_Connection]):
         """Makes a rule. Until one of the rule's methods is called, the rule only counts matching requests.
 
         Args:
-            api: `"Produce"`, its number, or kafka-python's class. None: any API. Such a rule can delay, drop and cut
-                answers, but not change them.
+            api: The API's name (`"Produce"`), its number, or kafka-python's class. None: any API. Such a rule can
+                delay, drop and cut answers, but not change them.
             topic: Matches only requests that name this topic (in a Fetch session: answers).
             partition: Matches only requests that name this partition of the topic. The rule changes only this
                 partition's entry in the answer.

@@ -18,10 +18,10 @@ class Call:
     """A request that the proxy received.
 
     Attributes:
-        time: When it arrived, `time.monotonic()` in seconds.
+        time: Time at which the request arrived (`time.monotonic()`).
         api: Name of the API. If kafka-python does not know the API, its number as text.
         version: API version.
-        node: Node id of the broker to which it was addressed.
+        node: Node id of the broker to which the client sent the request.
         client_id: The client's id.
         connection: Number of the client's connection to the proxy.
         partitions: All (topic, partition) that the request names. The partition is -1 if the request names only the

@@ -1,4 +1,4 @@
-"""Requests to the brokers by kafka-python's admin client, without proxies."""
+"""Sends requests to the brokers with kafka-python's admin client, not through proxies."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ class Admin:
     def settings_of(
         self, kind: ConfigResourceType, name: str, deadline: float, which: str = "modified"
     ) -> dict[str, str]:
-        """Returns settings of a topic or broker. With `which="modified"`, only those that differ from the defaults."""
+        """Returns settings of a topic or broker. With `which="modified"`, only the settings that differ from the
+        defaults.
+        """
         resource = ConfigResource(kind, name)
         answer = self.run(
             lambda admin: admin.describe_configs([resource], config_filter=which),

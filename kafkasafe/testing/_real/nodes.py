@@ -212,8 +212,8 @@ class Nodes:
         wanted = {node.id for node in nodes if node.serves}
         if not wanted:
             return
-        # Ask the brokers that were just started. The metadata of other brokers may still have the registrations of
-        # these brokers' previous processes.
+        # Ask the brokers that were just started. The metadata of other brokers may still contain the previous processes
+        # of these brokers.
         servers = [f"127.0.0.1:{self._layout.inner_ports[node]}" for node in sorted(wanted)]
         answer = "no answer"
         while time.monotonic() < deadline:

@@ -177,7 +177,9 @@ def spawn(command: Sequence[str], directory: Path, log_file: Path) -> subprocess
 
 
 def _forget_spawner() -> None:
-    """Forgets the spawner in a forked child, where its thread does not exist. The child makes another when needed."""
+    """In a forked child, forgets the spawner, because its thread does not exist there. The child makes another when
+    needed.
+    """
     global _spawner, _spawner_lock
     _spawner, _spawner_lock = None, threading.Lock()
 

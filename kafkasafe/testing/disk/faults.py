@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class ProcessKilled(BaseException):
-    """The process that made this call has died, as after kill -9. None of its code should run from here on."""
+    """The process that made this call has died, as after kill -9. No more code of this process should run."""
 
 
 @dataclass(slots=True)
@@ -46,5 +46,5 @@ class Fault:
 
 
 def striking(faults: Iterable[Fault], operation: str) -> Fault | None:
-    """Counts a call of `Files`. Returns the first of the faults that occurs at this call, if any."""
+    """Counts a call of `Files`. Returns the first fault that occurs at this call, or None."""
     return next((fault for fault in faults if fault.strikes(operation)), None)

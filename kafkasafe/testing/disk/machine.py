@@ -59,7 +59,7 @@ class Medium:
 
     @property
     def used_bytes(self) -> int:
-        """Room taken by files that have a name or a handle, including reserved space."""
+        """Number of bytes that all files with a name or a handle take, including reserved room."""
         named = {node for names in self.tree.directories.values() for node in names.values()}
         return sum(file.room_bytes for node, file in self.tree.files.items() if file.handles or node in named)
 
@@ -146,7 +146,7 @@ class Disk:
 
     @property
     def used_bytes(self) -> int:
-        """Room taken by files that have a name or a handle, including reserved space."""
+        """Number of bytes that all files with a name or a handle take, including reserved room."""
         return self._medium.used_bytes
 
     def files(self) -> dict[Path, bytes]:
@@ -214,7 +214,7 @@ class Disk:
         durable at that moment, yields only one state.
 
         Args:
-            start: First moment, as the number of operations that had begun.
+            start: First moment, given as the number of operations that have begun before it.
             stop: Last moment (inclusive); None: the end of the history.
             samples: Number of random states for each moment.
             seed: The same seed gives the same states.

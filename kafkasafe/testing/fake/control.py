@@ -172,7 +172,7 @@ class Control(Network):
             handler.centre.create_topic(name, partitions, replication_factor or -1, config, assignments)
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic with its records. If it is created again, it gets another id."""
+        """Deletes a topic with its records. A new topic with the same name gets another id."""
         with self._acting() as handler:
             handler.centre.delete_topic(name)
             handler.groups.topic_deleted(name)
@@ -373,7 +373,7 @@ class Control(Network):
             handler.centre.forget_producers(None if topics is None else list(topics))
 
     def replace(self, cluster_id: str | None = None) -> None:
-        """Replaces the cluster with another, empty one at the same addresses. Only the fake has this method."""
+        """Replaces the cluster with a new, empty cluster at the same addresses. Only the fake has this method."""
         with self._acting() as handler:
             handler.reset(cluster_id or random_id(), self.now_ms())
         self.cut()

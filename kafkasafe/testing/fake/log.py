@@ -37,7 +37,7 @@ class ReplicaLog:
         epochs: (leader epoch, its first offset), ascending.
         producers: The remembered state of producers.
         start_offset: First readable offset.
-        high_watermark: The high watermark that this replica knows.
+        high_watermark: The high watermark of this replica.
     """
 
     def __init__(self) -> None:
@@ -179,7 +179,9 @@ class ReplicaLog:
         self.epochs = [entry for entry in self.epochs if entry[1] < self._end_offset]
 
     def advance_start(self, offset: int) -> None:
-        """Makes records before an offset unreadable. The state of producers is kept."""
+        """Moves the log start offset forward, so that records before it cannot be read. The state of producers is
+        kept.
+        """
         if offset <= self.start_offset:
             return
         self.start_offset = offset

@@ -119,7 +119,7 @@ class Partition:
         self.log.assign_epoch(self.leader_epoch, self.log.end_offset)
 
     def move(self, node: int) -> None:
-        """Makes an in-sync replica the leader, and the preferred one."""
+        """Makes an in-sync replica the leader, and also the preferred leader."""
         if node != self.leader:
             self.lead(node)
         self.replicas.sort(key=lambda other: other != node)

@@ -1,6 +1,6 @@
 """The state of idempotent and transactional producers, as one replica's log stores it. Pure.
 
-The rules were measured on brokers, and differ in part from the documentation:
+The rules come from measurements on brokers. Some of them differ from the documentation:
 
 - A broker remembers the last five batches of a producer. After a restart it remembers only the last batch, because its
   snapshot contains no others.

@@ -98,7 +98,7 @@ class RequestHandler:
         self.reset(cluster_id, now_ms)
 
     def reset(self, cluster_id: str, now_ms: int) -> None:
-        """Replaces the cluster with another, empty one at the same addresses."""
+        """Replaces the cluster with a new, empty cluster at the same addresses."""
         self.centre = Centre(*self._made, cluster_id=cluster_id, now_ms=now_ms)
         self.groups = Groups(self.centre)
         self.transactions = Transactions(self.centre, self.groups)

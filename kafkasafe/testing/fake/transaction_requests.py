@@ -96,7 +96,7 @@ def _add_partitions(ask: Ask) -> Fields:
             for place in wanted
         }
         if any(codes.values()):
-            # If one partition cannot be added, none is.
+            # If one partition cannot be added, no partition is added.
             codes = {place: code or OPERATION_NOT_ATTEMPTED for place, code in codes.items()}
         else:
             known.open(ask.now_ms)

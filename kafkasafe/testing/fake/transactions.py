@@ -238,7 +238,8 @@ class Transactions:
         return known.identity
 
     def check_batch(self, name: str, topic: str, number: int, data: bytes, *, second: bool) -> None:
-        """Checks whether a transaction's batch may be appended. With protocol 2 (`second`), this adds the partition.
+        """Checks whether a transaction's batch may be appended. With protocol 2 (`second`), also adds the partition to
+        the transaction.
 
         Raises:
             RefusedError: With code 47, 48 or 51.

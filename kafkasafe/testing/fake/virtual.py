@@ -1,7 +1,7 @@
 """The fake's backend for engines: `kafkasafe.cluster.api.Cluster` in virtual time, without a thread or a socket.
 
 Requests are plain data, and the same handlers answer them as in `FakeCluster`. A broker answers the requests of one
-connection one after another. Requests and answers take `latency_s` in each direction.
+connection one after another. Each request takes `latency_s`, and so does each answer.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class VirtualCluster(Control):
             self._settle()
 
     def _arrive_late(self, request: InTransit) -> None:
-        """Drops a request whose connection ended before it arrived."""
+        """Drops a request that arrives after the end of its connection."""
 
     def throttled_ms(self, pipe: Pipe) -> int:
         """See `VirtualBrokers`."""

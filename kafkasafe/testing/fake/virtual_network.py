@@ -83,7 +83,7 @@ class VirtualNetwork:
         self._service: Service | None = None
         self._started = self._stopped = self._ended = False
         self._busy = False
-        """Whether a function of the client is running. If so, `wake` calls the client later."""
+        """Whether code of the client is running. If so, `wake` calls the client later."""
 
     # -- Start and end -------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ class Timer:
         self._work: Callable[[], None] | None = work
 
     def cancel(self) -> None:
-        """Cancels the call. Does nothing if it has already happened."""
+        """Cancels the call. Does nothing if the function was already called."""
         self._work = None
 
     @property
@@ -100,7 +100,7 @@ class VirtualTime:
         return heapq.heappop(self._timers)[2].fire()
 
     def run_until(self, at_s: float) -> None:
-        """Fires all timers that are due until this time."""
+        """Advances to this time. Fires all timers that are due by then."""
         timers = self._timers
         while timers and timers[0][0] <= at_s:
             due_s, _, timer = heapq.heappop(timers)

@@ -169,7 +169,9 @@ class Wire(SocketLoop[_Connection]):
             self._close(connection)
 
     def _work(self, connection: _Connection, now: int) -> bool:
-        """Does everything possible for one connection. Returns whether there was a new request."""
+        """Handles all requests and answers of one connection for which it is time. Returns whether there was a new
+        request.
+        """
         handled = False
         hangs = self._hangs(connection)
         weather = self.weather[connection.node]
