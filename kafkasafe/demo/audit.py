@@ -29,7 +29,7 @@ class Run:
         lost: Promised records that are not in the topic.
         acked_lost: Lost records that had been acknowledged.
         duplicated: Number of additional copies of records in the topic, whether promised or not.
-        out_of_order: Records that are, in their partition, after a record that was sent later.
+        out_of_order: Records that follow, in their partition, a record that was sent later.
         unpromised: Records without a promise. The process was killed during `send`, or (SafeProducer, outbox) before
             the record was durable or acknowledged. Such a record may be in the topic once, or not at all.
         unpromised_in_log: Records without a promise that are in the topic.

@@ -93,8 +93,8 @@ def tidy_client(**options: Any) -> Any:
     """Make the network client on which kafka-python's clients are built. Its connections close their sockets when they
     fail.
 
-    kafka-python leaves these sockets to the garbage collector. It reports them with a ResourceWarning, and so a later
-    test fails. Such connections are normal: for a while, the metadata still names a killed broker.
+    kafka-python leaves these sockets to the garbage collector. The collector reports them with a ResourceWarning, so a
+    later test fails. Such connections are normal: for a while, the metadata still names a killed broker.
     """
     make: Any = KafkaAdminClient.DEFAULT_CONFIG["kafka_client"]
     client = make(manager=False, **options)  # with None, the client would create a manager

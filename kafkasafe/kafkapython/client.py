@@ -98,7 +98,9 @@ class _InterruptibleNet(NetworkSelector):
 
     @property
     def runs_here(self) -> bool:
-        """Whether the current thread is the I/O thread. It calls rebalance listeners, and cannot wait for itself."""
+        """Whether the current thread is the I/O thread. The I/O thread calls rebalance listeners, and cannot wait for
+        itself.
+        """
         return self._io_thread is threading.current_thread()
 
     def run(self, coro: Any, *args: Any) -> Any:

@@ -192,7 +192,7 @@ class Coordinator(ConsumerCoordinator):
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: Any = None
     ) -> Future:
         """Send a commit from the I/O thread. kafka-python itself adds callbacks to a future on the caller's thread.
-        There, Ctrl-C may leave the future's lock locked, and then the I/O thread waits for ever.
+        On that thread, Ctrl-C may leave the future's lock locked, and then the I/O thread waits for ever.
         """
         if not all(isinstance(tp, TopicPartition) for tp in offsets) or not all(
             isinstance(each, OffsetAndMetadata) for each in offsets.values()

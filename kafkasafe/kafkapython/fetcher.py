@@ -174,8 +174,8 @@ class Fetcher(KafkaFetcher):
     async def _await_first(self, futures: Iterable[Future], timeout_ms: float | None) -> None:
         """Waits on the I/O thread until the first future is done.
 
-        kafka-python itself adds callbacks on the caller's thread. There, Ctrl-C may leave the lock of a future locked.
-        Then the I/O thread waits for this lock for ever, and so does each later call of the consumer.
+        kafka-python itself adds callbacks on the caller's thread. On that thread, Ctrl-C may leave the lock of a future
+        locked. Then the I/O thread waits for this lock for ever, and so does each later call of the consumer.
         """
         first = Future()
 
@@ -188,8 +188,8 @@ class Fetcher(KafkaFetcher):
         await self._manager.wait_for(first, timeout_ms)
 
     def give_back_last(self, iterator: Any) -> None:
-        """Moves the position back before the last record of `iterator` (`each_record`), which the application did not
-        get.
+        """Moves the position back before the record that `iterator` (`each_record`) yielded last. The application did
+        not get this record.
         """
         found = unreturned(iterator)
         if found is not None:
@@ -226,8 +226,8 @@ class Fetcher(KafkaFetcher):
     def _let_resumed_go_on(self) -> None:
         """Returns records of a resumed partition and of the present partition in turns.
 
-        kafka-python waits until no record of the present partition is left. But if its next response is always fetched
-        ahead, records may always be left.
+        kafka-python waits until no record of the present partition is left. If that partition's next response is always
+        fetched ahead, this time may never come.
         """
         current = self._next_partition_records
         if current is not None and (resumed := self._resumed()):
@@ -389,9 +389,9 @@ class Fetcher(KafkaFetcher):
         """See kafka-python's method. Creates only requests that can be sent. Also creates requests that fetch ahead.
 
         If sending a request raises an error, kafka-python considers this broker busy forever. It also treats the
-        remaining brokers as if they had got their requests. Then the consumer would not read the partitions of all
-        these brokers any more, without an error. This happens if a fetch response names a leader that is not in the
-        metadata yet.
+        remaining brokers as if they had got their requests. Then the consumer would silently stop reading the
+        partitions of all these brokers. This happens if a fetch response names a leader that is not in the metadata
+        yet.
 
         A request has no rack id if it contains a partition that was moved from a follower to the leader. Otherwise the
         leader would name the follower again.

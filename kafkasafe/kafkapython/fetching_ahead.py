@@ -29,8 +29,8 @@ def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
 class Sessions(dict[int, Any]):
     """kafka-python's fetch sessions by broker. With them, a fetch can begin after the position of a partition.
 
-    Before its first request to a broker, kafka-python adds a session here. For each request, it asks the session for
-    the partitions to name.
+    Before its first request to a broker, kafka-python adds a session here. For each request, kafka-python asks the
+    session which partitions the request names.
 
     Attributes:
         chosen: Partitions to fetch ahead, and where to begin. Empty unless the I/O thread is making requests.

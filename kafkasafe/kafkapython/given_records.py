@@ -28,8 +28,8 @@ class _Held:
 class HeldRecords:
     """For each partition, stores the end of the records that an iterator has taken, and returns one by one.
 
-    A partition's position advances with each record that is returned. So before the last record is returned, the
-    position is not where to fetch next, and does not show which response comes next.
+    A partition's position advances with each record that is returned. Until the last record is returned, neither the
+    next fetch nor the next response begins at the position.
     """
 
     def __init__(self, subscriptions: Any) -> None:
@@ -95,7 +95,7 @@ class TakenRecords:
         self._before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]] = {}
 
     def begin(self) -> None:
-        """Begins a poll. The records of earlier polls were returned, so forgets their positions."""
+        """Begins a poll. Forgets the positions of earlier polls, because their records were returned."""
         self._before = {}
 
     def take(self, tp: TopicPartition, state: Any) -> None:

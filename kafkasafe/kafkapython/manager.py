@@ -142,8 +142,8 @@ class DirectManager(Manager):
     def get_connection(self, node_id: Any, *args: Any, **options: Any) -> Any:
         """Like kafka-python's method, but the connection uses the API versions that its own broker supports now.
 
-        kafka-python 3.0.12 never uses newer versions than the broker of its first connection supported then. So after
-        an upgrade of the brokers, a client would use old versions until it is opened again, and could send no
+        kafka-python 3.0.12 never uses newer versions than the first bootstrap broker supported at the first connection.
+        So after an upgrade of the brokers, a client would use old versions until it is opened again, and could send no
         transaction of protocol 2 (`transaction.version`).
         """
         parent: Any = super()

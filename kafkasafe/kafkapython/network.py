@@ -163,8 +163,8 @@ class SocketNetwork:
                 self.wake()
                 self._start()
             except Exception as error:
-                # A log handler may keep the error, and with its stack frames an unfinished loop and its handles. So
-                # drop the frames.
+                # The error's stack frames refer to an unfinished loop and its handles, and a log handler may keep the
+                # error. So drop the frames.
                 error.with_traceback(None)
                 self._service.interrupted(error)
                 if self.loop is not former:

@@ -30,7 +30,7 @@ class Subscription(SubscriptionState):
 
     def joined(self, generation: int) -> bool:
         """Notes the group's new generation, before its assignment is applied. Returns whether the consumer missed a
-        generation since that of the present assignment.
+        generation since its present assignment.
         """
         self._joined = generation
         return generation not in {self._assigned_in, self._assigned_in + 1}

@@ -2,8 +2,8 @@
 
 `KafkaCluster` starts N broker processes and one dedicated controller process (KRaft). For Kafka before 3.3, it starts
 one ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only. In KRaft mode, a
-single broker is also the controller. This halves the start time. The kill of that broker also ends the controller, but
-then no other broker needs it.
+single broker is also the controller. This halves the start time. If this broker is killed, the controller ends too, but
+no other broker needs a controller.
 
 Non-obvious:
 
@@ -621,8 +621,8 @@ class KafkaCluster:
         """Runs one of Kafka's own tools with this cluster's jars. Returns its standard output.
 
         A tool takes about a second. Examples are `org.apache.kafka.tools.DumpLogSegments` with `--files`, and
-        `org.apache.kafka.tools.consumer.ConsoleConsumer` (`kafka.tools.…` before 3.x). The first tool of
-        `org.apache.kafka.tools` fetches a jar into the cache that brokers do not need.
+        `org.apache.kafka.tools.consumer.ConsoleConsumer` (`kafka.tools.…` before 3.x). The first call of a tool in
+        `org.apache.kafka.tools` fetches an additional jar into the cache.
 
         Raises:
             ClusterError: The tool's exit code was not 0, or it took longer than `timeout_s` and was killed.

@@ -149,8 +149,8 @@ def resolve(
     """Returns the directory with the jars of Apache Kafka `version`. Resolves them if they are missing.
 
     The first call for a version takes 10–60 s and needs a network. Later calls read one directory entry. Several
-    processes may call this function at once: one resolves, the others wait. If a process is killed meanwhile, a later
-    call resolves the jars again.
+    processes may call this function at once: one resolves, the others wait. If a process is killed while it resolves
+    jars, a later call resolves them again.
 
     Args:
         version: Kafka's version, `"4.3.0"`.

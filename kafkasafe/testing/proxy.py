@@ -13,8 +13,9 @@ with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as 
 ```
 
 kafka-python's protocol classes decode the frames, so fields have the names from these classes. Without a matching rule,
-a frame passes byte for byte (with `bootstrap`, except for brokers' addresses). So do frames of APIs and versions that
-kafka-python does not know. `TcpProxy` is for network faults that do not depend on Kafka's protocol.
+a frame passes byte for byte (with `bootstrap`, except for brokers' addresses). Frames of APIs and versions that
+kafka-python does not know also pass byte for byte. `TcpProxy` is for network faults that do not depend on Kafka's
+protocol.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = ["Call", "Exchange", "FaultProxy", "Rule"]
 log = logging.getLogger(__name__)
 
 BOOTSTRAP: Final = -1
-"""Number of the listener for bootstrap connections. From the answers on them, the proxy learns the brokers'
+"""Number of the listener for bootstrap connections. From answers on these connections, the proxy learns the brokers'
 addresses.
 """
 
@@ -124,7 +125,7 @@ class FaultProxy(Relay[_Connection]):
         nodes: Node ids of the brokers. Not used with `bootstrap`.
         bootstrap: `host:port` of any broker.
         host: Address to listen on.
-        verify: Also decode and encode every frame, and count the frames that this changes in `unfaithful`.
+        verify: Also decode and encode every frame, and count in `unfaithful` how many frames this changes.
 
     Attributes:
         ports: Port for each node id.
@@ -133,7 +134,7 @@ class FaultProxy(Relay[_Connection]):
             too.
         seen: Number of requests by (API, version).
         errors: Exceptions from predicates and edits, and errors about values that do not fit a field. The frame passed
-            unchanged in these cases. The end of the `with` block raises the first of them.
+            unchanged in these cases. The end of the `with` block raises the first of these errors.
 
     Raises:
         UsageError: `bootstrap` is not `host:port`.

@@ -138,7 +138,7 @@ class Intervention:
             self._times = times
 
     def hold_back(self, instead: str) -> None:
-        """Makes the intervention forward no request. `instead` says what it does (see `unforwarded`)."""
+        """Makes the intervention forward no request. `instead` says what happens instead (see `unforwarded`)."""
         self.unforwarded = instead
 
     def affect(self, **effects: Any) -> None:
@@ -211,7 +211,7 @@ class Intervention:
         return self.topic in {None, topic} and self.partition in {None, partition}
 
     def acts(self, exchange: Exchange) -> bool:
-        """Returns whether the intervention acts on this exchange, which it matches. If so, counts a hit."""
+        """Returns whether the intervention acts on a matching exchange. If so, counts a hit."""
         if self.spent or not all(predicate(exchange) for predicate in self._predicates):
             return False
         if self._skip:

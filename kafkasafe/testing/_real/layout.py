@@ -18,9 +18,9 @@ class Layout:
         config: Broker settings of all nodes.
         broker_config: Broker settings of single nodes.
         proxy_ports: Port of each broker's proxy, by node.
-        client_ports: Port, by node, on which the broker itself listens for clients.
-        inner_ports: Port, by node, to which the other brokers and this package send requests. Equal to `client_ports`
-            if no broker has a proxy.
+        client_ports: By node, the port on which the broker itself listens for clients.
+        inner_ports: By node, the port to which the other brokers and this package send requests. Equal to
+            `client_ports` if no broker has a proxy.
     """
 
     brokers: tuple[int, ...]

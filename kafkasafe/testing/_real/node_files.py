@@ -167,7 +167,7 @@ class NodeFiles:
             main,
             str(properties),
         ]
-        # The -D option must precede the class name. After it, Java would pass the option to the class as an argument.
+        # The -D option precedes the class name, because Java passes everything after the class name to the class.
         self._nodes.add(Node(CONTROLLER, "zookeeper", directory, command, (self._nodes.controller_port,)))
         for node in self._layout.brokers:
             own = {"zookeeper.connect": f"127.0.0.1:{self._nodes.controller_port}"} | self._listeners(node)

@@ -57,9 +57,7 @@ class Nodes:
         return list(self._nodes.values())
 
     def identify(self, cluster_id: str) -> None:
-        """Sets the id that the cluster will have. Without this call, the cluster's id is the one in a broker's first
-        answer.
-        """
+        """Sets the id that the cluster will have. Without this call, a broker's first answer determines the id."""
         self.cluster_id = cluster_id
 
     def replace_zookeeper(self, controller: Node) -> None:

@@ -169,9 +169,7 @@ class Topics:
         *,
         live_leader: bool = True,
     ) -> Mapping[int, PartitionState]:
-        """Polls the topic's metadata until `condition` holds. With `live_leader`, also until all leaders are
-        running.
-        """
+        """Polls the topic's metadata until `condition` holds (with `live_leader`: and all leaders are running)."""
         last: Mapping[int, PartitionState] = {}
 
         def poll(admin: KafkaAdminClient) -> Mapping[int, PartitionState]:
@@ -191,8 +189,8 @@ class Topics:
         return self._admin.run(poll, deadline, f"read the metadata of {topic}")
 
     def _until_led(self, partitions: Iterable[TopicPartition], deadline: float) -> None:
-        """Returns when the leaders of these partitions know that they lead. Other brokers may name them as leaders
-        before that.
+        """Returns when the leaders of these partitions know that they lead. Other brokers may report a leader before
+        the leader itself knows.
         """
         newest = dict.fromkeys(partitions, OffsetSpec.LATEST)
         # If a broker does not know yet that it leads, it returns a retriable error, and `run` asks again.

@@ -128,8 +128,8 @@ class _Choice:
             (sizes are journalled in order).
         names: Probability for each change of a directory.
         torn: Probability that a surviving sector is torn.
-        cut: (operation, byte): everything before it survives, and nothing after it. For doubtful changes, the
-            probabilities decide nevertheless.
+        cut: (operation, byte): everything before it survives, and nothing after it. The probabilities still decide
+            about doubtful changes.
     """
 
     data: float = 1

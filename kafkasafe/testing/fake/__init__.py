@@ -2,7 +2,7 @@
 
 Its core is a pure state machine without I/O, thread or clock (each call passes the time). `checks`, `producers`, `log`
 and `partition` implement one partition. `centre` implements all brokers and topics. `groups` and `transactions`
-implement the coordinators. The modules `*_requests` turn requests of Kafka's protocol into calls of these modules.
+implement the coordinators. The modules `*_requests` turn requests of Kafka's protocol into calls of the other modules.
 `request_handler` turns bytes into requests.
 
 There are two ways to use the cluster. Programs use `cluster.FakeCluster`, which speaks Kafka's protocol on 127.0.0.1 in

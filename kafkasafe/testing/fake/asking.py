@@ -29,7 +29,7 @@ class Later:
 
     Attributes:
         look: Function of the time in ms. It returns the answer, or None while the answer is not available.
-        due_ms: Latest time at which the answer will be available, in ms; None: no limit.
+        due_ms: Latest time for the answer, in ms; None: no limit.
     """
 
     look: Callable[[int], Fields | None]

@@ -1,4 +1,4 @@
-"""A broker's checks of a batch. The check of its sequence numbers is not here, because it comes later. Pure.
+"""A broker's checks of a batch. `producers` checks the sequence numbers later. Pure.
 
 The checks run in the same order as in a broker: base offset, size, checksum, then the records (count, kind,
 timestamps). The first check that fails determines the error code.

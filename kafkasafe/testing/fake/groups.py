@@ -134,7 +134,7 @@ class Group:
     wait.
     """
     others_left_ms: int = 0
-    """Number of ms by which this end may still be postponed if more members join."""
+    """Number of ms by which the wait for more members may still be extended."""
     others_came: bool = False
     offsets: dict[tuple[str, int], Offset] = field(default_factory=dict)
     pending: dict[int, dict[tuple[str, int], Offset]] = field(default_factory=dict)
@@ -461,8 +461,7 @@ class Groups:
     # -- Offsets -----------------------------------------------------------------------------------------------------
 
     def check_commit(self, name: str, member_id: str, generation: int, now_ms: int) -> Group:
-        """Checks whether this member may commit offsets. With generation -1, checks it for a client that is not a
-        member.
+        """Checks whether this member may commit offsets. A client that is not a member has generation -1.
 
         Raises:
             RefusedError: With code 22, 24, 25, 27 or 30.

@@ -63,7 +63,7 @@ class ReplicaLog:
     @property
     def last_stable_offset(self) -> int:
         """The first offset of the oldest transaction whose marker is not replicated; without such a transaction, the
-        high watermark. It is never before the log start offset.
+        high watermark. The result is never before the log start offset.
         """
         undecided = [
             first

@@ -2,7 +2,7 @@
 
 Followers copy the leader's batches at once, unless they are down, suspended or held back. The high watermark is the
 smallest log end of all in-sync replicas. So a test can create every state that a slow network causes in a real cluster,
-and can keep it for any time.
+and can keep this state for any length of time.
 """
 
 from __future__ import annotations

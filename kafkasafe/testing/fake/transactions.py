@@ -231,7 +231,7 @@ class Transactions:
             known = self._known[name] = TransactionMetadata(self._centre.new_producer_id(), -1, timeout_ms)
         known.check_settled()
         if known.state is TxnState.ONGOING and (named[1] < 0 or named[0] == known.producer_id):
-            # The epoch in the request is not checked here, but only if no transaction is open.
+            # The epoch in the request is checked only if no transaction is open, so it is not checked here.
             self._fence(known, now_ms)
             known.check_settled()
         known.init(timeout_ms, named, old_epoch, self._centre.new_producer_id)
@@ -264,8 +264,8 @@ class Transactions:
             raise RefusedError(INVALID_TXN_STATE, _NOT_ADDED, early=True)
 
     def may_end(self, header: BatchHeader) -> bool:
-        """Whether a transactional id still has the producer id and epoch of this batch, so that its transaction can
-        end.
+        """Whether a transactional id still has the producer id and epoch of this batch, so that the batch's transaction
+        can still end.
         """
         return any(
             known.identity == (header.producer_id, header.producer_epoch) for known in self._known.values()

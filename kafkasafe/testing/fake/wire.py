@@ -169,7 +169,7 @@ class Wire(SocketLoop[_Connection]):
             self._close(connection)
 
     def _work(self, connection: _Connection, now: int) -> bool:
-        """Handles all requests and answers of one connection for which it is time. Returns whether there was a new
+        """Handles the requests and answers of one connection that can be handled now. Returns whether there was a new
         request.
         """
         handled = False
