@@ -7,7 +7,8 @@ The faults follow each other:
 - `leader`: the broker that leads a partition is killed, and started again;
 - `producer`: the producing processes are killed, at any moment, and started again;
 - `brokers`: all brokers are killed at once, and started again;
-- `everything`: all brokers are killed; while none answers, the producing processes are killed too; both start again.
+- `everything`: all brokers are killed; while they are down, the producing processes are killed too; then all start
+  again.
 
 Record *i* belongs to partition *i mod P* and is the *i div P*-th record there. So the numbers alone show loss,
 duplication and order. Each number is used only once: a restarted process continues after the last number that its
@@ -17,21 +18,22 @@ A `Ledger` records what the producer reported to the application. The ledger is 
 survives kill -9 of the process. Writing to it needs no system call per record, which would change the timing. The
 ledger has one byte per record for each of these facts:
 
-- *attempted* before `send`: the number is used from here on;
+- *attempted* before `send`: from then on, the number counts as used;
 - *accepted* after `send` returned;
 - *durable* after a `producer.durable()` that began after `send` returned (SafeProducer), or after the commit of the
   row in the outbox;
-- *acked* when the client reports that the cluster has the record, *failed* when it reports that it gave up.
+- *acked* when the client reports that the cluster has the record; *failed* when the client reports that it has given
+  up.
 
 One of the clients for comparison uses an **outbox**, the usual remedy for a producer that loses records. The
 application commits each record to a table of SQLite. A relay sends the rows with confluent-kafka, waits for the
-acknowledgements, and deletes the rows. If the relay is killed between Kafka's answer and the deletion, it sends these
-rows again.
+acknowledgements, and deletes the rows. If the relay is killed after Kafka's answer, but before the deletion, the next
+relay sends these rows again.
 
-**Promised** records are the records on which the application may rely, and the audit counts their losses. For
-SafeProducer and the outbox, they are the durable or acknowledged records. For the other clients, they are the records
-that `send` accepted: an application that keeps no copy of a record has nothing else to rely on. Records lost *after*
-their acknowledgement are counted separately.
+The application may rely on **promised** records, and the audit counts how many of them are lost. For SafeProducer and
+the outbox, they are the durable or acknowledged records. For the other clients, they are the records that `send`
+accepted: an application that keeps no copy of a record has nothing else to rely on. Records lost *after* their
+acknowledgement are counted separately.
 
     ledger.py    what a client reported, in a file that survives kill -9
     clients.py   the producing process: the clients under test

@@ -28,10 +28,10 @@ class Run:
         in_log: Promised records that are in the topic.
         lost: Promised records that are not in the topic.
         acked_lost: Lost records that had been acknowledged.
-        duplicated: Additional copies in the topic, of promised and unpromised records.
-        out_of_order: Records that come after a record of the same partition that was sent later.
-        unpromised: Records without a promise: the process was killed within `send`, or (SafeProducer) before the
-            record was durable or acknowledged. Such a record may be in the topic once, or not at all.
+        duplicated: Number of additional copies of records in the topic, whether promised or not.
+        out_of_order: Records that follow, in their partition, a record that was sent later.
+        unpromised: Records without a promise. The process was killed during `send`, or (SafeProducer, outbox) before
+            the record was durable or acknowledged. Such a record may be in the topic once, or not at all.
         unpromised_in_log: Records without a promise that are in the topic.
         failed: Records that the client itself reported as failed.
         seconds: Time from the first record until every record had an outcome.
@@ -54,8 +54,8 @@ class Run:
 
     @property
     def kept_its_promise(self) -> bool:
-        """Whether no promised record is lost, and no record is in the topic twice or out of order. False if the client
-        promised nothing at all.
+        """Whether all promised records are in the topic, and no record is there twice or out of order. False if the
+        client promised nothing.
         """
         return self.sent > 0 and not (self.lost or self.duplicated or self.out_of_order)
 
@@ -73,7 +73,8 @@ def audit(
     """Compares what a client reported about the records [first, end) with the log.
 
     Args:
-        client: Name of the client. `DURABLE_CLIENTS` promise durable records, others those that `send` accepted.
+        client: Name of the client. `DURABLE_CLIENTS` promise durable records. Other clients promise all records that
+            `send` accepted.
         fault: Name of the fault.
         ledger: What the client reported.
         logs: By partition, the record numbers in the order of the log.
@@ -85,7 +86,7 @@ def audit(
     out_of_order = 0
     for numbers in logs.values():
         np.add.at(copies, numbers, 1)
-        # Count a second copy as a duplicate only, not as out of order as well.
+        # A second copy counts as a duplicate, but not also as out of order.
         once = numbers[np.sort(np.unique(numbers, return_index=True)[1])]
         overtaken = once[1:] < np.maximum.accumulate(once)[:-1] if once.size else np.zeros(0, bool)
         late = once[1:][overtaken] if once.size else once

@@ -1,4 +1,4 @@
-"""The producing process: clients under test, which record in a ledger what they report."""
+"""The producing process. It contains the clients under test, and records in a ledger what they report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Client(Protocol):
         """Sends one record. False: the producer did not accept the record, so the caller must try again."""
 
     def observe(self) -> None:
-        """Notes the outcomes of earlier records that are known now."""
+        """Notes the outcomes that have become known for earlier records."""
 
     def flushed(self, timeout_s: float) -> bool:
         """Waits until all earlier records have an outcome. False: the time ran out first."""
@@ -40,7 +40,9 @@ class Client(Protocol):
 
 
 class _Futures:
-    """Futures of records without a recorded outcome, per partition. Within a partition they complete in order."""
+    """By partition, the futures of records whose outcome is not recorded yet. In a partition, they complete in
+    order.
+    """
 
     def __init__(self, ledger: Ledger, partitions: int) -> None:
         self._acked, self._failed = ledger["acked"], ledger["failed"]
@@ -172,8 +174,8 @@ class _Outbox:
     """confluent-kafka with a table of SQLite as its queue: the outbox pattern.
 
     The application inserts its records, and commits them in groups with synchronous=FULL. The relay is a thread with
-    its own connection and producer. The relay sends the oldest rows, waits until each is acknowledged, and deletes
-    them.
+    its own connection and producer. The relay sends the oldest rows, waits until all of them are acknowledged, and
+    deletes them.
     """
 
     _ROWS: Final = 500
@@ -277,8 +279,8 @@ def open_client(
 
 
 def _stream(client: Client, ledger: Ledger, partitions: int, rate: float) -> None:
-    """Sends the records up to `Ledger.limit` at `rate` per second, and notes what the client reports, until the demo
-    sets `Ledger.stop`.
+    """Sends `rate` records per second, up to the number `Ledger.limit`, and notes what the client reports. Ends when
+    the demo sets `Ledger.stop`.
     """
     attempted, accepted = ledger["attempted"], ledger["accepted"]
     padding = b"." * (VALUE_BYTES - DIGITS)
@@ -313,7 +315,7 @@ def _stream(client: Client, ledger: Ledger, partitions: int, rate: float) -> Non
 
 
 def _die_with(parent: int) -> None:
-    """Makes the kernel send SIGKILL to this process when the demo ends, for whatever reason."""
+    """Makes the kernel send SIGKILL to this process when the demo's process ends, whatever the reason."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("The demo has ended")

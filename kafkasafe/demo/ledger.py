@@ -35,7 +35,8 @@ class Ledger:
 
     Args:
         path: The file.
-        records: Number of records. If given, the constructor creates the file, otherwise it opens the file.
+        records: Number of records. If you pass it, the constructor creates the file; otherwise, it opens an existing
+            file.
     """
 
     def __init__(self, path: Path, records: int | None = None) -> None:
@@ -53,7 +54,7 @@ class Ledger:
 
     @property
     def limit(self) -> int:
-        """Records with smaller numbers may be sent now. The demo sets this number."""
+        """The producing process may send all records with smaller numbers. The demo sets this limit."""
         return int(self._cells[0])
 
     @limit.setter
@@ -62,7 +63,7 @@ class Ledger:
 
     @property
     def settled(self) -> int:
-        """Every record with a smaller number has an outcome that the client reported. The producing process sets this
+        """The client has reported an outcome for every record with a smaller number. The producing process sets this
         number.
         """
         return int(self._cells[1])

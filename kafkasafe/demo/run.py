@@ -36,9 +36,9 @@ class Settings:
         records: Records per client, over all faults.
         clients: Which of `CLIENTS`.
         partitions: Partitions of each topic.
-        stream_s: Seconds over which the records of one fault are spread, not counting outages.
+        stream_s: Time in seconds for sending the records of one fault, not counting outages.
         outage_s: Minimum seconds that a killed broker stays down.
-        producer_kills: How often the producing process is killed in the fault `producer`.
+        producer_kills: Number of times that the producing process is killed in the fault `producer`.
         faults: Which of `FAULTS`, in this order.
         seed: Determines the moments of the faults; None: different ones each time.
     """
@@ -188,7 +188,9 @@ class Demo:
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def _phase(self, cluster: KafkaCluster, number: int, fault: str, topics: Sequence[str]) -> None:
-        """Streams the records of one fault, causes the fault in the middle, and waits for the records' outcomes."""
+        """Lets the producers send the records of one fault, causes the fault in the middle, and waits for the records'
+        outcomes.
+        """
         first, end = number * self._per_fault, (number + 1) * self._per_fault
         started = time.monotonic()
         for worker in self._workers.values():
@@ -229,7 +231,9 @@ class Demo:
                 cluster.wait_in_sync(topic, partition)
 
     def _reach(self, first: int, low: float, high: float) -> None:
-        """Waits until every producer is at a random point between two fractions of the fault's records."""
+        """Chooses a random fraction between two limits, and waits until every producer has sent this fraction of the
+        records.
+        """
         number = first + int(self._per_fault * self._random.uniform(low, high))
         self._await(lambda worker: worker.reached() >= number, f"record {number:,}")
 
@@ -258,7 +262,7 @@ class Demo:
         self._say("FAULT everything: kill -9 of all three brokers at once …")
         self._rest(killed)
         self._kill_producers()
-        # Start the producers before the brokers, so that the producers start while no broker answers.
+        # Start the producers first, so that they start while no broker answers.
         self._start_producers()
         cluster.start_all()
         self._say(f"all brokers are back {time.monotonic() - killed:.1f} s after they were killed")
@@ -280,7 +284,7 @@ class Demo:
             worker.start()
 
     def _await(self, done: Callable[[Worker], bool], what: str) -> None:
-        """Polls until `done` has been true for each worker, possibly at different times."""
+        """Polls until `done` has been true once for each worker. This may be at different times."""
         deadline = time.monotonic() + _PHASE_LIMIT_S
         waiting = list(self._workers.values())
         while waiting := [worker for worker in waiting if not done(worker)]:

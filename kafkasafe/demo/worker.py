@@ -16,7 +16,7 @@ from kafkasafe.demo.ledger import DemoError, Ledger
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a client: the numbers of records so far, and whether its process is running."""
+    """The progress of a client: how many records have each state, and whether its process is running."""
 
     client: str
     accepted: int

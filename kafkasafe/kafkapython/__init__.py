@@ -3,11 +3,11 @@
 All code that uses private names of kafka-python, or that replaces a part of it, is in this package. This code was
 written against kafka-python 3.0.12. A release that renames a private name breaks only modules of this package. When
 kafkasafe is imported, `kafkasafe/_kafka_version.py` refuses the releases that are known to break it. If another release
-has renamed a field of KafkaConsumer, the constructor of SafeConsumer says so. These releases do not work: 2.0.2
-to 2.3.3, which lack `kafka.errors.RetriableError`; 3.0.0 to 3.0.2, which lack `TaskState`; 3.0.4, whose requests can be
-longer than their buffer; 3.0.5 to 3.0.8, whose `mark_pending_revocation` takes no argument; and the branch of 3.1,
-which has neither `kafka.net.selector` nor `kafka.net.transport`. `make test-oldest` runs tests with the oldest release
-that works.
+has renamed a field of KafkaConsumer, the constructor of SafeConsumer raises an error that names it. These releases do
+not work: 2.0.2 to 2.3.3, which lack `kafka.errors.RetriableError`; 3.0.0 to 3.0.2, which lack `TaskState`; 3.0.4, whose
+requests can be longer than their buffer; 3.0.5 to 3.0.8, whose `mark_pending_revocation` takes no argument; and the
+branch of 3.1, which has neither `kafka.net.selector` nor `kafka.net.transport`. `make test-oldest` runs tests with the
+oldest release that works.
 
     requests.py      the classes of requests; makes a request from a name and plain data
     wire.py          bytes of Produce requests and their answers, without copies
@@ -31,5 +31,5 @@ that works.
     consumer.py      a KafkaConsumer with these parts, with Arrow tables and a faster iterator
     membership.py    private parts of KafkaConsumer that kafkasafe.aio needs
 
-`pyproject.toml` says which module may import which.
+`pyproject.toml` lists which modules each module may import.
 """

@@ -1,4 +1,4 @@
-"""Gives the objects that decide for a consumer access to kafka-python's states of partitions, group and metadata.
+"""Access to kafka-python's state of partitions, group and metadata, for the objects that make a consumer's decisions.
 
 `each_record` is the consumer's iterator. It reads kafka-python's states without a call for each record.
 """
@@ -24,7 +24,7 @@ _position: Final[Any] = functools.partial(tuple.__new__, OffsetAndMetadata)
 
 
 class KafkaPython:
-    """The parts of kafka-python that decisions about positions need. A *state* is kafka-python's object for one
+    """The parts of kafka-python that are used in decisions about positions. A *state* is kafka-python's object for one
     assignment of a partition.
     """
 
@@ -43,8 +43,8 @@ class KafkaPython:
 
     @property
     def strategy(self) -> int:
-        """The option `auto_offset_reset`, as a timestamp for ListOffsets (-1 or -2). Any other number: no reset is
-        allowed.
+        """The option `auto_offset_reset`, as a timestamp for ListOffsets (-1 or -2). Any other number means that resets
+        are forbidden.
         """
         return int(self._subscription._default_offset_reset_strategy)
 
@@ -61,7 +61,7 @@ class KafkaPython:
         return self._subscription.assignment.get(tp)
 
     def place(self, tp: TopicPartition, offset: int, epoch: int = UNDEFINED) -> None:
-        """Set the position of a partition, and end its reset. An interrupt of this poll does not undo it."""
+        """Set the position of a partition, and end its reset. If Ctrl-C interrupts this poll, the position is kept."""
         self._fetcher.taken.forget(tp)
         self._subscription.seek(tp, OffsetAndMetadata(offset, "", epoch))
 
@@ -77,7 +77,7 @@ class KafkaPython:
         state.position = OffsetAndMetadata(offset, "", UNDEFINED)
 
     def reset(self, tp: TopicPartition, strategy: int) -> None:
-        """Drop the position of a partition. `resetting` returns the partition until `place` is called."""
+        """Drop the position of a partition. Until `place` is called, `resetting` returns this partition."""
         self._subscription.request_offset_reset(tp, strategy)
 
     def resetting(self) -> Collection[TopicPartition]:
@@ -86,7 +86,7 @@ class KafkaPython:
         return found
 
     def missing(self) -> Collection[TopicPartition]:
-        """Return the partitions without a position for which no reset was requested."""
+        """Return the partitions that have no position, and no requested reset."""
         found: Collection[TopicPartition] = self._subscription.missing_fetch_positions()
         return found
 
@@ -109,9 +109,9 @@ class KafkaPython:
         """Return positions for a commit. Any thread may call this method.
 
         Args:
-            unhanded: For some partitions, the offset of the first record that the commit must not cover.
-            is_allowed: Returns whether the offset of a partition may be committed. Called under kafka-python's lock, so
-                that no `seek` can come between this check and the choice of the offset.
+            unhanded: By partition, the first offset that the commit must not include. Not every partition has an entry.
+            is_allowed: Returns whether the offset of a partition may be committed. It is called under kafka-python's
+                lock, so that no `seek` can change the position between this check and the choice of the offset.
         """
         found = {}
         with self._subscription._lock:
@@ -126,13 +126,13 @@ class KafkaPython:
         return found
 
     def committable(self) -> dict[TopicPartition, Any]:
-        """Return the offsets that a commit without explicit offsets commits."""
+        """Return the offsets for a commit without explicit offsets."""
         found: dict[TopicPartition, Any] = self._subscription.all_consumed_offsets()
         return found
 
     def renew(self, tp: TopicPartition, state: Any) -> bool:
-        """If `state` is the present state of a partition, treat the partition as newly assigned. Return whether it was
-        the present state.
+        """Treat a partition as newly assigned, if `state` is its present state. Return whether `state` was its present
+        state.
         """
         with self._subscription._lock:
             if self._subscription.assignment.get(tp) is not state:
@@ -159,9 +159,9 @@ class KafkaPython:
         return found
 
     def forget_committed(self) -> None:
-        """Ignore answers to earlier requests for the group's offsets: the next `committed` sends a new request.
+        """Ignore answers to earlier requests for the group's offsets, so that the next `committed` sends a new request.
 
-        Otherwise kafka-python would keep a request that was not answered in time, and use its late answer.
+        Otherwise kafka-python would keep a request after its time-out, and use the late answer.
         """
         self._coordinator._offset_fetch_futures.clear()
 
@@ -175,15 +175,15 @@ class KafkaPython:
         return bool(self._subscription.partitions_auto_assigned())
 
     def leave_group(self, reason: str, timeout_ms: float) -> None:
-        """Leave the group, and join it again with the next poll, as another member. The consumer loses its partitions.
+        """Leave the group, and join it again as another member with the next poll. The consumer loses its partitions.
 
         A static member sends no request. When it joins again under the same instance id, the group gives it a new
         member id and its former place (KIP-345).
 
         Args:
             reason: For the broker's log (KIP-800).
-            timeout_ms: How long to wait for the answer. Without an answer, the group removes the former member only
-                when that member's session ends, and the new join takes until then.
+            timeout_ms: How long to wait for the answer. Without an answer, the group keeps the former member until its
+                session ends, and the new join is not complete before that.
         """
         self._coordinator.maybe_leave_group(reason, timeout_ms)
 
@@ -210,7 +210,7 @@ class KafkaPython:
         """Return whether the brokers may create a missing topic that the consumer needs. Any thread may call this.
 
         With a subscription by pattern, kafka-python requests the metadata of all topics. Brokers create no topic then.
-        If another connection had a deleted topic created again, the pattern would select the new topic.
+        If a request on another connection created a deleted topic again, the pattern would select the new topic.
         """
         return not self._manager.cluster.need_all_topic_metadata
 
@@ -239,12 +239,12 @@ def _complete(alarm: Future) -> None:
 def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscription: Any) -> Iterator[Any]:
     """Poll once, and yield the records like kafka-python's iterator.
 
-    Before a record is yielded, the position of its partition becomes the offset after this record. If the partition was
-    paused, reset, checked or assigned again meanwhile, the rest of its records are dropped, and kafka-python fetches
-    them again later.
+    Before a record is yielded, the position of its partition becomes the offset after this record. If the partition is
+    paused, reset, checked or assigned again between two records, the remaining records are dropped. kafka-python
+    fetches them again later.
 
     Args:
-        poll: Polls without moving positions.
+        poll: Function that polls without moving positions.
         subscription: kafka-python's subscription state.
     """
     for tp, records in poll().items():
@@ -252,8 +252,8 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
         if state is None:
             continue
         for record in records:
-            # Does the same as `is_fetchable` of the subscription, without its lock: even with the lock, another thread
-            # could make a change right after this line.
+            # Does the same as `is_fetchable` of the subscription, but without its lock. The lock would not help,
+            # because another thread could make a change right after this line.
             if (
                 state.paused
                 or state._pending_revocation
@@ -269,9 +269,9 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
 def unreturned(iterator: Any) -> tuple[Any, OffsetAndMetadata] | None:
     """Return the partition's state, and the position before the record that `iterator` (`each_record`) yielded last.
 
-    The caller of the generator calls this function if an interrupt kept the caller from returning that record, which
-    would otherwise be skipped. The result is None if the interrupt ended the generator itself, before the generator
-    moved the position.
+    If Ctrl-C interrupts the iterator's caller before it returns this record, the caller moves the position back to the
+    result. Otherwise the record would be skipped. The result is None if Ctrl-C ended the generator itself, before the
+    generator moved the position.
     """
     frame = iterator.gi_frame
     if frame is None:

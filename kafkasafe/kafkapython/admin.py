@@ -61,8 +61,8 @@ def cluster_metadata(admin: KafkaAdminClient) -> dict[str, Any]:
 def settings_of(
     admin: KafkaAdminClient, topics: Sequence[str]
 ) -> tuple[dict[str, dict[str, str | None]], dict[str, str | None], dict[str, int]]:
-    """Return the settings of the topics, the settings of one broker, and for each topic the number of replicas of its
-    partitions (the smallest one).
+    """Return the settings of the topics, the settings of one broker, and for each topic the smallest number of replicas
+    of its partitions.
 
     Topics that do not exist are left out.
 
@@ -93,8 +93,8 @@ def tidy_client(**options: Any) -> Any:
     """Make the network client on which kafka-python's clients are built. Its connections close their sockets when they
     fail.
 
-    kafka-python leaves these sockets to the garbage collector, whose ResourceWarning then fails a later test.
-    Connections do fail: for a while, the metadata still names a killed broker.
+    kafka-python leaves these sockets to the garbage collector. The collector reports them with a ResourceWarning, so a
+    later test fails. Such connections are normal: for a while, the metadata still names a killed broker.
     """
     make: Any = KafkaAdminClient.DEFAULT_CONFIG["kafka_client"]
     client = make(manager=False, **options)  # with None, the client would create a manager

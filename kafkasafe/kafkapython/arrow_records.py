@@ -19,12 +19,12 @@ _arrow: Any = pa  # names from pyarrow's compiled modules have no types
 
 
 class ArrowRecords:
-    """Replaces kafka-python's `PartitionRecords`, with Arrow instead of records.
+    """Replaces kafka-python's `PartitionRecords`. It returns Arrow batches instead of records.
 
     Attributes:
         kind: The form of the result.
         state: See `Records`.
-        next_fetch_offset: Offset after the records that were taken.
+        next_fetch_offset: Offset after the last record that was taken.
         leader_epoch: Leader epoch of the record directly before `next_fetch_offset`; -1 if unknown.
         bytes_read: Size of the response in bytes; 0 before records were taken.
         records_read: Number of records that were taken.
@@ -81,7 +81,7 @@ class ArrowRecords:
         if self._decoder is None:
             return
         self._decoder = self._old = None
-        self._buffer = b""  # it may be a view of a large response, and keep all of it in memory
+        self._buffer = b""  # it may be a view, which keeps a whole large response in memory
         if self._metric_aggregator:
             self._metric_aggregator.record(self.topic_partition, self.bytes_read, self.records_read)
         self._on_drain(self)

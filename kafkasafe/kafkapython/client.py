@@ -22,18 +22,18 @@ from kafkasafe.process.wake_flag import WakeFlag
 
 _NO_LIMIT: Final = -1.0
 _START_S: Final = 0.5
-"""How long a thread may need to start, seconds."""
+"""Time in seconds that a thread may take to start."""
 _START_PAUSE_S: Final = 0.01
 
 
 class _ReachingManager(Manager):
-    """Falls back to the bootstrap servers if no broker of the metadata can be reached (KIP-899).
+    """Connects to the bootstrap servers again if no broker in the metadata can be reached (KIP-899).
 
-    kafka-python 3.0.12 does not recover when all brokers that it knew have left, and reports only in its log why a
-    connection failed.
+    kafka-python 3.0.12 does not recover when all brokers that it knew have left. It reports the cause of a failed
+    connection only in its log.
 
     Attributes:
-        last_failure: Why the last connection or metadata request failed.
+        last_failure: Error of the last failed connection or metadata request.
     """
 
     def __init__(self, net: Any, **configs: Any) -> None:
@@ -51,11 +51,11 @@ class _ReachingManager(Manager):
         return any(conn.connected for conn in list(self._conns.values()))
 
     def update_backoff(self, node_id: Any) -> Any:
-        # KafkaConnectionManager calls this method in its `except` clause. Apart from that, it only logs the error.
+        # KafkaConnectionManager calls this method in its `except` clause. Otherwise it only logs the error.
         failure = sys.exc_info()[1]
         late = (kafka_errors.KafkaTimeoutError, kafka_errors.RequestTimedOutError)
         cut_short = isinstance(failure, late) or isinstance(getattr(failure, "__cause__", None), late)
-        # The last attempt may only have run into the time-out. Keep the more useful error of an earlier attempt.
+        # If the last attempt failed with a time-out, keep the more useful error of an earlier attempt.
         if failure is not None and not (cut_short and self.last_failure is not None):
             self.last_failure = failure
         parent: Any = super()
@@ -74,8 +74,8 @@ class _ReachingManager(Manager):
 class _InterruptibleNet(NetworkSelector):
     """kafka-python's event loop, changed so that Ctrl-C in a caller's thread does not block it.
 
-    The callers of kafka-python 3.0.12 wait for an Event. Ctrl-C can leave the lock of this Event taken. Then the I/O
-    thread waits for this lock for ever, and so does each later call.
+    With kafka-python 3.0.12, a caller waits for a `threading.Event`. If Ctrl-C interrupts the wait, the Event's lock
+    may stay locked. Then the I/O thread waits for this lock for ever, and so does each later call.
     """
 
     config: dict[str, Any]
@@ -90,7 +90,7 @@ class _InterruptibleNet(NetworkSelector):
         self._pid = os.getpid()
 
     def check_process(self) -> None:
-        """Raise ForkedProcessError in a forked child, which has no I/O thread: a call would wait for ever."""
+        """Raise ForkedProcessError in a forked child. It has no I/O thread, so a call would wait for ever."""
         if os.getpid() != self._pid:
             raise ForkedProcessError(
                 "This consumer belongs to the parent process. Open another one in this process"
@@ -98,7 +98,9 @@ class _InterruptibleNet(NetworkSelector):
 
     @property
     def runs_here(self) -> bool:
-        """Whether the current thread is the I/O thread, which calls rebalance listeners and cannot wait for itself."""
+        """Whether the current thread is the I/O thread. The I/O thread calls rebalance listeners, and cannot wait for
+        itself.
+        """
         return self._io_thread is threading.current_thread()
 
     def run(self, coro: Any, *args: Any) -> Any:
@@ -140,8 +142,8 @@ class _InterruptibleNet(NetworkSelector):
     def _check_open(self) -> None:
         """Raise LoopClosedError if the loop is closed.
 
-        A deserializer or a hook of the application may close the consumer in the middle of a `poll`, which needs to
-        recognise this.
+        A deserializer or a hook of the application may close the consumer in the middle of a `poll`. The `poll` must
+        notice that.
         """
         if self._closed and not self._exception:
             raise LoopClosedError("NetworkSelector closed!")
@@ -184,5 +186,6 @@ def _tidy_client(**options: Any) -> Any:
     return client
 
 
-# Defaults that differ from KafkaConsumer's. With a shorter back-off, the consumer notices soon that a cluster is back.
+# Defaults that differ from KafkaConsumer's. With a shorter back-off, the consumer notices soon when a cluster is
+# available again.
 OURS: Final[dict[str, Any]] = {"kafka_client": _tidy_client, "reconnect_backoff_max_ms": 1000}

@@ -14,15 +14,15 @@ from kafkasafe.cluster.client import Transport
 from kafkasafe.kafkapython.network import SocketNetwork
 
 Connect: TypeAlias = Callable[[Mapping[str, Any]], Cluster]
-"""A function that gets `KafkaProducer`'s options, like `Transport`, and makes a `Cluster` that is not started yet."""
+"""A function of `KafkaProducer`'s options. It makes a `Cluster`, but does not start it."""
 
 _doubles: dict[str, Connect] = {}
 """The announced simulated clusters, by server ('host:port', as in `bootstrap_servers`)."""
 
 
 def connect(options: Mapping[str, Any]) -> Cluster:
-    """Makes a `Cluster` for these options, not started yet. If one of the servers is announced, the result is the
-    simulated cluster.
+    """Makes a `Cluster` for these options, but does not start it. If a simulated cluster is announced for one of the
+    servers, the result is a client of that cluster.
     """
     servers = options.get("bootstrap_servers") or ()
     for server in servers.split(",") if isinstance(servers, str) else servers:
@@ -33,19 +33,19 @@ def connect(options: Mapping[str, Any]) -> Cluster:
 
 
 def over_sockets(options: Mapping[str, Any]) -> Transport:
-    """Makes a `Transport` for these options, not started yet.
+    """Makes a `Transport` for these options, but does not start it.
 
     Args:
         options: `KafkaProducer`'s options. Options that do not concern connections or metadata are ignored.
-            `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
-            `max_in_flight_requests_per_connection` is ignored: the caller limits its requests itself.
+            `reconnect_backoff_max_ms` defaults to 1000 here. So the client notices soon when a cluster is available
+            again. `max_in_flight_requests_per_connection` is ignored, because the caller limits its requests itself.
     """
     return Transport(SocketNetwork(options), options)
 
 
 @contextlib.contextmanager
 def announced(servers: str, made: Connect) -> Iterator[None]:
-    """In this context, clients with one of these servers ('host:port', comma-separated) use the result of `made`."""
+    """In this context, clients that name one of these servers ('host:port', comma-separated) connect with `made`."""
     names = [name.strip() for name in servers.split(",")]
     taken = [name for name in names if name in _doubles]
     if taken:

@@ -29,8 +29,8 @@ class DirectConnection:
     __slots__ = ("_conn", "_versions")
 
     def __init__(self, manager: Any, node_id: NodeId) -> None:
-        # kafka-python 3.0.12 resets its back-off even for a connection that then fails to initialise, and one
-        # authentication failure blocks the broker for ever. The client has its own back-off.
+        # kafka-python 3.0.12 resets its back-off too early, before a connection is initialised. And after one failed
+        # authentication, it never tries the broker again. The client has its own back-off.
         manager.reset_backoff(node_id)
         manager._auth_failures.pop(node_id, None)
         self._conn: Any = manager.get_connection(node_id, refresh_metadata_on_err=False)
@@ -54,7 +54,7 @@ class DirectConnection:
 
     @property
     def resumes_at(self) -> float | None:
-        """See `Connection`: the broker throttles the connection, or the connection authenticates again (KIP-368)."""
+        """See `Connection`. It pauses while the broker throttles it, or while it authenticates again (KIP-368)."""
         conn = self._conn
         if not conn.paused and not conn._reauth.is_reauthenticating:
             return None
@@ -97,7 +97,7 @@ class DirectConnection:
         frame: Frame | None = None
         try:
             frame = _frame(request)
-            # kafka-python would count its time limit from now on, not from the moment when the request was written.
+            # kafka-python's time limit would begin now, not when the request is written. So set no time limit.
             future = conn.send_request(frame, request_timeout_ms=_NEVER_MS)
             if frame.encoded and conn.transport is not None:
                 if frame.rest:
@@ -119,8 +119,8 @@ class DirectConnection:
     def close(self, error: BaseException | None = None) -> None:
         conn = self._conn
         if error is None and conn.transport is not None:
-            # In kafka-python 3.0.12, unwritten bytes keep a closed transport open until the broker has taken them. A
-            # hanging broker never takes them.
+            # In kafka-python 3.0.12, a closed transport stays open until all its bytes are written. A hanging broker
+            # would keep it open for ever.
             conn.transport._write_buffer.clear()
         conn.close(error)
 

@@ -1,4 +1,4 @@
-"""KafkaConsumer with parts from this package, with Arrow tables, and with a faster iterator."""
+"""A KafkaConsumer with changed parts, Arrow tables and a faster iterator."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class ExtendedConsumer(KafkaConsumer):
     _owner: Owner
 
     def _port(self) -> KafkaPython:
-        """Return the interface that decisions about this consumer use.
+        """Return the interface to kafka-python for the objects that make this consumer's decisions.
 
         Raises:
             ImportError: This kafka-python has renamed a private field that kafkasafe uses. Without this check, the user
-                would get an AttributeError that names neither the release nor what to do.
+                would get an AttributeError that does not name the release or a remedy.
         """
         missing = [name for name in FIELDS if not hasattr(self, name)]
         if missing:
@@ -77,17 +77,17 @@ class ExtendedConsumer(KafkaConsumer):
         self._coordinator.serve(owner)
         if chooses_sizes:
             self._fetcher.choose_sizes()
-        # Ask for stable offsets only (KIP-447). An atomic batch in another process's spool will be committed even if
-        # that process dies. If this consumer began at the group's offset from before that batch, it would read the
-        # batch's input again.
+        # Ask for stable offsets only (KIP-447). The spool of another process may contain an atomic batch, which will be
+        # committed even if that process dies. If this consumer began at the group's offset before that commit, it would
+        # read the batch's input again.
         self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
         self._subscription.__class__ = Subscription
         self._subscription.commit_from(owner.commits.committable)
 
     def _abandon(self) -> BaseException | None:
-        """Clean up after a failed constructor. Return why the last attempt to connect failed.
+        """Clean up after a failed constructor. Return the error of the last attempt to connect.
 
-        KafkaConsumer itself leaks a thread and sockets with each failed attempt.
+        KafkaConsumer itself leaks a thread and sockets in each failed attempt.
         """
         if hasattr(self, "_client"):
             self._client.close()
@@ -108,7 +108,9 @@ class ExtendedConsumer(KafkaConsumer):
         self._net.check_process()
 
     def _refuse_in_listener(self, call: str) -> None:
-        """Raise UsageError on kafka-python's I/O thread, where kafka-python would close half of the consumer."""
+        """Raise UsageError on kafka-python's I/O thread. There, kafka-python would close only a part of the
+        consumer.
+        """
         if self._net.runs_here:
             raise UsageError(
                 f"{call}() cannot be called in a rebalance listener, because the call waits for the thread that calls"
@@ -119,7 +121,7 @@ class ExtendedConsumer(KafkaConsumer):
         return bool(self._closed)
 
     def _reads(self) -> str | None:
-        """Return the pattern, or the names of the topics; None before the consumer is open."""
+        """Return the pattern of the subscription, or the names of the topics; None before the consumer is open."""
         known = getattr(self, "_subscription", None)
         if known is None:
             return None
@@ -128,10 +130,10 @@ class ExtendedConsumer(KafkaConsumer):
         return ", ".join(sorted(known.subscription or {tp.topic for tp in known.assigned_partitions()}))
 
     def _take_subscription_at_once(self) -> None:
-        """Make a new subscription of a consumer without a group effective as soon as brokers have answered.
+        """For a consumer without a group, apply a new subscription with the next metadata response.
 
-        If the client knows the topics already, KafkaConsumer applies the subscription only when partitions change in
-        the cluster.
+        If the metadata contain the topics already, KafkaConsumer itself applies it only when partitions change in the
+        cluster.
         """
         self._coordinator._metadata_snapshot = {}
         self._cluster.request_update()
@@ -152,7 +154,9 @@ class ExtendedConsumer(KafkaConsumer):
         self._fetcher.taken.begin()
 
     def _give_back(self) -> None:
-        """Move the positions back before the records that the present poll has taken and will not return."""
+        """Move the positions back to where they were before the present poll, because it will not return its
+        records.
+        """
         self._fetcher.taken.give_back()
 
     # --- the iterator -------------------------------------------------------------------------------------------------
@@ -183,13 +187,13 @@ class ExtendedConsumer(KafkaConsumer):
             raise StopIteration("KafkaConsumer closed") from None
 
     def _message_generator_v2(self) -> Iterator[Any]:
-        """Return the iterator from which kafka-python's `__next__` takes the records of one poll."""
+        """Return an iterator over the records of one poll. kafka-python's `__next__` calls this method."""
         timeout_ms = 1000 * max(0.0, self._consumer_timeout - time.monotonic())
         poll: Any = functools.partial(self.poll, timeout_ms, update_offsets=False)
         return each_record(poll, self._subscription)
 
     def _begin_iterating_again(self) -> None:
-        """Drop kafka-python's iterator, which would continue with the records and positions of its last poll."""
+        """Drop kafka-python's iterator. Otherwise it would continue with the records and positions of its last poll."""
         self._iterator = None
 
     def _refresh_committed_offsets(self, timeout_ms: float | None = None) -> bool:
@@ -206,20 +210,21 @@ class ExtendedConsumer(KafkaConsumer):
         columns: Iterable[str] | None = None,
         views: bool = False,
     ) -> Any:
-        """Like `poll`, but returns an Arrow table. Several times as fast, because no record becomes a Python object.
+        """Like `poll`, but returns an Arrow table. This is several times faster, because no record becomes a Python
+        object.
 
         Positions, commits, `isolation_level`, events and errors are the same as for `poll`. You can call both
         alternately. Deserializers and `max_poll_records` do not apply: keys and values are bytes.
 
         Args:
             timeout_ms: How long to wait for records.
-            max_records: Maximum number of records. Default: everything that has been fetched, at most about 256 MB.
+            max_records: Maximum number of records. Default: all records that have been fetched, up to about 256 MB.
             columns: Names of the columns to return, default all: topic, partition, offset, timestamp (ms, UTC; -1:
                 none), timestamp_type (0: the producer's, 1: the broker's), key, value, headers (a list of key and
                 value), leader_epoch (-1: none). Other columns are not decoded, which saves time.
-            views: True: do not copy keys and values. Their columns have the type `binary_view` and refer to the
-                received responses, or to the decompressed records. Each table, slice or buffer keeps the whole
-                responses in memory. Few functions of Arrow accept views; `column.cast("binary")` copies them.
+            views: True: do not copy keys and values. Their columns have the type `binary_view`. They refer to the
+                received responses or to the decompressed records, so each table, slice or buffer keeps whole responses
+                in memory. Few functions of Arrow accept views; `column.cast("binary")` copies them.
 
         Returns:
             A pyarrow.Table, empty if the time has run out. The records of a partition are in order.
@@ -245,12 +250,12 @@ class ExtendedConsumer(KafkaConsumer):
 
         Args:
             timeout_ms: See `poll_arrow`.
-            max_records: See `poll_arrow`; of all partitions together.
-            columns: See `poll_arrow`; without topic and partition.
+            max_records: See `poll_arrow`. The limit is for all partitions together.
+            columns: See `poll_arrow`. The columns topic and partition do not exist here.
             views: See `poll_arrow`.
 
         Returns:
-            A pyarrow.RecordBatch for each partition that has records; with the columns in the order offset, timestamp,
+            A pyarrow.RecordBatch for each partition that has records. The order of the columns is offset, timestamp,
             timestamp_type, leader_epoch, key, value, headers.
 
         Raises:
@@ -276,17 +281,19 @@ class ExtendedConsumer(KafkaConsumer):
         *,
         views: bool,
     ) -> _Made:
-        """Return what `make` makes of the batches of each partition."""
+        """Poll, and return the result of `make` for the batches of each partition."""
         poll: Any = self.poll
         self._fetcher.taken.begin()
         try:
-            # Records that an iterator holds were not returned. They are read again, from the position.
+            # The application has not received the records that the iterator still holds. They are fetched again from
+            # the position.
             self._iterator = None
             with self._fetcher.giving(Kind(columns, views)):
                 found = poll(timeout_ms, sys.maxsize if max_records is None else max_records)
             return make(found)
         except BaseException:
-            # Ctrl-C, or a lack of memory to join the batches. A poll that raised an error has taken nothing.
+            # The cause is Ctrl-C, or a lack of memory for the joined batches. After an error of `poll` itself, nothing
+            # was taken.
             self._give_back()
             raise
 

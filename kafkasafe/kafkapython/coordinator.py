@@ -1,4 +1,4 @@
-"""kafka-python's group coordinator, with fixes for joining groups, and with lineages added to commits."""
+"""kafka-python's group coordinator. It fixes faults in joins, and adds a lineage to each committed offset."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from kafkasafe.kafkapython.owner import Owner
 
 
 class Coordinator(ConsumerCoordinator):
-    """kafka-python's coordinator. To each committed offset, it adds the history of the records read (their lineage).
+    """kafka-python's coordinator. It adds a lineage to each committed offset: the history of the records before it.
 
-    It also fixes faults of kafka-python 3.0.12: joins that are discarded or forgotten (`join_group_async`,
-    `need_rejoin`), a failed look-up of the coordinator that ends `poll`, and committed offsets and positions of an
-    earlier generation.
+    It also fixes faults of kafka-python 3.0.12, which discards or forgets joins (`join_group_async`, `need_rejoin`),
+    ends `poll` after a failed look-up of the coordinator, and uses committed offsets and positions of an earlier
+    generation.
     """
 
     owner: Owner
@@ -30,18 +30,20 @@ class Coordinator(ConsumerCoordinator):
     _asked_in: Any = None
     """The generation in which the consumer last requested the group's offsets."""
     _joining: Future | None = None
-    """Set while the group's offsets are requested before an assignment is applied; done after that."""
+    """Set while the group's offsets are requested, before an assignment is applied. It completes at the end of the
+    request.
+    """
 
     def serve(self, owner: Owner) -> None:
-        """Ask this object for decisions from now on."""
+        """From now on, ask this object for decisions."""
         self.owner = owner
 
     def need_rejoin(self) -> bool:
         """Return whether to join, or to continue a join (like `AbstractCoordinator.rejoinNeededOrPending` in Java).
 
-        When the topics of a group's leader get more partitions, the leader has to rejoin until it has assigned the new
-        partitions. Once it has assigned them, kafka-python stops polling the join, although the join is not complete.
-        The member would stay without partitions and heartbeats for ever.
+        When the subscribed topics get more partitions, the group's leader has to rejoin, and assigns the new partitions
+        during this join. Then kafka-python considers no join necessary, and stops polling the join before it is
+        complete. The member would stay without partitions and heartbeats for ever.
         """
         parent: Any = super()
         me: Any = self
@@ -49,8 +51,8 @@ class Coordinator(ConsumerCoordinator):
         return bool(parent.need_rejoin() or (is_joining and me.owner.port.is_subscribed()))
 
     def generation_if_stable(self) -> Any:
-        """Return the generation for a commit; None if the member's assignment in it is not applied yet. The positions
-        may be those of partitions that another member has now.
+        """Return the generation for a commit; None if the member's assignment in it is not applied yet. Until then, the
+        positions may be of partitions that now belong to another member.
         """
         parent: Any = super()
         return parent.generation_if_stable() if self._joining is None else None
@@ -66,7 +68,7 @@ class Coordinator(ConsumerCoordinator):
         kafka-python discards such a response and joins again, which causes another rebalance of the whole group. If
         members poll in turns, or rarely and briefly, the group would never finish joining.
 
-        If Ctrl-C ended the poll before the assignment was applied, wait for that.
+        If Ctrl-C ended an earlier poll before the assignment was applied, wait until it is applied.
         """
         parent: Any = super()
         # kafka-python has no type annotations.
@@ -93,18 +95,21 @@ class Coordinator(ConsumerCoordinator):
     async def _on_join_complete_async(
         self, generation: int, member_id: str, protocol: str, member_assignment_bytes: Any
     ) -> None:
-        """Apply an assignment. If a generation was missed, look first which partitions other members have read on.
+        """Apply an assignment. If the consumer missed a generation, first find the partitions that other members have
+        read since.
 
         1. The consumer has read a partition up to 50. In the next generation, the group assigns it to another member.
         2. The consumer does not get its own assignment in that generation, because the answer to SyncGroup is lost.
         3. The other member reads up to 100, commits this offset, and leaves.
-        4. The partition comes back in the third generation. kafka-python takes it for one that the consumer has never
-           lost. It would read 50 to 99 again, and the next commit would move the group back.
+        4. In the third generation, the consumer gets the partition back. kafka-python does not notice that it was lost.
+           It would read 50 to 99 again, and the next commit would set the group's offset back.
 
-        With the cooperative protocol, a partition changes its member only after the former one has given it up.
+        With the cooperative protocol, this cannot happen: a partition gets another member only after the former member
+        has given it up.
 
-        Ctrl-C may end the poll while the group's offsets are requested. This method goes on, on the I/O thread. Until
-        it has applied the assignment, the consumer neither reads nor commits from its former positions (`_joining`).
+        Ctrl-C may end the poll while the group's offsets are requested. Then this method continues on the I/O thread.
+        Until it has applied the assignment, the consumer does not use its former positions for reading or commits
+        (`_joining`).
         """
         parent: Any = super()
         me: Any = self
@@ -120,7 +125,7 @@ class Coordinator(ConsumerCoordinator):
         await parent._on_join_complete_async(generation, member_id, protocol, member_assignment_bytes)
 
     async def _renew_overtaken(self) -> None:
-        """Let the partitions whose position is below the group's offset begin at that offset."""
+        """If the group's offset of a partition is larger than the position, begin at the group's offset."""
         port = self.owner.port
         placed = {tp: state for tp, state in port.assigned().items() if state.position is not None}
         if not placed:
@@ -130,7 +135,7 @@ class Coordinator(ConsumerCoordinator):
                 set(placed), timeout_ms=self.config["request_timeout_ms"]
             )
         except kafka_errors.KafkaError:
-            committed = None  # the next poll asks again, for all of them
+            committed = None  # renew all partitions; the next poll asks again
         for tp, state in placed.items():
             position = state.position
             if position is None or (
@@ -140,7 +145,7 @@ class Coordinator(ConsumerCoordinator):
             port.renew(tp, state)
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
-        """Find the coordinator. If a metadata request fails after a failed look-up, try again; kafka-python would raise
+        """Find the coordinator. If the look-up and then a metadata request fail, try again. kafka-python would raise
         the error in `poll`.
         """
         parent: Any = super()
@@ -170,7 +175,7 @@ class Coordinator(ConsumerCoordinator):
     async def fetch_committed_offsets_async(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
     ) -> Any:
-        """Fetch committed offsets; in a new generation, without the late answers that kafka-python keeps.
+        """Fetch committed offsets. In a new generation, do not use the late answers that kafka-python keeps.
 
         1. The consumer requests the offset of a partition. The answer, 10, comes after the time-out, and is kept.
         2. Another member gets the partition, reads the records 10 to 19, and commits 20.
@@ -186,8 +191,8 @@ class Coordinator(ConsumerCoordinator):
     def _do_commit_offsets_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: Any = None
     ) -> Future:
-        """Send a commit from the I/O thread. kafka-python adds callbacks to a future on the caller's thread. Ctrl-C
-        there can leave the future's lock taken, and then the I/O thread waits for ever.
+        """Send a commit from the I/O thread. kafka-python itself adds callbacks to a future on the caller's thread.
+        On that thread, Ctrl-C may leave the future's lock locked, and then the I/O thread waits for ever.
         """
         if not all(isinstance(tp, TopicPartition) for tp in offsets) or not all(
             isinstance(each, OffsetAndMetadata) for each in offsets.values()
@@ -211,7 +216,7 @@ class Coordinator(ConsumerCoordinator):
         except kafka_errors.OffsetMetadataTooLargeError:
             if described == dict(offsets):
                 raise
-            # This raises again if the metadata are the application's own.
+            # This raises the error again if the application's own metadata are too large.
             sent = await parent._send_offset_commit_request(offsets)
             self.owner.reports.log.warning(
                 "The brokers' offset.metadata.max.bytes is below 2048, so committed offsets cannot carry the history of"

@@ -1,16 +1,16 @@
-"""kafka-python's fetcher, which asks an `Owner` for decisions, and can return records as Arrow tables.
+"""kafka-python's fetcher. It asks an `Owner` for decisions, and can return records as Arrow tables.
 
 kafka-python's fetcher wraps the data fetched from a partition in a `PartitionRecords`, takes records from it, and moves
-the position after them. The fetcher also handles paused, unassigned and sought partitions, errors and metrics. While
-the application asks for whole batches, `Fetcher` replaces `PartitionRecords` with a class from which RecordBatches are
-taken. So the same code decides about positions in both cases.
+the position after them. It also handles paused, unassigned and sought partitions, errors and metrics. If the
+application asks for whole batches, `Fetcher` replaces `PartitionRecords` with a class that returns RecordBatches. So
+the same code moves the positions in both cases.
 
-While responses are full, requests become larger than kafka-python's (`limits/fetch_size`). If the application reads
-both records and batches, requests keep kafka-python's size: with larger responses, each change between records and
-batches would discard more data.
+While responses are full, requests ask for more bytes than kafka-python's own requests (`limits/fetch_size`). If the
+application reads both records and batches, requests ask for as many bytes as kafka-python's own requests, because each
+change between records and batches discards the fetched data.
 
-When the application changes between records and batches (or to other columns), the rest of the fetched data is
-discarded and fetched again from the position. The application has received none of it.
+When the application changes between records and batches (or to other columns), the data that it has not received yet is
+discarded, and fetched again from the position.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from kafkasafe.kafkapython.records import Kind, Records
 from kafkasafe.limits.fetch_ahead import ResponseEnd
 from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize
 
-# Limit for one call, in bytes of decompressed records. The limit of a fetch does not limit its decompressed content.
+# Limit for one call, in bytes of decompressed records. The size limit of a fetch applies to compressed bytes.
 _CALL_BYTES: Final = 256 * 1024 * 1024
 
 
 class Fetcher(KafkaFetcher):
-    """kafka-python's fetcher, which can also return RecordBatches, and asks a SafeConsumer's `Owner` for decisions.
+    """kafka-python's fetcher. It can also return RecordBatches, and asks a SafeConsumer's `Owner` for decisions.
 
     This class replaces the code with which kafka-python 3.0.12 resets and checks positions. It also fetches ahead while
     records wait for `poll`, and wakes the I/O thread only if a fetch can be sent. It fixes faults:
@@ -51,8 +51,8 @@ class Fetcher(KafkaFetcher):
     - Damaged data is taken again for ever.
     - Records that were fetched for a former assignment of a partition are returned.
     - The data of a paused partition keeps the response of all partitions in memory.
-    - kafka-python does not fetch from a partition while its follower's connection is in back-off. After kafka-python
-      left a follower, the leader sends it back to that follower (KIP-392).
+    - kafka-python does not fetch from a partition while its follower's connection is in back-off. And when kafka-python
+      reads from the leader instead, the leader names the same follower again (KIP-392).
     """
 
     owner: Owner
@@ -61,7 +61,7 @@ class Fetcher(KafkaFetcher):
     _wanted: Kind | None = None  # None: return records
     _left_bytes: int = _CALL_BYTES
     _sends: bool = False  # whether this call of `fetch_records` has begun to send the next fetches
-    _found: bool = False  # the last look found records, which still have to be returned
+    _found: bool = False  # the last search has found records, which are not returned yet
     _size: FetchSize | None = None  # None: the size that the application has set
     _held: HeldRecords
     _ahead: FetchingAhead
@@ -78,7 +78,7 @@ class Fetcher(KafkaFetcher):
     _session_handlers: Any
 
     def serve(self, owner: Owner) -> None:
-        """Ask this object for decisions from now on, and note the records that a poll takes or an iterator holds."""
+        """From now on, ask this object for decisions. Note which records a poll takes, and which an iterator holds."""
         self.owner = owner
         self._held = HeldRecords(self._subscriptions)
         self.taken = TakenRecords(self._subscriptions)
@@ -86,13 +86,13 @@ class Fetcher(KafkaFetcher):
         self._session_handlers = Sessions(self._session_handlers)
 
     def choose_sizes(self) -> None:
-        """Chooses `max_partition_fetch_bytes` from now on."""
+        """From now on, this object chooses `max_partition_fetch_bytes`."""
         config: Any = self.config
         most = min(LARGE_FETCH_BYTES, config["fetch_max_bytes"])
         self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
 
     def sought(self, tp: TopicPartition) -> None:
-        """Begins with small requests again, because the application sought, and fetched records are discarded."""
+        """Begins with small requests again: the application has called `seek`, so fetched records are discarded."""
         self._held.forget()
         self.taken.forget(tp)
         if self._size is not None:
@@ -120,7 +120,7 @@ class Fetcher(KafkaFetcher):
         return functools.partial(ArrowRecords, wanted)
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:
-        """Do nothing: `validate_offsets_if_needed`, which kafka-python calls next, begins the resets, too."""
+        """Do nothing, because kafka-python calls `validate_offsets_if_needed` next, which also begins the resets."""
 
     def maybe_validate_positions(self) -> None:
         """Do nothing; see `reset_offsets_if_needed`."""
@@ -134,7 +134,9 @@ class Fetcher(KafkaFetcher):
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
-        """See kafka-python's method. It sends the next fetch while the application processes its records."""
+        """See kafka-python's method. Also sends the next fetch, so that brokers answer while the application processes
+        its records.
+        """
         self._sends = False
         records, partial = self.fetched_records(max_records, update_offsets=update_offsets)
         if not partial:
@@ -148,8 +150,8 @@ class Fetcher(KafkaFetcher):
         return records, False
 
     def _await_response(self, timeout_ms: float | None) -> bool:
-        """Wait for a response or the result of a check, at most until the owner's first time limit. Return False if
-        there is nothing to wait for.
+        """Wait for a fetch response or the result of a check, but only until the owner's earliest time limit. Return
+        False if there is nothing to wait for.
         """
         awaited = list(self._fetch_futures)
         # The completion of `_reset_task` wakes `poll`.
@@ -172,8 +174,8 @@ class Fetcher(KafkaFetcher):
     async def _await_first(self, futures: Iterable[Future], timeout_ms: float | None) -> None:
         """Waits on the I/O thread until the first future is done.
 
-        kafka-python adds its callbacks on the caller's thread. Ctrl-C there can leave the lock of a future taken. Then
-        the I/O thread waits for this lock for ever, and so does each later call of the consumer.
+        kafka-python itself adds callbacks on the caller's thread. On that thread, Ctrl-C may leave the lock of a future
+        locked. Then the I/O thread waits for this lock for ever, and so does each later call of the consumer.
         """
         first = Future()
 
@@ -186,8 +188,8 @@ class Fetcher(KafkaFetcher):
         await self._manager.wait_for(first, timeout_ms)
 
     def give_back_last(self, iterator: Any) -> None:
-        """Moves the position back before the record that `iterator` (`each_record`) has yielded, but that the
-        application did not get.
+        """Moves the position back before the record that `iterator` (`each_record`) yielded last. The application did
+        not get this record.
         """
         found = unreturned(iterator)
         if found is not None:
@@ -196,8 +198,8 @@ class Fetcher(KafkaFetcher):
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         self._drop_other_kinds()
         if self._next_partition_records is not None and not self._next_partition_records:
-            # kafka-python keeps the rest of a paused partition elsewhere, and returns it only if this attribute is
-            # None.
+            # kafka-python stores the remaining records of a paused partition elsewhere, and returns them only if this
+            # attribute is None.
             self._next_partition_records = None
         self._left_bytes = _CALL_BYTES
         self._held.let_go()
@@ -218,14 +220,14 @@ class Fetcher(KafkaFetcher):
         return records, partial
 
     def _resumed(self) -> list[TopicPartition]:
-        """The partitions with records that waited while they were paused, and that may be returned now."""
+        """The partitions in `_paused_partition_records` that are not paused any more."""
         return [tp for tp in self._paused_partition_records if not self._subscriptions.is_paused(tp)]
 
     def _let_resumed_go_on(self) -> None:
-        """Lets the records of a resumed partition take turns with the records of the present partition.
+        """Returns records of a resumed partition and of the present partition in turns.
 
-        kafka-python waits until no record of the present partition is left. While each next response is fetched ahead,
-        that may never be the case.
+        kafka-python waits until no record of the present partition is left. If that partition's next response is always
+        fetched ahead, this time may never come.
         """
         current = self._next_partition_records
         if current is not None and (resumed := self._resumed()):
@@ -233,8 +235,8 @@ class Fetcher(KafkaFetcher):
             self._paused_partition_records[current.topic_partition] = current
 
     def _rest_before(self, completed: Any) -> Any:
-        """Returns the rest of the partition's earlier response, if the rest has waited while the partition was paused;
-        otherwise None. If there is a rest, `completed` returns to its place and waits for its turn.
+        """Returns the remaining records of the partition's earlier response, if they were kept while the partition was
+        paused; otherwise None. If there are such records, puts `completed` back in the queue of responses.
         """
         rest = self._paused_partition_records.pop(completed.topic_partition, None)
         if rest is not None:
@@ -242,8 +244,8 @@ class Fetcher(KafkaFetcher):
         return rest
 
     def send_fetches(self) -> Any:
-        """See kafka-python's method. That method may wait when records are already taken, and an interrupt would then
-        lose these records.
+        """See kafka-python's method. That method may wait after records were taken. If Ctrl-C came during this wait,
+        these records would be lost.
         """
         if self._found:
             self._send_soon()
@@ -254,7 +256,7 @@ class Fetcher(KafkaFetcher):
     def _send_soon(self) -> None:
         """Let the I/O thread send the next fetches, without waiting for it.
 
-        An interrupt while waiting would lose the records that are about to be returned.
+        If Ctrl-C came while this method waited, the records that `poll` is about to return would be lost.
         """
         self._sends = True
         if self._may_send():
@@ -263,8 +265,8 @@ class Fetcher(KafkaFetcher):
                 self._manager.call_soon(self._send_fetches_async)
 
     def _own_what_is_paused(self) -> None:
-        """Copies the data that waits for a paused partition. As a view, the data would keep the response of all
-        partitions in memory.
+        """Copies the data of paused partitions. The data is a view, which would keep the response of all partitions in
+        memory.
 
         Data that cannot be copied is fetched again when the partition is resumed.
         """
@@ -292,7 +294,8 @@ class Fetcher(KafkaFetcher):
         state = self._subscriptions.assignment.get(tp)
         self.taken.take(tp, state)
         if state is not part.state:
-            # The partition was assigned again. Its history does not have these records, and its log may have changed.
+            # The partition was assigned again. These records do not belong to the new assignment's history, and the log
+            # may have changed.
             part.drain()
             return 0
         if part.kind is None:
@@ -317,7 +320,7 @@ class Fetcher(KafkaFetcher):
         if records is None:
             return 0
         drained[tp].append(records)
-        # A view counts as all the memory that it keeps in use.
+        # The size of a view is all the memory that it keeps in use.
         self._left_bytes -= records.get_total_buffer_size() if part.kind.views else records.nbytes
         return int(records.num_rows) if self._left_bytes > 0 else max_records
 
@@ -328,8 +331,8 @@ class Fetcher(KafkaFetcher):
             return None
         if self.owner.responses.accept(completed_fetch):
             parent: Any = super()
-            # An empty response makes this offset the position. So it becomes an ordinary number: a later fetch from
-            # there is not ahead of the position.
+            # After an empty response, this offset becomes the position. So make it an ordinary number, not an
+            # `AheadOffset`.
             usual = completed_fetch._replace(fetched_offset=int(completed_fetch.fetched_offset))
             state = self._subscriptions.assignment.get(usual.topic_partition)
             part = parent._parse_fetched_data(usual)
@@ -345,11 +348,15 @@ class Fetcher(KafkaFetcher):
     # --- requests and responses ---------------------------------------------------------------------------------------
 
     def _may_send(self) -> bool:
-        """Return whether a fetch can be sent. To wake the I/O thread costs as much as decoding a hundred records."""
+        """Return whether a fetch can be sent. If not, do not wake the I/O thread: that costs as much as decoding 100
+        records.
+        """
         return any(map(self._is_free, self._without_data())) or any(map(self._is_free, self._fetched_ahead()))
 
     def _is_free(self, tp: TopicPartition) -> bool:
-        """Return whether no request is in flight to the broker to fetch from: a follower (KIP-392) or the leader."""
+        """Return whether no request is in flight to the broker of this partition: a follower (KIP-392) or the
+        leader.
+        """
         state = self._subscriptions.assignment.get(tp)
         node = None if state is None else state.preferred_read_replica()
         if node is None:
@@ -360,7 +367,9 @@ class Fetcher(KafkaFetcher):
         return [*self._without_data(), *self._session_handlers.chosen]
 
     def _without_data(self) -> Sequence[TopicPartition]:
-        """Return the partitions that neither rest nor have records waiting in a response or an iterator."""
+        """Return the partitions to fetch that have no records in a response or an iterator, and are not resting after
+        an error.
+        """
         parent: Any = super()
         resting = self.owner.parts.resting(time.monotonic())
         return [tp for tp in parent._fetchable_partitions() if tp not in resting and not self._held.has(tp)]
@@ -377,14 +386,15 @@ class Fetcher(KafkaFetcher):
         return self._ahead.choose(waiting, self._next_partition_records, without, size)
 
     def _create_fetch_requests(self) -> Any:
-        """See kafka-python's. Creates only requests that can be sent, and also those that fetch ahead.
+        """See kafka-python's method. Creates only requests that can be sent. Also creates requests that fetch ahead.
 
-        If sending a request raises an error, kafka-python considers this broker busy forever, and counts the later
-        brokers as asked. Then the partitions of all these brokers would no longer be read, and no error would report
-        that. This happens for a leader that a fetch response names before the metadata does.
+        If sending a request raises an error, kafka-python considers this broker busy forever. It also treats the
+        remaining brokers as if they had got their requests. Then the consumer would silently stop reading the
+        partitions of all these brokers. This happens if a fetch response names a leader that is not in the metadata
+        yet.
 
-        Requests for partitions that left a follower have no rack id: otherwise the leader would name the follower
-        again.
+        A request has no rack id if it contains a partition that was moved from a follower to the leader. Otherwise the
+        leader would name the follower again.
 
         Raises:
             SaslAuthenticationFailedError: A broker refused the client. Later calls try again.
@@ -422,7 +432,7 @@ class Fetcher(KafkaFetcher):
             try:
                 self._manager.get_connection(node_id)
             except kafka_errors.NodeNotReadyError:
-                pass  # the request then fails with this error, like any other request
+                pass  # later, the request itself fails with this error, as usual
             except kafka_errors.UnknownBrokerIdError as error:
                 del requests[node_id]
                 self._forget_session(node_id, error)
@@ -433,8 +443,8 @@ class Fetcher(KafkaFetcher):
                 raise
 
     def _forget_session(self, node_id: int, error: Exception) -> None:
-        """Forgets the fetch session with a broker, because the session's request was not sent. The next request names
-        every partition.
+        """Forgets the fetch session with a broker, because its request was not sent. So the next request names all
+        partitions.
         """
         if node_id in self._session_handlers:
             self._session_handlers[node_id].handle_error(error)
@@ -460,8 +470,8 @@ class Fetcher(KafkaFetcher):
     def _handle_fetch_response(
         self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
     ) -> None:
-        """On kafka-python's I/O thread: store a response. Errors of followers that the consumer has left come too late,
-        and are ignored.
+        """On kafka-python's I/O thread: store a response. Ignore errors of followers from which the consumer reads no
+        more.
         """
         rows = [(topic.topic, row) for topic in response.responses for row in topic.partitions]
         if errors := [
@@ -472,8 +482,8 @@ class Fetcher(KafkaFetcher):
         if self._size is not None:
             largest = max((len(row.records or b"") for _, row in rows), default=0)
             self._size.answered(largest, send_time, time.monotonic())
-        # kafka-python does this after it has stored the response. A poll in between would take the response, find its
-        # broker busy, and not fetch ahead.
+        # kafka-python does this only after it has stored the response. A poll in between would take the response, but
+        # consider the broker busy, and would not fetch ahead.
         self._nodes_with_pending_fetch_requests.discard(node_id)
         parent: Any = super()
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)

@@ -14,8 +14,7 @@ from kafkasafe.record.batch import last_header
 
 
 def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
-    """Return where the batches of a response end. None: the response has no complete batch, or has an older message
-    format.
+    """Return the end of the batches in a response; None if it contains no complete batch, or an older message format.
 
     Args:
         records: The batches of the response, as bytes; None if it has none. Their CRCs are not checked.
@@ -28,13 +27,13 @@ def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
 
 
 class Sessions(dict[int, Any]):
-    """kafka-python's fetch sessions by broker. They can begin the fetch of a partition after its position.
+    """kafka-python's fetch sessions by broker. With them, a fetch can begin after the position of a partition.
 
-    kafka-python puts a session in here before its first request to a broker, and asks the session which partitions the
-    request names.
+    Before its first request to a broker, kafka-python adds a session here. For each request, kafka-python asks the
+    session which partitions the request names.
 
     Attributes:
-        chosen: Partitions to fetch ahead, and where to begin. It is set only while the I/O thread makes requests.
+        chosen: Partitions to fetch ahead, and where to begin. Empty unless the I/O thread is making requests.
     """
 
     def __init__(self, sessions: Mapping[int, Any]) -> None:
@@ -74,7 +73,7 @@ class FetchingAhead:
         self._subscriptions = subscriptions
         self._ahead: FetchAhead[TopicPartition] = FetchAhead()
         self._in_flight: dict[int, int] = {}
-        """For each broker, the number of partitions that the request in flight fetches ahead."""
+        """By broker, the number of partitions that the request in flight fetches ahead."""
 
     def arrived(
         self, fetch_offsets: Mapping[TopicPartition, int], response: Any, *, read_committed: bool
@@ -98,10 +97,10 @@ class FetchingAhead:
         """Return the partitions to fetch ahead. Any thread may call this method.
 
         Args:
-            waiting: The partition of each response from which `poll` has taken nothing yet.
+            waiting: The partitions of the responses from which `poll` has taken nothing yet, one for each response.
             current: The response from which `poll` takes records now; None or false if it is used up.
             without: Partitions that are not fetched ahead.
-            fetch_bytes: How many bytes of each partition a request asks for.
+            fetch_bytes: Number of bytes that a request asks for, for each partition.
         """
         counts = Counter(waiting)
         if current:
@@ -120,7 +119,7 @@ class FetchingAhead:
         chosen: Mapping[TopicPartition, ResponseEnd],
         checked: Mapping[TopicPartition, Any],
     ) -> None:
-        """Note in each request, for each partition fetched ahead, the leadership under which its position was valid."""
+        """Note the leadership under which a position was valid, for each partition that a request fetches ahead."""
         for node, (_, offsets) in requests.items():
             ahead = offsets.keys() & chosen.keys()
             self._in_flight[node] = len(ahead)

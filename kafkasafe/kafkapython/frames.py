@@ -32,7 +32,7 @@ _PARTITION_LISTS: Final = frozenset({"partitions", "partition_indexes"})
 _NODE_NAMES: Final = ("node_id", "broker_id")
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
-# The values of the other fields when a broker answers with an error code.
+# The values that brokers give the other fields in an answer with an error code.
 _BESIDE_ERRORS: Final[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType(
     {
         "Produce": {"base_offset": -1, "log_append_time_ms": -1, "log_start_offset": -1},
@@ -77,7 +77,7 @@ class Api:
         return bool(self.response.flexible_version_q(version))
 
     def level_of(self, field: str) -> Level:
-        """The level of a field in a response; the deepest one if there are several.
+        """The level of a field in a response; the deepest level if several levels have the field.
 
         Raises:
             UsageError: No version has the field.
@@ -95,11 +95,11 @@ class Api:
         return any(field in names for at, names in _levels(self.response) if at == level)
 
     def error_field(self, level: Level) -> str | None:
-        """Name of the error code's field at a level; None if the level has no error code."""
+        """Name of the field with the error code at a level; None if the level has no such field."""
         return next((name for name in _ERROR_CODES if self.has(level, name)), None)
 
     def beside_error(self, level: Level) -> dict[str, Any]:
-        """The other fields at this level, with the values that a broker sends in an answer with an error."""
+        """The values of the other fields at this level in an answer with an error code."""
         fields = _BESIDE_ERRORS.get(self.name, {})
         return {name: value for name, value in fields.items() if self.has(level, name)}
 
@@ -221,7 +221,7 @@ def parse_request(frame: bytes) -> RequestFrame:
 
 
 def correlation_id(frame: bytes) -> int:
-    """The correlation id of a response frame without its size."""
+    """The correlation id of a response frame. The frame must not contain its size field."""
     found: int = struct.unpack_from(">i", frame)[0]
     return found
 
@@ -242,7 +242,7 @@ def parse_response(known: Api, version: int, frame: bytes) -> Response:
 
 def _decoded(kind: Any, body: bytes, version: int) -> Any:
     message = kind.decode(body, version=version)
-    message._header = None  # kafka-python leaves it unset, but some classes read it to encode
+    message._header = None  # kafka-python does not set it, but some classes need it when they encode
     return message
 
 
@@ -301,9 +301,10 @@ class Spot:
 
     Attributes:
         container: The array that contains the topic.
-        topic: The struct; a string if the message has only the topics' names.
+        topic: The topic's struct; a string if the message contains only names of topics.
         name: The topic's name; its id as text if the name is unknown.
-        partitions: Array of the topic's partitions, structs or numbers; None if the message has no partitions.
+        partitions: Array of the topic's partitions. They are structs or numbers. None if the message contains no
+            partitions.
         number: Name of the field with a partition's number; None if the partitions are numbers.
     """
 
@@ -352,7 +353,7 @@ def _spots(message: Any, names: Mapping[uuid.UUID, str]) -> Iterator[Spot]:
 
 
 def topic_ids(message: Any) -> dict[uuid.UUID, str]:
-    """Names by topic id, from a response that contains both."""
+    """The topics' names by topic id, from a response that contains both."""
     found = {}
     for spot in spots(message, {}):
         topic_id = getattr(spot.topic, "topic_id", None)
@@ -379,7 +380,9 @@ def _is_topics(field: Any) -> bool:
 
 
 def _partitions_of(topics: Any) -> tuple[str | None, str | None]:
-    """Returns, for an array of topics, the field with the partitions and the field with a partition's number."""
+    """Returns (name of the field with the partitions, name of the field with a partition's number) of an array of
+    topics.
+    """
     for field in topics.fields.values():
         if field.is_struct_array():
             number = next((name for name in field.fields if name in _PARTITION_NAMES), None)
@@ -448,18 +451,19 @@ def put(
     partition: int | None,
     topic_id: uuid.UUID | None = None,
 ) -> Any:
-    """Adds a topic or a partition to a response. If the response has the topic already, the partition is added to it.
+    """Adds a topic or a partition to a response. If the response contains the topic already, adds the partition to this
+    topic.
 
     Args:
         response: The response.
         names: Names of topics by their ids.
         topic: Name of the topic.
         partition: Partition number; None for a topic only.
-        topic_id: Id of the topic. Default: the last one that `names` has for the topic's name. It has several ids of a
-            topic that was recreated.
+        topic_id: Id of the topic. Default: the last id of this topic in `names`, which may contain several if the topic
+            was created again.
 
     Returns:
-        The struct that was added: of the partition, or of the topic if `partition` is None.
+        The added struct of the partition, or of the topic if `partition` is None.
 
     Raises:
         UsageError: Responses of this API and version have no topics, or no partitions.
@@ -509,7 +513,7 @@ def _is_topic(value: Any, names: Mapping[uuid.UUID, str], topic: str, topic_id: 
 
 
 def id_of(topic: Any) -> uuid.UUID | None:
-    """The id of a topic in a message; None if the message names the topic otherwise."""
+    """The id of a topic in a message; None if the message contains its name instead."""
     found: uuid.UUID | None = getattr(topic, "topic_id", None)
     return found if found is not None and found.int else None
 

@@ -11,13 +11,13 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The end of the records that an iterator has taken from a partition and returns one by one.
+    """The end of a partition's records that an iterator has taken, and returns one by one.
 
     Attributes:
         state: kafka-python's state of the partition.
         after: Offset after the last record.
-        position: The position at which the partition continues. It is past the markers and the gaps of compaction that
-            follow the last record.
+        position: The next position of the partition. It is after the markers and compacted offsets that follow the last
+            record.
     """
 
     state: Any
@@ -26,10 +26,10 @@ class _Held:
 
 
 class HeldRecords:
-    """Knows, for each partition, the end of the records that an iterator has taken and returns one by one.
+    """For each partition, stores the end of the records that an iterator has taken, and returns one by one.
 
-    A partition's position advances with each record that is returned. So until the last record is returned, the
-    position shows neither where to fetch nor which response comes next.
+    A partition's position advances with each record that is returned. Until the last record is returned, neither the
+    next fetch nor the next response begins at the position.
     """
 
     def __init__(self, subscriptions: Any) -> None:
@@ -56,11 +56,11 @@ class HeldRecords:
                 self._subscriptions.place(state, end.position)
 
     def forget(self) -> None:
-        """Forgets all records, because the application sought, and the position no longer follows the records."""
+        """Forgets all records: the application has called `seek`, so the positions have changed."""
         self._held = {}
 
     def has(self, tp: TopicPartition) -> bool:
-        """Returns whether an iterator still holds records of a partition that it has not returned. Any thread may call
+        """Returns whether an iterator holds records of this partition that it has not returned yet. Any thread may call
         this method.
         """
         end = self._held.get(tp)
@@ -68,7 +68,7 @@ class HeldRecords:
         return end is not None and position is not None and position.offset < end.after
 
     def postpones(self, completed: Any) -> bool:
-        """Returns whether a response follows records that an iterator holds. If so, keeps it for
+        """Returns whether a response begins after the records that an iterator holds. If so, stores it until
         `put_back_postponed`.
         """
         end = self._held.get(completed.topic_partition)
@@ -81,21 +81,21 @@ class HeldRecords:
         """Puts the postponed responses before these `responses`. Returns whether a response was postponed."""
         if not self._postponed:
             return False
-        # This order is needed because Ctrl-C may come in between, and no response may be lost.
+        # Clear the list only afterwards: if Ctrl-C comes between these lines, no response must be lost.
         responses.extendleft(reversed(self._postponed))
         self._postponed = []
         return True
 
 
 class TakenRecords:
-    """Keeps, for each partition, the position before the records that the present poll has taken."""
+    """For each partition, keeps the position before the records that the present poll has taken."""
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions
         self._before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]] = {}
 
     def begin(self) -> None:
-        """Begins a poll: the records that earlier polls have taken were returned."""
+        """Begins a poll. Forgets the positions of earlier polls, because their records were returned."""
         self._before = {}
 
     def take(self, tp: TopicPartition, state: Any) -> None:
@@ -104,14 +104,14 @@ class TakenRecords:
             self._before.setdefault(tp, (state, state.position))
 
     def forget(self, tp: TopicPartition) -> None:
-        """Forgets the position of a partition that gets another one: the application sought, or it was reset."""
+        """Forgets the stored position of a partition, because the partition gets another one by a `seek` or a reset."""
         self._before.pop(tp, None)
 
     def give_back(self) -> None:
         """Moves the positions back before the records, because the poll will not return them.
 
-        Ctrl-C may come while the records of a partition are decoded, after those of other partitions were taken. The
-        records are fetched again.
+        For example, Ctrl-C may come when records of some partitions were taken, but others are still being decoded. All
+        these records are fetched again.
         """
         before, self._before = self._before, {}
         for tp, (state, position) in before.items():

@@ -1,7 +1,6 @@
 """kafka-python's event loop, with fixes and additions.
 
-This module has only the work of one turn of the loop, which is the same for every request. It knows nothing of the
-requests' contents.
+This module contains only the work of one turn of the loop. It is the same for all requests, whatever they contain.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from kafka.net.selector import NetworkSelector, Task, TaskState
 from kafkasafe.cluster.terms import log
 from kafkasafe.logs import apart, own_threads
 
-_NEVER_AT: Final = 1e9  # monotonic seconds; a time limit of `_NEVER_MS` (connection.py) ends later
+_NEVER_AT: Final = 1e9  # monotonic seconds; a time limit of `_NEVER_MS` (connection.py) is larger
 _LONGEST_SELECT_S: Final = 3600.0
 
 
 class LoopClosedError(RuntimeError):
-    """The consumer is closed, so its event loop takes no more work. kafka-python raises a RuntimeError."""
+    """The consumer is closed, so its event loop takes no more work. kafka-python itself raises a plain RuntimeError."""
 
 
 class Loop(NetworkSelector):
     """kafka-python's event loop. It also reports its end, and closes itself on its own thread.
 
-    In kafka-python 3.0.12, a loop that crashes leaves its sockets open, and no callback reports its end. A task of the
-    loop costs about 50 µs. So the loop does the following work without tasks: reading, writing, jobs of other threads,
-    and time limits of requests.
+    In kafka-python 3.0.12, a crashed loop leaves its sockets open, and nothing reports its end. A task of the loop
+    costs about 50 µs. So the loop does the following work without tasks: reading, writing, jobs of other threads, and
+    time limits of requests.
     """
 
     def __init__(self, **configs: Any) -> None:
@@ -44,7 +43,9 @@ class Loop(NetworkSelector):
         self._on_exit: Callable[[], None] = lambda: None
 
     def serve(self, on_wake: Callable[[], None], on_exit: Callable[[], None]) -> None:
-        """Sets the functions that the loop's thread calls when another thread wakes it, and when the loop ends."""
+        """Sets two functions for the loop's thread to call: after another thread has woken it, and at the loop's
+        end.
+        """
         self._on_wake, self._on_exit = on_wake, on_exit
 
     def started(self) -> threading.Thread:
@@ -64,7 +65,7 @@ class Loop(NetworkSelector):
         self.close()  # type: ignore[no-untyped-call]
 
     def call_at(self, when: float, task: Any) -> Any:
-        """Like kafka-python's method, but a call that is never due is not scheduled."""
+        """Like kafka-python's method, but does not schedule a call that will never be due."""
         if when >= _NEVER_AT:
             return self._never
         return super().call_at(when, task)  # type: ignore[no-untyped-call]
@@ -131,7 +132,7 @@ class Loop(NetworkSelector):
             self._begin_wait(task, awaited)
 
     def _begin_wait(self, task: Any, awaited: Any) -> None:
-        # Methods that begin a wait expect the running task in this attribute.
+        # Methods of kafka-python that begin a wait read the running task from this attribute.
         self._current = task
         try:
             getattr(self, awaited.method)(*awaited.args)

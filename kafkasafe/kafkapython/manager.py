@@ -1,6 +1,6 @@
-"""kafka-python's manager of connections, with another way to open a connection.
+"""kafka-python's manager of connections, changed to open connections in another way.
 
-The manager looks up names on other threads, opens sockets, and closes the sockets of failed connections.
+It looks up names on other threads, opens sockets, and closes the sockets of failed connections.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class suppress_closed:  # noqa: N801  # reads as contextlib.suppress
 
 
 class Manager(KafkaConnectionManager):
-    """Makes connections without leaking sockets and without blocking the I/O thread on a name server.
+    """Makes connections. It leaks no sockets, and the I/O thread does not wait for a name server.
 
     kafka-python 3.0.12 leaves the socket of a failed attempt to the garbage collector, looks up names on the I/O
     thread, and never gives up a TLS handshake.
@@ -56,7 +56,7 @@ class Manager(KafkaConnectionManager):
             transport = kind(self._net, sock, host=node.host, **(options if self.ssl_enabled else {}))
             await transport.handshake(timeout_at)
         except BaseException as error:
-            # This includes GeneratorExit, with which a closing loop ends its tasks.
+            # A closing loop ends its tasks with GeneratorExit, which is handled here too.
             if transport is not None:
                 transport.close()
             sock.close()
@@ -134,23 +134,23 @@ class Manager(KafkaConnectionManager):
 
 
 class DirectManager(Manager):
-    """A manager for a `Loop`. Its addresses are those that the client stores in it."""
+    """A manager for a `Loop`. It uses only the addresses that the client stores in it."""
 
     plain = DirectPlainSocket
     tls = DirectTlsSocket
 
     def get_connection(self, node_id: Any, *args: Any, **options: Any) -> Any:
-        """Like kafka-python's method, but the connection uses the versions that its own broker speaks now.
+        """Like kafka-python's method, but the connection uses the API versions that its own broker supports now.
 
-        kafka-python 3.0.12 never uses newer versions than the first broker of `bootstrap_servers` spoke at the first
-        connection. After an upgrade of the brokers, this client would keep using old versions until it is opened again,
-        and could send no transaction of protocol 2 (`transaction.version`).
+        kafka-python 3.0.12 never uses newer versions than the first bootstrap broker supported at the first connection.
+        So after an upgrade of the brokers, a client would use old versions until it is opened again, and could send no
+        transaction of protocol 2 (`transaction.version`).
         """
         parent: Any = super()
         known = self._conns.get(node_id)
         conn = parent.get_connection(node_id, *args, **options)
         if conn is not known and self.config["api_version"] is None:
-            conn.broker_version_data = None  # the connection is made later, and then asks its broker
+            conn.broker_version_data = None  # so the connection asks its own broker when it is made
         return conn
 
     def take_brokers(self, brokers: dict[int, Any]) -> None:
@@ -163,5 +163,5 @@ class DirectManager(Manager):
         return found
 
     def refuse(self) -> None:
-        """Refuses to make connections from now on."""
+        """From now on, refuses to make connections."""
         self.closed = True

@@ -1,6 +1,6 @@
-"""Functions of KafkaConsumer that `kafkasafe.aio` needs and that have no public name.
+"""Functions on a KafkaConsumer that `kafkasafe.aio` needs. They use private names of kafka-python.
 
-All functions are called on the consumer's thread, except for `states_of`.
+All functions except `states_of` are called on the consumer's thread.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _CREATED_S: Final = 1.0
 
 
 def commit_from(consumer: Any, committable: Callable[[], dict[TopicPartition, Any]]) -> None:
-    """Make commits that name no offsets use the offsets that this function returns; see `Subscription.commit_from`."""
+    """For commits without explicit offsets, use the result of `committable`; see `Subscription.commit_from`."""
     consumer._subscription.commit_from(committable)
 
 
 def keep_membership(consumer: Any, timeout_ms: float) -> None:
-    """Serve the group membership like a poll, but fetch nothing."""
+    """Maintain the group membership like a poll, but fetch nothing."""
     consumer._coordinator.poll(timeout_ms=timeout_ms)
 
 
@@ -38,7 +38,7 @@ def polled_without(
 ) -> Any:
     """Poll all partitions except `left_out`.
 
-    Partitions that the program pauses during the poll (`kept`) stay paused.
+    Partitions in `kept`, which the program has paused during the poll, stay paused.
     """
     paused = [tp for tp in left_out if tp in consumer._subscription.assignment]
     consumer.pause(*paused)
@@ -57,7 +57,7 @@ def fetch_again(
     Args:
         consumer: The inner consumer.
         partitions: Partitions to seek, if they are assigned.
-        firsts: For each fetch, in order, the first offset of each partition.
+        firsts: One mapping for each fetch, in order: partition -> offset of its first record.
     """
     for tp in partitions:
         found = [first[tp] for first in firsts if tp in first]
@@ -79,14 +79,14 @@ def has_joined(consumer: Any) -> bool:
 def has_settled(consumer: Any, began: float) -> bool:
     """Return whether the consumer has joined its group and has a position in each assigned partition.
 
-    If brokers create topics automatically, they know a new topic only a moment after the first request for it. If a
-    topic is still unknown `_CREATED_S` after `began` (monotonic seconds), it does not exist.
+    If brokers create topics automatically, a new topic is in the metadata only a moment after the first request for it.
+    If a topic is still missing `_CREATED_S` after `began` (monotonic seconds), it does not exist.
     """
     known, coordinator = consumer._subscription, consumer._coordinator
     states = list(known.assignment.values())
     if known.partitions_auto_assigned() and not states:
-        # No partition is assigned. This may be right, because other members may have all partitions. But kafka-python
-        # also assigns no partitions of a topic that it does not know.
+        # No partition is assigned. That is right if other members have all partitions. But if a topic is not in the
+        # metadata yet, kafka-python also assigns none of its partitions.
         cluster = coordinator._cluster
         unknown = coordinator.group_id is None or not all(
             map(cluster.partitions_for_topic, known.subscription)

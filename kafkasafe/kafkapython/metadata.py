@@ -1,4 +1,4 @@
-"""kafka-python's view of the cluster, extended so that no request for an update gets lost."""
+"""kafka-python's cluster metadata, changed so that no request for an update gets lost."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kafka.future import Future
 
 
 class Metadata(ClusterMetadata):
-    """Metadata that start another update for topics that the request in flight does not cover.
+    """kafka-python's cluster metadata. If the request in flight does not contain all wanted topics, another one follows
+    it.
 
-    kafka-python 3.0.12 counts the response in flight as the answer to a new request (KAFKA-7831 was this fault in
-    Kafka's own client). That response may have been requested before a topic was added. Then the topic stays unknown
-    for `metadata_max_age_ms`, five minutes by default. Since KAFKA-7831, Kafka's own client counts the changes
-    to its set of topics, and so recognises a response that was requested before the latest change
-    (`Metadata.requestVersion`).
+    If a request is in flight, kafka-python 3.0.12 uses its response as the answer to a new request too. But that
+    request may have been sent before a topic was added. Then the topic is missing for `metadata_max_age_ms`, five
+    minutes by default. Kafka's own client had the same fault (KAFKA-7831). Today it counts the changes to its set of
+    topics, and so recognises an old response (`Metadata.requestVersion`).
     """
 
     def __init__(self, **configs: Any) -> None:
@@ -28,9 +28,7 @@ class Metadata(ClusterMetadata):
         self._next: Future | None = None
 
     def request_update(self) -> Future:
-        """See kafka-python's method. The future completes with a response that covers all topics that are wanted at the
-        time of this call.
-        """
+        """See kafka-python's method. The future completes with a response about all topics that are wanted now."""
         parent: Any = super()
         with self._lock:
             if self._lacks():
@@ -41,10 +39,10 @@ class Metadata(ClusterMetadata):
         return asked
 
     def _lacks(self) -> bool:
-        """Whether the request in flight does not cover all wanted topics.
+        """Whether a wanted topic is missing in the request in flight.
 
-        A request that covers them is shared. Otherwise, polls that are shorter than a round trip would never see a
-        response, because each would start its own request.
+        If none is missing, this request is shared. Otherwise each poll would start its own request, and a poll shorter
+        than a round trip would never get the response.
         """
         if self._asked is None:
             return False
@@ -60,7 +58,7 @@ class Metadata(ClusterMetadata):
         parent: Any = super()
         try:
             parent.update_metadata(metadata)
-        finally:  # a listener may raise an error, for topics that the user may not read
+        finally:  # a listener may raise an error if the user has no right to read a topic
             self._go_on()
 
     def failed_update(self, exception: BaseException) -> None:
@@ -71,7 +69,7 @@ class Metadata(ClusterMetadata):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Starts the next update, if topics were requested meanwhile."""
+        """Starts the next update, if one was requested for other topics meanwhile."""
         with self._lock:
             self._asked = None
             following, self._next = self._next, None

@@ -1,7 +1,7 @@
-"""The network of a client, over sockets: kafka-python's event loop on a thread of its own, the manager of connections,
-and the address book. After a crash, another loop on another thread takes over.
+"""A client's network over sockets. It consists of kafka-python's event loop on its own thread, the manager of
+connections, and the brokers' addresses. After a crash, another loop on another thread takes over.
 
-This module knows no topics, and makes no decisions about requests.
+This module does not depend on topics, and makes no decisions about requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kafkasafe.logs import limit_foreign
 
 _MANAGER_OPTIONS: Final = frozenset(DirectManager.DEFAULT_CONFIG) | {"socks5_proxy"}
 _LOOP_OPTIONS: Final = frozenset(Loop.DEFAULT_CONFIG)
-_CALM_S: Final = 60.0  # if a network thread ran for this long, its crash is not counted as a repeated one
+_CALM_S: Final = 60.0  # after a longer run of a network thread, its crash does not count as repeated
 _CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 
 
@@ -40,8 +40,8 @@ class SocketNetwork:
 
     Args:
         options: `KafkaProducer`'s options. Options that do not concern connections or metadata are ignored.
-            `reconnect_backoff_max_ms` defaults to 1000 here, so that a cluster that comes back is noticed soon.
-            `max_in_flight_requests_per_connection` is ignored: the caller limits its requests itself.
+            `reconnect_backoff_max_ms` defaults to 1000 here. So the client notices soon when a cluster is available
+            again. `max_in_flight_requests_per_connection` is ignored, because the caller limits its requests itself.
 
     Attributes:
         thread: The network thread; None before `start`.
@@ -61,7 +61,8 @@ class SocketNetwork:
         settings.setdefault("receive_message_max_bytes", 100_000_000)
         # Slow steps are normal on a busy machine, but kafka-python would log a warning for each.
         settings.setdefault("slow_task_threshold_secs", 0)
-        # Reply callbacks run before kafka-python lifts its pause, and a paused connection refuses requests.
+        # With a limit, kafka-python pauses the connection until after a reply's callback, and the callback could send
+        # no request.
         settings["max_in_flight_requests_per_connection"] = 2**31 - 1
         default_options: Any = DirectManager.DEFAULT_CONFIG["socket_options"]
         sockets = list(settings.get("socket_options") or default_options)
@@ -133,7 +134,7 @@ class SocketNetwork:
                 return not thread.is_alive()
 
     def _on_exit(self) -> None:
-        """Called when the loop has ended, by `close` or by a crash: every caller must get an answer."""
+        """Called when `close` or a crash has ended the loop. Every caller must get an answer."""
         error: BaseException = kafka_errors.KafkaConnectionError(
             "The network thread ended by an error, see the log"
         )
@@ -148,10 +149,10 @@ class SocketNetwork:
         self._service.end(error if crashed else closed_error())
 
     def _begin_anew(self) -> bool:
-        """On the crashed thread: starts another loop with its own connections. Earlier requests have failed.
+        """Runs on the crashed thread. Starts another loop with its own connections. Earlier requests have failed.
 
-        The client keeps its metadata, and the jobs that callers have posted meanwhile. Returns False if the process
-        lacks handles, threads or memory for another loop.
+        The client keeps its metadata, and the jobs that callers have posted since the crash. Returns False if the
+        process lacks handles, threads or memory for another loop.
         """
         with self._start_lock:
             former = self.loop
@@ -162,7 +163,8 @@ class SocketNetwork:
                 self.wake()
                 self._start()
             except Exception as error:
-                # The frames of the error hold an unfinished loop and its handles. A log handler may keep the error.
+                # The error's stack frames refer to an unfinished loop and its handles, and a log handler may keep the
+                # error. So drop the frames.
                 error.with_traceback(None)
                 self._service.interrupted(error)
                 if self.loop is not former:
@@ -186,7 +188,7 @@ class SocketNetwork:
         self.manager = make_manager(self.loop, **self._settings)
 
     def stop(self) -> None:
-        """Refuses to make connections from now on, and ends the loop after this turn."""
+        """From now on, refuses to make connections. Ends the loop after this turn."""
         self.manager.refuse()
         self.loop.end_soon()
 

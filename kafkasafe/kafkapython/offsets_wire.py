@@ -1,8 +1,8 @@
-"""Bytes of ListOffsets requests about many partitions, and of their answers.
+"""Encodes ListOffsets requests for many partitions, and decodes their answers.
 
-kafka-python makes an object for each partition of a request and of a response, which is the largest cost with 1,000
-partitions. This module packs and unpacks rows without objects. kafka-python decodes responses that have anything but
-plain rows.
+kafka-python makes an object for each partition of a request and of a response. With 1,000 partitions, this is the
+largest cost. This module packs and unpacks rows without objects. If a response contains anything else, kafka-python
+decodes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafkasafe.cluster.network import OffsetRow
 from kafkasafe.kafkapython.wire import uvarint
 
-# The first versions of ListOffsets with a certain field, or with the flexible encoding.
+# For some fields and for the flexible encoding: the first version of ListOffsets that has them.
 _ISOLATION: Final = 2
 _THROTTLE: Final = 2
 _EPOCH: Final = 4
@@ -42,7 +42,7 @@ def encode_offsets(
     isolation_level: int,
     timeout_ms: int,
 ) -> bytes:
-    """Encodes a ListOffsets request of a consumer with the same timestamp for many partitions.
+    """Encodes a consumer's ListOffsets request, with the same timestamp for all partitions.
 
     Returns:
         The frame, including its size field. The bytes are the same as those of kafka-python's `ListOffsetsRequest`.
@@ -77,7 +77,7 @@ class OffsetRows:
     """A ListOffsets response.
 
     Attributes:
-        rows: Pairs of a topic and the rows of its partitions.
+        rows: Pairs of (topic, rows of its partitions).
         throttle_time_ms: As in kafka-python's response.
     """
 

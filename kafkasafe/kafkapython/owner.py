@@ -1,4 +1,4 @@
-"""The interface to the objects of one consumer that our fetcher and coordinator ask for decisions."""
+"""The interface to one consumer's objects. Our fetcher and coordinator ask these objects for decisions."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The records of a consumer: kafka-python's `ConsumerRecord`, with a list of headers only where one is needed.
+"""The records of a consumer: kafka-python's `ConsumerRecord`, but with a list of headers only if it is needed.
 
 Python's garbage collector starts a collection after 700 new objects that may refer to others. A record and its list of
 headers are two such objects:
 
 1. `poll` returns 500 records, so it makes 1,000 such objects. Each `poll` starts a collection.
-2. The records that the application holds survive the collection, and count as old objects from then on.
+2. The records that the application holds survive the collection, and then count as old objects.
 3. Soon, the collector walks through all objects of the process. This took 30 % of a consumer's time.
 
 Rule: a record without headers makes its list of headers only when somebody asks for it. So a `poll` makes 500 objects,
@@ -30,7 +30,8 @@ class Record(ConsumerRecord):
     Pickled or copied, it becomes a `ConsumerRecord`.
     """
 
-    # Without `__slots__`, so that a record can keep its list of headers. Python allows no other slot in a tuple.
+    # This class has no `__slots__`, because a record stores its list of headers in `__dict__`. A subclass of tuple can
+    # have no slot for it.
 
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:

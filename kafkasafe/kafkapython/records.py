@@ -1,9 +1,9 @@
 """Decodes KafkaConsumer's records, many at a time.
 
 kafka-python's `PartitionRecords` decodes records one by one, in Python. `Records` replaces it, and decodes many records
-of a batch at once (`record/record_decode`). Everything else is the same: positions, skipped batches, the moment when a
-batch is read, and the order of records and errors. kafka-python still decodes message formats before v2, and records
-that differ from those that Kafka writes.
+of a batch at once (`record/record_decode`). Everything else is the same: positions, skipped batches, the time at which
+each batch is read, and the order of records and errors. kafka-python still decodes message formats before v2, and
+records that differ from those that Kafka writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kafkasafe.record.batch.compression import decompress
 from kafkasafe.record.record_decode import NO_HEADERS, Piece, Place, Row, read, read_alike
 
 _PIECE: Final = 2048  # number of records that are decoded at once
-TAKING: Final = -1  # not a valid offset: after an interrupt during `take`, the data is fetched again
+TAKING: Final = -1  # not a valid offset, so after Ctrl-C during `take`, the data is fetched again
 _FIRST_OFFSET: Final = -(1 << 63)
 _HEADER: Final = DefaultRecordBatch.HEADER_STRUCT
 _MAGIC: Final = 2
@@ -45,7 +45,7 @@ _make_record: Final[Any] = functools.partial(tuple.__new__, Record)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The form in which fetched data is returned as RecordBatches.
+    """The form of RecordBatches: which columns they have, and whether they are copies.
 
     Attributes:
         columns: Names of the columns to decode.
@@ -109,9 +109,9 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
     """Replaces kafka-python's `PartitionRecords`, which decodes record by record in version 3.0.12.
 
     Attributes:
-        kind: None, which stands for records instead of RecordBatches.
-        state: kafka-python's state of the partition when the response was accepted. Another state is another
-            assignment, and gets none of the records.
+        kind: None, because the results are records, not RecordBatches.
+        state: kafka-python's state of the partition when the response was accepted. If the partition has another state
+            later, it was assigned again, and the records are not returned.
         working_offset: The value that `next_fetch_offset` gets when `take` returns.
         skipping: Whether `Records` has not reached the requested offset yet.
     """
@@ -132,7 +132,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         buffer = records._buffer
         response: Any = buffer.obj if isinstance(buffer, memoryview) else b""
         if 2 * len(buffer) < len(response):
-            # The bytes may wait long for `poll`, so do not keep a large response in memory for a small part of it.
+            # These bytes may be kept long, until `poll`. So do not keep a whole large response in memory because of a
+            # small part.
             records = MemoryRecords(bytes(buffer))
         super().__init__(fetch_offset, tp, records, key_deserializer, value_deserializer, **options)
         self.working_offset = fetch_offset
@@ -179,8 +180,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         return taken
 
     def passed(self, records: int, size_bytes: int, next_offset: int | None) -> None:
-        """Counts records that were taken or skipped. The next record has `next_offset` or a later offset; None:
-        `working_offset` does not change.
+        """Counts records that were taken or skipped. The offset of the next record is at least `next_offset`; None:
+        leaves `working_offset` unchanged.
         """
         self.records_read += records
         self.bytes_read += size_bytes
@@ -211,7 +212,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             else:
                 self.working_offset = after
         if after is not None:
-            # The position moves to the end of the batch even if compaction has removed the last records.
+            # Even if compaction has removed the last records of a batch, the position moves to the end of the batch.
             self.working_offset = after
         self.drain()
 
@@ -340,7 +341,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         try:
             batch._assert_has_codec(batch.compression_type)
         except kafka_errors.UnsupportedCodecError:
-            # The cause is not the missing package that kafka-python's error would name.
+            # kafka-python's error would name a missing package, but that is not the cause.
             raise kafka_errors.CorruptRecordError(
                 f"Record batch for partition {self.topic_partition} at offset {batch.base_offset}: {error}"
             ) from error

@@ -1,6 +1,6 @@
 """kafka-python's requests, and a function that makes a request from a name and plain data.
 
-Other packages import the classes from here, because kafka-python may move its protocol between releases.
+Other packages import the classes from here, because a release of kafka-python may move them to other modules.
 """
 
 from __future__ import annotations
@@ -87,6 +87,6 @@ def _struct(kind: Any, fields: Mapping[str, Any]) -> Any:
 
 @functools.cache
 def _struct_arrays(kind: Any) -> Sequence[tuple[str, Any]]:
-    """Returns each field that is an array of structs, as a pair of its name and the class of its entries."""
+    """Returns pairs of (field name, class of the entries) for all fields that are arrays of structs."""
     fields = kind._struct.fields
     return [(name, field.data_class) for name, field in fields.items() if field.is_struct_array()]

@@ -27,17 +27,17 @@ from kafkasafe.cluster.api import Buffer
 from kafkasafe.kafkapython.loop import Loop
 
 _RECEIVE_BYTES: Final = 64 * 1024
-"""A larger response is received into a buffer of its own, as soon as its first bytes have shown its size."""
+"""A larger response gets its own buffer as soon as its size is received."""
 _MAX_IOVEC: Final = 64
 _LEAST_VIEW_BYTES: Final = 64 * 1024
-"""A smaller part of a response is copied, not viewed: SASL tokens have to be bytes."""
+"""Smaller parts of a response are copied. SASL tokens, for example, must be bytes, not views."""
 
 
 class Timed(Protocol):
     """A request whose bytes are being written."""
 
     def written(self, now: float) -> None:
-        """Called when the request's last byte was written, with the time in monotonic seconds."""
+        """Called after the request's last byte was written. `now` is the time in monotonic seconds."""
 
 
 class _Incoming(KafkaBytes):
@@ -64,7 +64,7 @@ class _Incoming(KafkaBytes):
     def read(self, nbytes: int | None = None) -> bytes | memoryview:
         """Return the next bytes, at most `nbytes`. A large part is a view of the response instead of a copy.
 
-        kafka-python can decode a response from a view. It copies each field of bytes, except the records of a Fetch
+        kafka-python can decode a response from a view. It copies all byte fields, except for the records of a Fetch
         response (`_FetchHeader`).
         """
         start, size = self._idx, len(self)
@@ -110,7 +110,7 @@ def _view_or_copy(part: memoryview) -> bytes | memoryview:
 
 @functools.cache
 def _decoder_of_views(response: Any) -> Any:
-    """Returns kafka-python's decoder of a class of responses, changed to copy only short fields of bytes."""
+    """Returns kafka-python's decoder for a class of responses, changed so that it copies only short byte fields."""
     version = response._class_version
     flexible = response.flexible_version_q(version)
     decode = response._struct.compiled_decode_from(
@@ -120,9 +120,9 @@ def _decoder_of_views(response: Any) -> Any:
 
 
 LINGER_RESET: Final = struct.pack("ii", 1, 0)
-"""Value of SO_LINGER: when the socket is closed or the process dies, the kernel drops the bytes that it has not sent.
+"""Value of SO_LINGER. With it, the kernel drops unsent bytes when the socket is closed or the process dies.
 
-Otherwise, the kernel could still send an unanswered request minutes after the client has given the connection up.
+Otherwise, the kernel could still send a request minutes after the client has given up the connection.
 """
 _LINGER_DEFAULT: Final = struct.pack("ii", 0, 0)
 """The default value of SO_LINGER."""
@@ -136,8 +136,7 @@ def _closed_by_broker() -> BaseException:
 class _SocketMixin:
     """Reads in large pieces, tries to write before it waits, and closes the connection at any error.
 
-    If no request is unanswered, the socket is closed in the normal way. Otherwise the kernel drops all bytes that it
-    has not sent yet.
+    If all requests are answered, the socket is closed in the normal way. Otherwise the kernel drops all unsent bytes.
     """
 
     _sock: Any
@@ -154,7 +153,9 @@ class _SocketMixin:
     _marks: collections.deque[tuple[int, Timed]] | None = None
 
     def mark(self, call: Timed) -> None:
-        """Makes the socket call `call.written` as soon as all data that was passed to `write` so far is written."""
+        """Calls `call.written` as soon as the socket has written all data that was passed to `write` before this
+        call.
+        """
         if self._marks is None:
             self._marks = collections.deque()
         self._marks.append((self._written + sum(map(len, self._write_buffer)), call))
@@ -186,7 +187,7 @@ class _SocketMixin:
                 sensors = self._protocol._sensors if self._protocol else None
                 if sensors:
                     sensors.bytes_received.record(came + len(data))
-            # Read from TLS until it is empty: bytes that OpenSSL has buffered do not make the socket readable.
+            # Read from TLS until nothing is left, because the selector does not see bytes that OpenSSL has buffered.
             goes_on = len(data) == _RECEIVE_BYTES or (bool(data) and isinstance(self._sock, ssl.SSLSocket))
             if error is None and data:
                 try:
@@ -196,8 +197,8 @@ class _SocketMixin:
                     error = decoding
             if error is not None:
                 if parsed:
-                    # The received bytes may tell a waiting task why the broker closes the connection. Let this task run
-                    # first.
+                    # A task may be waiting for the received bytes, and they may contain the broker's reason to close
+                    # the connection. Let this task run first.
                     self._break_soon(error)
                 else:
                     self._broke(error)
@@ -213,18 +214,18 @@ class _SocketMixin:
             self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
 
     def _fill(self) -> tuple[int, bool, BaseException | None]:
-        """Receives bytes of the large response that is being received, without a copy.
+        """Receives more bytes of the present large response, without a copy.
 
         Returns:
-            The number of received bytes; whether to continue with `_sock_recv` (at the end of the response, or without
-            a large response); and the error that ended the connection. The caller must not drop this error, because the
-            kernel reports the reason of a broken connection only once.
+            The number of received bytes; whether to continue with `_sock_recv`, because the response ends or there is
+            no large response; and the error that ended the connection. The caller must not drop this error, because the
+            kernel reports it only once.
         """
         frame = getattr(getattr(self._protocol, "parser", None), "_rbuffer", None)
         if not isinstance(frame, _Incoming):
             return 0, True, None
         came = 0
-        # Leave the last byte to the parser: with it, the parser notices that the response is complete.
+        # Leave the last byte to the parser, which then notices that the response is complete.
         with memoryview(frame) as view, view[frame._idx : max(frame._idx, len(frame) - 1)] as rest:
             while came < len(rest):
                 try:
@@ -296,7 +297,7 @@ def _send_plain(transport: Any) -> tuple[int, BaseException | None]:
 
 
 async def _shake_hands(transport: Any, timeout_at: float | None) -> None:
-    """Like kafka-python's method, but with a time limit: an attempt to connect to a hanging broker must end."""
+    """Like kafka-python's method, but with a time limit, so that an attempt to connect to a hanging broker ends."""
     while True:
         try:
             transport._sock.do_handshake()

@@ -10,10 +10,10 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 
 class Subscription(SubscriptionState):
-    """Makes commits that name no offsets use the offsets that another object provides.
+    """For commits without explicit offsets, uses the offsets from another object.
 
-    In kafka-python 3.0.12, such commits use the positions, which may be after records that `kafkasafe.aio` has fetched
-    but not returned yet.
+    In kafka-python 3.0.12, such commits use the positions. But a position may be after records that `kafkasafe.aio` has
+    fetched, but not returned yet.
     """
 
     _committable: Callable[[], dict[TopicPartition, Any]]
@@ -25,12 +25,12 @@ class Subscription(SubscriptionState):
         self._committable = committable
 
     def all_consumed_offsets(self) -> dict[TopicPartition, Any]:
-        """The offsets of a commit that names no offsets."""
+        """Return the offsets for a commit without explicit offsets."""
         return self._committable()
 
     def joined(self, generation: int) -> bool:
-        """Notes a generation of the group whose assignment comes next. Returns whether a generation was missed between
-        this one and that of the present assignment.
+        """Notes the group's new generation, before its assignment is applied. Returns whether the consumer missed a
+        generation since its present assignment.
         """
         self._joined = generation
         return generation not in {self._assigned_in, self._assigned_in + 1}
@@ -42,5 +42,5 @@ class Subscription(SubscriptionState):
         self._assigned_in = self._joined
 
     def place(self, state: Any, position: OffsetAndMetadata) -> None:
-        """Sets a position: after records that the application gets, or back before those that it did not get."""
+        """Sets a position: after the records that the application gets, or back before records that it did not get."""
         state.position = position

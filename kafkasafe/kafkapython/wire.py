@@ -1,6 +1,6 @@
-"""Bytes of Produce requests and of their answers, which kafka-python would encode and decode slowly.
+"""Encodes Produce requests and decodes their answers. kafka-python would do this slowly.
 
-Pure, except for `Frame`, which a connection takes apart and writes.
+Pure, except for `Frame`, whose state changes when a connection writes it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def encode_produce(
     transactional_id: str | None = None,
     topic_ids: Mapping[str, bytes] = MappingProxyType({}),
 ) -> list[Buffer]:
-    """Encodes a Produce request as a list of buffers. The batches are not copied. From version 13 on, the request has
-    the topics' ids instead of the names.
+    """Encodes a Produce request as a list of buffers. The batches are not copied. Requests of version 13 and later
+    contain topic ids instead of names.
 
     Returns:
         The frame, including its size field. Joined, the buffers have the same bytes as kafka-python's `ProduceRequest`.
@@ -104,7 +104,7 @@ class _ResponseHeader:
 class ProduceHeader:
     """The header of a Produce request. kafka-python also uses it as the class of the response.
 
-    kafka-python decodes malformed answers, and answers that report anything besides appended batches.
+    If an answer is malformed, or reports anything besides appended batches, kafka-python decodes it.
 
     Args:
         topic_ids: The ids of the request's topics.
@@ -153,7 +153,7 @@ def decode_appended(data: bytes, at: int, names: Mapping[bytes, str] | None = No
     Args:
         data: The response with its header.
         at: Where the header ends.
-        names: The names of the request's topics, by id, if the answer has the ids (version 13).
+        names: The names of the request's topics, by id. Needed if the answer contains ids (version 13).
 
     Returns:
         The answer; None if it reports anything besides appended batches, or is incomplete.
@@ -203,8 +203,8 @@ class Frame:
     """An encoded request that `KafkaConnection.send_request` accepts.
 
     `KafkaConnection` writes only the frame's first buffer, which `encode` returns. `DirectConnection` then writes the
-    `rest` without copying it. `encoded` says whether the connection has taken the first buffer, and so whether bytes
-    may have been sent.
+    `rest` without copying it. `encoded` is true if the connection has taken the first buffer, so that bytes may have
+    been sent.
     """
 
     __slots__ = ("API_VERSION", "encoded", "encoder", "header", "rest", "what")

@@ -12,7 +12,7 @@ __all__ = ["FakeCluster", "KafkaCluster"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports each class when it is first used, so that the use of one class does not import the others."""
+    """Imports each class at its first use, so that a program imports only the classes that it uses."""
     if name == "FakeCluster":
         from kafkasafe.testing.fake import FakeCluster
 

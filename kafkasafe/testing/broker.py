@@ -1,24 +1,23 @@
-"""A real Apache Kafka for tests: on this machine, without Docker, and with methods that break it.
+"""A real Apache Kafka for tests. It runs on this machine without Docker, and has methods that cause failures.
 
 `KafkaCluster` starts N broker processes and one dedicated controller process (KRaft). For Kafka before 3.3, it starts
 one ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only. In KRaft mode, a
-single broker is also the controller. This halves the start time, and there are no other brokers that a kill could
-deprive of the controller.
+single broker is also the controller. This halves the start time. If this broker is killed, the controller ends too, but
+no other broker needs a controller.
 
 Non-obvious:
 
 - If brokers were controllers as well, the controllers would lose their quorum when two of three brokers stop. So there
-  is a dedicated controller, which `kill_all` spares by default.
+  is a dedicated controller. By default, `kill_all` does not kill it.
 - A stray broker of an earlier run might answer the next test. So ports are checked and reserved by lock files, the
-  cluster id is compared, and the kernel sends SIGKILL to every child when its parent dies. The kernel already sends
-  this signal when the *thread* that forked the child ends. So one thread, which lives as long as the process, forks all
-  children.
+  cluster id is compared, and the kernel sends SIGKILL to every child when its parent dies. For the kernel, the parent
+  is the *thread* that forked the child. So one thread forks all children, and never ends.
 - Ports are below the ephemeral range. Otherwise an outgoing connection could take the port of a killed broker before
   the broker starts again.
 - A JVM spends most of its start loading classes. A class data archive reduces the start of three brokers from 6.6 s to
   3.1 s on two cores. It is made once for each combination of jars and Java.
-- A controller with eligible leader replicas (4.1 and later) ignores a broker's `min.insync.replicas` unless the
-  controller's own configuration has the same value. So all nodes get all settings.
+- A controller with eligible leader replicas (4.1 and later) uses the `min.insync.replicas` of its own configuration,
+  not that of a broker. So all nodes get all settings.
 """
 
 from __future__ import annotations
@@ -90,30 +89,30 @@ class KafkaCluster:
     and transactions, have min(3, `brokers`) replicas. With three or more brokers, `min.insync.replicas` is 2. The
     controller declares a broker dead after 2 s. Group rebalances begin without a delay. Internal topics have three
     partitions.
-    Leaders do not move back automatically (`auto.leader.rebalance.enable=false`). Brokers check every second, not every
-    ten minutes, whether producer state has expired (see `expire_producers`).
+    Leaders do not move back automatically (`auto.leader.rebalance.enable=false`). Brokers check every second (Kafka's
+    default: ten minutes) whether producer state has expired (see `expire_producers`).
 
     Args:
         brokers: Number of brokers, 1 or more.
         version: Apache Kafka's version. 3.3 and later run in KRaft mode, 0.11.0 to 2.8 with ZooKeeper.
-        config: Broker settings by Kafka's names, for all nodes. `True`/`False` become `true`/`false`. A name that
-            this version does not know is refused, unless the settings name a plug-in's class (`….class`, `….classes`,
-            `….class.name`, `….reporters`), because a plug-in defines its own settings.
+        config: Broker settings by Kafka's names, for all nodes. `True`/`False` become `true`/`false`. A name that this
+            version does not know is refused. Exception: if a setting names a plug-in's class (`….class`, `….classes`,
+            `….class.name`, `….reporters`), every name is accepted, because a plug-in defines its own settings.
         broker_config: `{node: settings}`: settings of single brokers, such as `broker.rack`. They override `config`.
         listeners: `{name: protocol}`: listeners of each broker in addition to the plain one. The protocol is SSL,
             SASL_PLAINTEXT, SASL_SSL or PLAINTEXT, as in `{"SECURE": "SASL_SSL"}`. The brokers' certificate is made with
             openssl or keytool. See `address` and `client_options`.
-        users: `{name: password}` for listeners with SASL, by PLAIN and SCRAM. Default: one user, alice, with a
-            password.
+        users: `{name: password}` for listeners with SASL. They can log in with PLAIN and SCRAM. Default: one user,
+            alice, with a password.
         java_options: Options of every JVM.
-        proxy_ports: `{node: port}`: ports of your proxies. Clients learn (from metadata and `bootstrap_servers`) the
-            address 127.0.0.1:`port` for that broker. Your proxy listens at that address, and forwards to
-            `client_address(node)`. Neither the brokers nor the requests of this object use the proxies.
+        proxy_ports: `{node: port}`: ports of your proxies. Metadata and `bootstrap_servers` name 127.0.0.1:`port` as
+            that broker's address. Your proxy listens at that address, and forwards to `client_address(node)`. Only
+            clients use the proxies; brokers and the methods of this object do not.
         extra_artifacts: Additional jars for the class path, `group:name:version[:classifier]`.
-        data_dir: Directory for all files. By default a new one, which is removed afterwards. A directory of yours must
+        data_dir: Directory for all files. By default a new one, which `close` removes. If you pass a directory, it must
             be empty, and is kept.
         keep_logs: Whether to keep the nodes' logs even after an orderly end. After a failure they are always kept.
-        start_timeout_s: Seconds that `open` may take, not counting the resolution of jars.
+        start_timeout_s: Maximum duration of `open` in seconds, not counting the resolution of jars.
 
     Raises:
         ConfigError: The number of brokers, the version or a port is invalid.
@@ -204,7 +203,7 @@ class KafkaCluster:
             JarError: The jars are not in the cache and could not be resolved.
             JavaNotFoundError: Java 17 or later was not found.
             ConfigError: `config` names a setting that this version does not have, or `data_dir` is not empty.
-            ClusterError: A node did not start. The message has the end of the node's log.
+            ClusterError: A node did not start. The message contains the end of the node's log.
         """
         if self._workspace.opened:
             raise UsageError("a KafkaCluster is opened once; make a new one")
@@ -229,8 +228,8 @@ class KafkaCluster:
         return self
 
     def close(self) -> None:
-        """Kills all nodes and removes their data. Keeps logs only if something failed, `keep_logs` was called, or with
-        the option of this name.
+        """Kills all nodes and removes their data. Keeps logs only if something failed, if `keep_logs` was called, or if
+        the option `keep_logs` is set.
 
         Idempotent. Does nothing in a forked child: the cluster belongs to the process that constructed it.
         """
@@ -256,16 +255,16 @@ class KafkaCluster:
     def upgrade(self, version: str, timeout_s: float = 120.0) -> None:
         """Upgrades all nodes to a newer version and keeps their data. Returns when all brokers serve.
 
-        First stops the running nodes in an orderly way. Nodes that are down start with the others. ZooKeeper keeps its
-        version; 3.9 is the last version that supports it. In KRaft mode the metadata version does not change.
+        First stops the running nodes in an orderly way. Nodes that were down are started with the others. ZooKeeper
+        keeps its version; 3.9 is the last version that supports it. In KRaft mode the metadata version does not change.
 
         Args:
             version: Apache Kafka's version.
             timeout_s: Maximum duration in seconds, not counting the resolution of jars.
 
         Raises:
-            ConfigError: `version` is not newer, or does not have a setting of `config`, or is 4.x although the cluster
-                uses ZooKeeper (see `leave_zookeeper`). Nothing was changed.
+            ConfigError: `version` is not newer; or it does not have a setting of `config`; or it is 4.x, and the
+                cluster uses ZooKeeper (see `leave_zookeeper`). Nothing was changed.
             ClusterError: A node did not start.
         """
         self._upgrades.upgrade(version, timeout_s)
@@ -277,7 +276,7 @@ class KafkaCluster:
         records, committed offsets and producer state are kept. Afterwards `upgrade` can continue to 4.x.
 
         Raises:
-            ConfigError: The cluster is not a 3.9 with ZooKeeper.
+            ConfigError: The cluster does not run Kafka 3.9 with ZooKeeper.
             ClusterError: A step did not end in time.
         """
         self._upgrades.leave_zookeeper(timeout_s)
@@ -291,8 +290,8 @@ class KafkaCluster:
 
     @property
     def bootstrap_servers(self) -> list[str]:
-        """`["127.0.0.1:port", …]` of all brokers, running or not, in node order. If a broker has a proxy, the port is
-        the proxy's.
+        """`["127.0.0.1:port", …]` of all brokers, whether they run or not, in the order of their node ids. If a broker
+        has a proxy, the port is the proxy's.
         """
         return self._layout.bootstrap_servers
 
@@ -315,12 +314,12 @@ class KafkaCluster:
         Args:
             listener: One of `listeners`.
             user: One of `users`; default: the first.
-            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Default: SCRAM-SHA-256, or PLAIN if this version has no
+            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Default: SCRAM-SHA-256, but PLAIN for versions without an
                 API to create users (before 3.5, except 2.7 and 2.8).
 
         Returns:
-            bootstrap_servers, security_protocol, and as needed ssl_cafile, sasl_mechanism, sasl_plain_username and
-            sasl_plain_password.
+            The options bootstrap_servers and security_protocol. If the listener needs them, also ssl_cafile,
+            sasl_mechanism, sasl_plain_username and sasl_plain_password.
 
         Raises:
             UsageError: The listener, user or mechanism does not exist, or the cluster is not open.
@@ -379,7 +378,7 @@ class KafkaCluster:
         closes its logs cleanly.
 
         Raises:
-            ClusterError: The node was not down after `timeout_s`, and was killed.
+            ClusterError: The node had not ended after `timeout_s`, so it was killed.
         """
         self._nodes.stop(node, timeout_s)
 
@@ -419,8 +418,8 @@ class KafkaCluster:
         """Waits until these brokers (default: all that run and are not paused) answer and are in the metadata.
 
         Raises:
-            ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message has the ends of
-                the logs.
+            ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message contains the
+                ends of the logs.
         """
         self._nodes.wait_ready(nodes, timeout_s)
 
@@ -450,7 +449,7 @@ class KafkaCluster:
 
         Raises:
             kafka.errors.TopicAlreadyExistsError: The topic exists.
-            kafka.errors.KafkaError: The cluster refused (invalid name, setting …).
+            kafka.errors.KafkaError: The cluster refused to create the topic (invalid name, setting …).
             ClusterError: The topic was not ready in time.
         """
         self._topics.create_topic(
@@ -458,7 +457,7 @@ class KafkaCluster:
         )
 
     def delete_topic(self, name: str, timeout_s: float = 30.0) -> None:
-        """Deletes a topic. Returns when the metadata no longer has it."""
+        """Deletes a topic. Returns when the topic is no longer in the metadata."""
         self._topics.delete_topic(name, timeout_s)
 
     def partition_state(
@@ -485,7 +484,7 @@ class KafkaCluster:
         """Returns when all readers see the end of each transaction that was committed or aborted before this call.
 
         The coordinator answers a commit as soon as it is decided, and writes the markers to the partitions afterwards.
-        Until then a `read_committed` reader may stop before the transaction's records.
+        Until a partition has its marker, a `read_committed` reader does not get the transaction's records there.
 
         Raises:
             ClusterError: After `timeout_s` some transactions still lack markers.
@@ -555,19 +554,20 @@ class KafkaCluster:
         during: Callable[[], object] | None = None,
         timeout_s: float = 60.0,
     ) -> LostRecords:
-        """Elects a leader that has missed writes: acknowledged records are lost, and logs are truncated.
+        """Elects a leader that lacks the latest writes, so acknowledged records are lost, and logs are truncated.
 
         Kills the followers, waits until the leader is the only in-sync replica, and calls `during`. Then kills the
         leader and starts a follower, which wins an unclean election. Then starts the other replicas, which truncate
         their logs to the new leader's log. During the call the topic has `min.insync.replicas=1` and
-        `unclean.leader.election.enable=true`. Other partitions on these brokers are affected by the kills, but not by
-        the election. At the end, and also after an exception, all nodes run and the topic has its former settings.
+        `unclean.leader.election.enable=true`. The kills also affect other partitions on these brokers, but the unclean
+        election does not. At the end, even after an exception, all nodes run, and the topic has its former settings
+        again.
 
         Args:
             topic: Topic name; at least two replicas.
             partition: Partition number.
             during: Called once while the leader is the only in-sync replica, to write the records that will be lost.
-                None: only records that other threads write meanwhile are lost.
+                None: only records that other threads write during this time are lost.
             timeout_s: Maximum duration in seconds, including `during`.
 
         Returns:
@@ -585,7 +585,7 @@ class KafkaCluster:
         """Deletes a partition's log on all its replicas, as if their disks were lost. It starts again at offset 0.
 
         Kills the brokers of the replicas, removes the partition's directory on each, and starts the brokers again. No
-        error code informs clients. A client can notice the loss only by an acknowledgement with a lower offset.
+        error code informs clients. A client can notice the loss only from the lower offset in a later acknowledgement.
 
         Returns:
             The lost offsets, and the leader of the empty partition.
@@ -595,9 +595,9 @@ class KafkaCluster:
     def expire_producers(self, topics: Iterable[str] | None = None, timeout_s: float = 30.0) -> None:
         """Makes the brokers forget all idempotent producers, as after 24 h without a write.
 
-        Afterwards the brokers append a batch that is sent again, because their state for deduplication is lost. Records
-        are kept. Returns when no replica of the topics knows a producer any more and the 24 h apply again. The brokers
-        may also forget producers that write during the call.
+        If a client then sends an old batch again, the brokers append it again, because they have no state to recognise
+        the duplicate. Records are kept. Returns when no replica of the topics has producer state any more, and the
+        setting of 24 h is restored. The brokers may also forget producers that write during the call.
 
         Args:
             topics: Topics to wait for (default: all except internal ones). The producers of all topics are forgotten.
@@ -606,8 +606,8 @@ class KafkaCluster:
         Raises:
             UnsupportedByVersionError: Kafka before 3.5 can change the setting only at start. Pass
                 `config={"transactional.id.expiration.ms": …}` instead.
-            ClusterError: Brokers still knew producers after `timeout_s`. The reason may be an open transaction, or a
-                `producer.id.expiration.check.interval.ms` that you set longer than `timeout_s`.
+            ClusterError: Brokers still had producer state after `timeout_s`. The reason may be an open transaction, or
+                a `producer.id.expiration.check.interval.ms` that you set longer than `timeout_s`.
         """
         self._disasters.expire_producers(topics, timeout_s)
 
@@ -621,8 +621,8 @@ class KafkaCluster:
         """Runs one of Kafka's own tools with this cluster's jars. Returns its standard output.
 
         A tool takes about a second. Examples are `org.apache.kafka.tools.DumpLogSegments` with `--files`, and
-        `org.apache.kafka.tools.consumer.ConsoleConsumer` (`kafka.tools.…` before 3.x). The first tool of
-        `org.apache.kafka.tools` fetches an additional jar into the cache, which brokers do not need.
+        `org.apache.kafka.tools.consumer.ConsoleConsumer` (`kafka.tools.…` before 3.x). The first call of a tool in
+        `org.apache.kafka.tools` fetches an additional jar into the cache.
 
         Raises:
             ClusterError: The tool's exit code was not 0, or it took longer than `timeout_s` and was killed.

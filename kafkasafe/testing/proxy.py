@@ -1,4 +1,5 @@
-"""A proxy that understands Kafka's protocol: per request, it changes, drops, delays, repeats or truncates the answer.
+"""A proxy that understands Kafka's protocol. For chosen requests, it changes, drops, delays, repeats or truncates the
+answer.
 
 ```python
 with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as cluster:
@@ -11,9 +12,10 @@ with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as 
     assert proxy.peak("Produce", topic="orders", partition=0) <= 10   # requests in the busiest second
 ```
 
-kafka-python's protocol classes decode the frames, so fields have the names from these classes. Frames that match no
-rule pass byte for byte, and so do frames of APIs and versions that kafka-python does not know. `TcpProxy` is for
-network faults that do not depend on Kafka's protocol.
+kafka-python's protocol classes decode the frames, so fields have the names from these classes. Without a matching rule,
+a frame passes byte for byte (with `bootstrap`, except for brokers' addresses). Frames of APIs and versions that
+kafka-python does not know also pass byte for byte. `TcpProxy` is for network faults that do not depend on Kafka's
+protocol.
 """
 
 from __future__ import annotations
@@ -43,10 +45,12 @@ __all__ = ["Call", "Exchange", "FaultProxy", "Rule"]
 log = logging.getLogger(__name__)
 
 BOOTSTRAP: Final = -1
-"""Number of the listener for bootstrap connections. The proxy learns the brokers from the answers that pass there."""
+"""Number of the listener for bootstrap connections. From answers on these connections, the proxy learns the brokers'
+addresses.
+"""
 
 _CHUNK_BYTES: Final = 256 * 1024
-_MAX_PENDING: Final = 1000  # limit of unanswered requests on a connection; then the proxy reads no more
+_MAX_PENDING: Final = 1000  # at this number of unanswered requests on a connection, the proxy stops reading
 _MAX_FRAME_BYTES: Final = 128 * 1024 * 1024
 _LOG_CALLS: Final = 100_000
 
@@ -69,7 +73,7 @@ class _Connection(RelayedConnection):
 
     @property
     def ready_bytes(self) -> int:
-        """Number of response bytes that wait until they are due, or until earlier responses are delivered."""
+        """Number of response bytes that are not due yet, or that wait for the delivery of earlier responses."""
         return sum(pending.size_bytes for pending in self.pending)
 
     @property
@@ -107,7 +111,7 @@ class _Connection(RelayedConnection):
 
 
 class FaultProxy(Relay[_Connection]):
-    """A proxy between Kafka clients and brokers that causes the faults of its rules (`Rule`). Thread-safe.
+    """A proxy between Kafka clients and brokers. Its rules (`Rule`) cause faults. Thread-safe.
 
     The proxy's ports are open as soon as the proxy is constructed, so that brokers can advertise them. (Clients connect
     to the addresses that brokers advertise.) Pass `ports` to `KafkaCluster(proxy_ports=...)`, then call `connect`. For
@@ -121,16 +125,16 @@ class FaultProxy(Relay[_Connection]):
         nodes: Node ids of the brokers. Not used with `bootstrap`.
         bootstrap: `host:port` of any broker.
         host: Address to listen on.
-        verify: Also decode every frame and encode it again, and count in `unfaithful` the frames that this changes.
+        verify: Also decode and encode every frame, and count in `unfaithful` how many frames this changes.
 
     Attributes:
         ports: Port for each node id.
         unfaithful: With `verify`, the number of frames that change when they are decoded and encoded, by (API, version,
-            "request" or "response"). A rule that changes a frame of such an API and version would also change or lose
-            fields that the rule does not name.
+            "request" or "response"). If a rule changed such a frame, fields that the rule does not name might change
+            too.
         seen: Number of requests by (API, version).
-        errors: Exceptions that predicates and edits raised, and values that do not fit a field. The frame then passed
-            unchanged. The end of the `with` block raises the first one.
+        errors: Exceptions from predicates and edits, and errors about values that do not fit a field. The frame passed
+            unchanged in these cases. The end of the `with` block raises the first of these errors.
 
     Raises:
         UsageError: `bootstrap` is not `host:port`.
@@ -203,11 +207,11 @@ class FaultProxy(Relay[_Connection]):
         """Makes a rule. Until one of the rule's methods is called, the rule only counts matching requests.
 
         Args:
-            api: `"Produce"`, its number, or kafka-python's class. None: any API; then answers can be delayed, dropped
-                and cut, but not changed.
-            topic: Only requests (or, in a Fetch session, answers) that name this topic.
-            partition: Only requests that name this partition of the topic. The rule then changes only this partition's
-                entry in the answer.
+            api: The API's name (`"Produce"`), its number, or kafka-python's class. None: any API. Such a rule can
+                delay, drop and cut answers, but not change them.
+            topic: Matches only requests that name this topic (in a Fetch session: answers).
+            partition: Matches only requests that name this partition of the topic. The rule changes only this
+                partition's entry in the answer.
 
         Raises:
             UsageError: kafka-python does not know the API.

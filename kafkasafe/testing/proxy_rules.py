@@ -18,15 +18,15 @@ class Call:
     """A request that the proxy received.
 
     Attributes:
-        time: When it arrived, `time.monotonic()` in seconds.
-        api: Name of the API; its number as text if kafka-python does not know it.
+        time: Time at which the request arrived (`time.monotonic()`).
+        api: Name of the API. If kafka-python does not know the API, its number as text.
         version: API version.
-        node: Node id of the broker to which it was addressed.
+        node: Node id of the broker to which the client sent the request.
         client_id: The client's id.
         connection: Number of the client's connection to the proxy.
-        partitions: All (topic, partition) that the request names; partition -1 if it names only the topic. A Fetch
-            within a session names only the partitions that changed.
-        forwarded: Whether a broker got the request, or a part of it.
+        partitions: All (topic, partition) that the request names. The partition is -1 if the request names only the
+            topic. A Fetch within a session names only the partitions that changed.
+        forwarded: Whether a broker got at least a part of the request.
     """
 
     time: float
@@ -46,7 +46,7 @@ class Exchange:
     Attributes:
         call: The request in brief.
         request: kafka-python's object of the request.
-        response: kafka-python's object of the response. None while the request is not forwarded yet, and for a rule for
+        response: kafka-python's object of the response. None before the request is forwarded, and if the rule is for
             any API.
     """
 
@@ -81,8 +81,8 @@ class Effects:
 
 
 class Intervention:
-    """One rule as the proxy sees it: for which requests, and what it changes. `Rule` fills it in, and `Rules` applies
-    it on the proxy's thread.
+    """The content of one rule: which requests it matches, and what it changes. `Rule` sets the content, and `Rules`
+    applies it on the proxy's thread.
 
     Args:
         changed: Notified when the intervention has acted.
@@ -138,7 +138,7 @@ class Intervention:
             self._times = times
 
     def hold_back(self, instead: str) -> None:
-        """Makes the intervention forward no request, and do `instead` (a value of `unforwarded`)."""
+        """Makes the intervention forward no request. `instead` says what happens instead (see `unforwarded`)."""
         self.unforwarded = instead
 
     def affect(self, **effects: Any) -> None:
@@ -192,7 +192,7 @@ class Intervention:
 
     @property
     def spent(self) -> bool:
-        """Whether the intervention has acted as often as it may."""
+        """Whether the intervention has acted `times` times, so that it acts no more."""
         return self._times is not None and self.hits >= self._times
 
     @property
@@ -201,7 +201,7 @@ class Intervention:
         return bool(self.fields or self._edits or self._leaves_out or self._additions)
 
     def fits(self, name: str, partitions: Iterable[tuple[str, int]]) -> bool:
-        """Returns whether the intervention matches a request or answer of the API `name` that names `partitions`."""
+        """Returns whether the intervention matches a request or answer with this API and these partitions."""
         if self.api is not None and self.api.name != name:
             return False
         return self.topic is None or any(self.names(*which) for which in partitions)
@@ -211,7 +211,7 @@ class Intervention:
         return self.topic in {None, topic} and self.partition in {None, partition}
 
     def acts(self, exchange: Exchange) -> bool:
-        """Returns whether the intervention acts on this matching exchange. If so, counts a hit."""
+        """Returns whether the intervention acts on a matching exchange. If so, counts a hit."""
         if self.spent or not all(predicate(exchange) for predicate in self._predicates):
             return False
         if self._skip:
@@ -257,9 +257,9 @@ class Intervention:
 class Rule:
     """The faults that the proxy causes for matching requests and responses. Made by `FaultProxy.on`; thread-safe.
 
-    The effects of its methods accumulate, and each method returns the rule. Each call takes effect at once. So
-    configure related effects in one call, or begin with `when`. Rules act in the order in which they were made. If two
-    rules set the same field, the later rule wins.
+    The effects of several method calls accumulate, and each method returns the rule. Each call takes effect at once. So
+    configure related effects in one call, or call `when` first. Rules act in the order in which they were made. If two
+    rules set the same field, the one that was made later wins.
     """
 
     def __init__(self, _rules: Rules, _intervention: Intervention) -> None:
@@ -293,12 +293,12 @@ class Rule:
     ) -> Self:
         """Puts an error into the answer, although the broker carries out the request.
 
-        The answer's other fields get the values that a broker sends with an error (a base offset of -1 …), unless
-        `fields` overrides them.
+        The answer's other fields get the values that a broker sends with an error, such as a base offset of -1.
+        `fields` can override them.
 
         Args:
             code: Kafka's error code; 0 for success.
-            times: How often the rule acts; by default always.
+            times: How many times the rule acts; by default always.
             level: Which error code to set: "partition", "topic" or "top". The default is the first of these levels at
                 which the API's answers have an error code. For Metadata it is "topic", unless the rule names a
                 partition.
@@ -313,10 +313,10 @@ class Rule:
     def answer_without_forwarding(
         self, code: int = 0, *, times: int | None = None, level: Level | None = None, **fields: Any
     ) -> Self:
-        """Like `answer`, but no broker gets the request. If the request also names other partitions than the rule, the
-        broker gets the request with only those.
+        """Like `answer`, but no broker gets the request. If the request also names partitions that the rule does not
+        match, the broker gets it with only these partitions.
 
-        A Metadata request is always forwarded, because the answer must name the brokers. The topics that the rule
+        A Metadata request is always forwarded, because the answer must name the brokers. But the topics that the rule
         matches are removed from the request.
         """
         self._does.answer(code, level, fields)
@@ -355,10 +355,10 @@ class Rule:
         """Never delivers the answer.
 
         Args:
-            times: How often the rule acts; by default always.
+            times: How many times the rule acts; by default always.
             forward: False: the broker does not get the request either.
             mute: True: nothing more arrives on this connection, as after a network failure. False: later answers
-                arrive, which no real broker would do.
+                arrive. A real broker never skips an answer like this.
         """
         self._does.affect(drop=True, mute=mute)
         if not forward:
@@ -379,10 +379,11 @@ class Rule:
         """Delivers only the first bytes of the answer.
 
         Args:
-            size_bytes: How many bytes to deliver, without the frame's size field.
-            times: How often the rule acts; by default always.
-            hang_up: True: the size field has the full size, and the connection closes in the middle. False: the frame
-                is complete, but its content is too short.
+            size_bytes: Number of bytes to deliver, not counting the frame's size field.
+            times: How many times the rule acts; by default always.
+            hang_up: True: the size field contains the full size, and the connection closes in the middle of the frame.
+                False: the size field contains the number of delivered bytes, so the frame is complete, but its content
+                is too short.
         """
         self._does.affect(truncate_to=size_bytes, hang_up=hang_up)
         return self._limit(times)
@@ -404,7 +405,7 @@ class Rule:
         """Waits until the rule has acted `hits` times.
 
         Raises:
-            TimeoutError: The rule has acted less often within `timeout_s`.
+            TimeoutError: After `timeout_s`, the rule has acted fewer times.
         """
         with self._rules.changed:
             if not self._rules.changed.wait_for(lambda: self.hits >= hits, timeout_s):
@@ -424,12 +425,13 @@ class Pending:
     applied: list[Intervention] = field(default_factory=list)
     """Rules that acted before the request was forwarded."""
     synthetic: list[tuple[Intervention, str, int, uuid.UUID | None]] = field(default_factory=list)
-    """(rule, topic, partition, topic id) of the parts of the request that the broker did not get. The partition is -1
-    for the topic as a whole. The topic id is None if the request does not name it.
+    """The parts of the request that the broker did not get: (rule, topic, partition, topic id). The partition is -1 for
+    a whole topic. The topic id is None if the request does not contain it.
     """
     forwarded: bool = True
     parts: list[bytes] | None = None
-    """The response to deliver to the client, in pieces. None while there is no response; empty if there will be none.
+    """The response to deliver to the client, in pieces. None while there is no response yet; empty if the client never
+    gets one.
     """
     due: float = 0.0
     effects: Effects = Effects()
@@ -444,12 +446,12 @@ class Pending:
         self.effects += effects
 
     def swallow(self) -> None:
-        """Notes that the broker does not get the request, and the client gets no response."""
+        """Notes that the broker does not get the request, and that the client gets no response."""
         self.forward(False)
         self.parts = []
 
     def forward(self, on: bool) -> None:
-        """Notes whether the broker gets the request, or a part of it."""
+        """Notes whether the broker gets at least a part of the request."""
         self.forwarded, self.call = on, replace(self.call, forwarded=on)
 
     def answer(self, parts: list[bytes], due: float) -> None:
@@ -495,7 +497,9 @@ class Rules:
         return any(rule.api in {None, api} and not rule.spent for rule in self._all)
 
     def hold_back(self, pending: Pending, frame: bytes, names: Mapping[uuid.UUID, str]) -> bytes:
-        """Applies rules before the broker gets the request. Returns the broker's frame, without the size field."""
+        """Applies rules before the broker gets the request. Returns the frame for the broker, without the size
+        field.
+        """
         request = pending.request
         changed = False
         for rule in self._all:
@@ -525,7 +529,7 @@ class Rules:
             changed = changed or len(pending.synthetic) > before
         if not pending.applied:
             return frame
-        # Without brokers, a Metadata answer would be useless. So the broker gets the request in any case.
+        # A Metadata answer must name brokers. So the broker gets a Metadata request even without topics.
         rest = frames.spots(request.message, names) or pending.call.api == "Metadata"
         pending.forward(bool(changed and rest))
         return request.encode()[frames.SIZE_BYTES :] if changed else frame
@@ -561,7 +565,7 @@ class Rules:
         ] or list(pending.call.partitions)
         for rule in self._all:
             if rule.unforwarded and not (
-                # A Metadata request cannot ask for all topics except one. So the rule changes the answer.
+                # A Metadata request for all topics cannot leave one out. So the rule changes the answer instead.
                 rule.unforwarded == "answer" and pending.call.api == "Metadata" and not pending.applied
             ):
                 continue

@@ -1,9 +1,9 @@
 """The common part of the proxies: one thread accepts connections, forwards bytes and executes commands.
 
-`TcpProxy` changes bytes, `FaultProxy` the Kafka frames in them. The proxies decide what happens to the bytes that a
-`RelayedPipe` has received, and how many bytes the pipe may receive. Both proxies listen as soon as they are
-constructed, but their thread runs only after `start`. Only this thread uses the connections and their bytes. Other
-threads pass closures to this thread (`_do`).
+`TcpProxy` changes bytes. `FaultProxy` changes the Kafka frames in these bytes. Each proxy decides how many bytes a
+`RelayedPipe` receives, and what happens to them. Both proxies listen as soon as they are constructed, but their thread
+runs only after `start`. Only this thread uses the connections and their bytes. Other threads pass closures to this
+thread (`_do`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RelayedPipe:
     Attributes:
         outbox: The bytes that wait to be sent to the sink.
         ended: Whether the source has sent everything.
-        shut: Whether the proxy sends nothing more to the sink.
+        shut: Whether the proxy has stopped sending to the sink.
     """
 
     def __init__(self, source: socket.socket, sink: socket.socket) -> None:
@@ -43,8 +43,8 @@ class RelayedPipe:
         self.shut = False
 
     def read(self, limit: int) -> bytes | None:
-        """Receives bytes from the source. Returns None if no bytes can be read now, and empty bytes at the source's
-        end.
+        """Receives bytes from the source. Returns None if no bytes can be read now, and empty bytes if the source has
+        ended.
         """
         try:
             data = self.source.recv(limit)
@@ -58,7 +58,7 @@ class RelayedPipe:
         self.shut = True
 
     def end_sink(self) -> None:
-        """Shuts the sink down for writing if the source has ended and all its bytes were sent."""
+        """If the source has ended and all bytes from it were sent, shuts the sink down for writing."""
         if self.ended and not self.outbox and not self.shut:
             self.shut = True
             self.sink.shutdown(socket.SHUT_WR)
@@ -106,13 +106,13 @@ class Relay(SocketLoop[_L]):
 
     @abc.abstractmethod
     def _settle(self, connection: _L) -> None:
-        """Passes on the ends of the connection's pipes. Called after bytes were read or sent."""
+        """If the source of a pipe has ended, ends its sink. Called after bytes were read or sent."""
 
     def _prepare(self, connection: _L, now: float) -> float | None:  # noqa: ARG002
         """Puts bytes that are due into the outboxes. Called before the thread waits for sockets.
 
         Returns:
-            When more bytes will be due, `time.monotonic()` in seconds; None if no time is known.
+            Time (`time.monotonic()`) at which more bytes will be due; None if no time is known.
         """
         return None
 

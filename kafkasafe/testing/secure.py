@@ -38,8 +38,8 @@ def check_listeners(listeners: Mapping[str, str], users: Mapping[str, str], vers
 
 
 def mechanisms_of(version: tuple[int, ...]) -> tuple[str, ...]:
-    """The SASL mechanisms of a listener. SCRAM needs the API that creates users: Kafka 2.7 introduced this API with
-    ZooKeeper, and 3.5 in KRaft mode.
+    """The SASL mechanisms of a listener. SCRAM needs the API that creates users. With ZooKeeper, Kafka has this API
+    since 2.7; in KRaft mode, since 3.5.
     """
     return MECHANISMS if version >= (3, 5) or (2, 7) <= version < (3, 0) else MECHANISMS[:1]
 
@@ -73,7 +73,7 @@ def make_certificate(directory: Path, java: Path) -> tuple[Path, Path]:
 
     Args:
         directory: Directory of the files.
-        java: A `java` executable. Without openssl, this function uses the keytool on PATH, or in the directory of
+        java: A `java` executable. If openssl is missing, this function uses the keytool on PATH, or the keytool next to
             `java`.
 
     Returns:

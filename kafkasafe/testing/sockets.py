@@ -2,8 +2,9 @@
 
 The thread runs only after `start`. No other thread uses the sockets.
 
-Non-obvious: a forked child gets copies of all sockets. With such a copy, a listener that the parent closes would still
-accept connections, and clients would not see the end of a connection. So each child closes its copies at once.
+Non-obvious: a forked child gets copies of all sockets. Because of such a copy, a socket would stay open after the
+parent has closed it: a listener would still accept connections, and clients would not see the end of a connection. So
+each child closes its copies at once.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class Outbox:
 
     @property
     def due(self) -> float:
-        """When the first piece may be sent, `time.monotonic()` in seconds. The outbox must not be empty."""
+        """Earliest time (`time.monotonic()`) at which the first piece is sent. The outbox must not be empty."""
         return self._pieces[0][0]
 
     def put(self, data: bytes, due: float = 0.0) -> None:
-        """Adds a piece, which is sent at `due` at the earliest, and always after the pieces that were added earlier."""
+        """Adds a piece. It is sent at `due` or later, and always after the pieces that were added before it."""
         if self._pieces:
             due = max(due, self._pieces[-1][0])
         self._pieces.append((due, memoryview(data)))
@@ -80,7 +81,7 @@ class _OwnedSockets:
     """The sockets of a loop, and the selector that watches them.
 
     Attributes:
-        forked: Whether this process is a forked child, and so does not have the sockets.
+        forked: Whether this process is a forked child, which has closed its copies of the sockets.
     """
 
     def __init__(self, selector: selectors.BaseSelector, *sockets: socket.socket) -> None:
@@ -90,7 +91,7 @@ class _OwnedSockets:
         _all_owned.add(self)
 
     def add(self, sock: socket.socket) -> None:
-        """Adds a socket. It leaves by itself when nothing refers to it any more."""
+        """Adds a socket. It is removed automatically when nothing else refers to it any more."""
         self._sockets.add(sock)
 
     def leave_to_parent(self) -> None:
@@ -122,7 +123,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
     def __init__(self, host: str) -> None:
         self._host = host
         self._listeners: dict[socket.socket, int] = {}
-        """Each listener with its number, by which subclasses identify it."""
+        """The listeners with their numbers. Subclasses identify a listener by its number."""
         self._selector = selectors.DefaultSelector()
         self._masks: dict[socket.socket, int] = {}
         self._woken, self._waker = socket.socketpair()
@@ -173,8 +174,8 @@ class SocketLoop(abc.ABC, Generic[_C]):
 
     @abc.abstractmethod
     def _plan(self) -> float | None:
-        """Registers sockets for the events of interest. Returns the seconds until there is more to do without such an
-        event; None: there is nothing.
+        """Registers sockets for the events of interest. Returns the seconds until the next work that needs no event;
+        None: there is no such work.
         """
 
     @abc.abstractmethod
@@ -315,7 +316,9 @@ class SocketLoop(abc.ABC, Generic[_C]):
 
 
 def bound(host: str, port: int, *, shared: bool = True) -> socket.socket:
-    """Returns a socket bound to `port`; 0: any free port. Several sockets can have one port if all are `shared`."""
+    """Returns a socket bound to `port`; 0: any free port. Several sockets can be bound to one port if all are
+    `shared`.
+    """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

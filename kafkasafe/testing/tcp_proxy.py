@@ -1,7 +1,7 @@
 """A TCP proxy that drops responses, and cuts, delays, stalls or refuses connections.
 
 Between a client and a broker, the proxy simulates faults of the network. A client cannot distinguish a lost response
-from a lost request. So these faults show what an idempotent producer is for.
+from a lost request. So a test with these faults shows why a producer must be idempotent.
 
 ```python
 with TcpProxy(target_port=9092) as proxy:
@@ -11,8 +11,8 @@ with TcpProxy(target_port=9092) as proxy:
     proxy.restore()
 ```
 
-The proxy's port is open as soon as the proxy is constructed, before the target is known, so that a broker can advertise
-the port. (After the bootstrap, clients connect to the addresses that brokers advertise.)
+The proxy's port is open as soon as the proxy is constructed. So a broker can advertise the port even if the proxy does
+not know the target yet. (After the bootstrap, clients connect to the addresses that brokers advertise.)
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class _Connection(RelayedConnection):
         self.damaged = False
 
     def damage(self) -> None:
-        """Notes that bytes were dropped, so that later bytes would make no sense."""
+        """Notes that bytes were dropped. Without them, the receiver could not understand later bytes."""
         self.damaged = True
 
 
 class TcpProxy(Relay[_Connection]):
     """Forwards TCP connections, and causes faults on command. Thread-safe.
 
-    A command has taken effect when it returns. Faults accumulate until `restore`.
+    When a method returns, the fault has taken effect. Faults accumulate until `restore`.
 
     Args:
         target_port: Port of the target. Can be set later (attribute `target_port`); until then connections are reset.
@@ -57,7 +57,7 @@ class TcpProxy(Relay[_Connection]):
         target_host: Host of the target.
 
     Attributes:
-        port: The port that the proxy listens on, valid as soon as the proxy is constructed.
+        port: Port on which the proxy listens. It is open as soon as the proxy is constructed.
         target_port: Port of the target. A change applies to new connections.
         accepted: Number of connections accepted so far.
         request_bytes: Bytes received from clients.
@@ -98,7 +98,7 @@ class TcpProxy(Relay[_Connection]):
         self._response_delay_s = 0.0
         self._bytes_per_s = 0.0
         self._buffer_bytes = MAX_BUFFERED_BYTES
-        self._free_at = 0.0  # when the slow uplink will have transferred all bytes so far
+        self._free_at = 0.0  # time at which the slow uplink has transferred all bytes so far
         self._cut_after: int | None = None
         self.accepted = 0
         self.request_bytes = 0
@@ -155,8 +155,8 @@ class TcpProxy(Relay[_Connection]):
 
         Args:
             request_bytes_per_s: Bytes in a second; 0: no limit.
-            buffer_bytes: How many bytes of each connection may be in transit. Beyond this number the client has to
-                wait.
+            buffer_bytes: Number of bytes in transit, for each connection. At this number, the proxy stops reading, so
+                the client has to wait.
         """
 
         def run() -> None:
@@ -171,7 +171,9 @@ class TcpProxy(Relay[_Connection]):
         return self._do(self._cut)
 
     def cut_after(self, request_bytes: int) -> None:
-        """Resets all connections once, after `request_bytes` further bytes from clients, maybe inside a request."""
+        """Resets all connections once, after `request_bytes` more bytes from clients. This may be in the middle of a
+        request.
+        """
         self._do(lambda: setattr(self, "_cut_after", request_bytes))
 
     def refuse(self, on: bool = True) -> None:

@@ -1,8 +1,8 @@
 """Changes the version of a cluster and keeps its data: `KafkaCluster.upgrade` and `leave_zookeeper`.
 
-Kafka 4 does not support ZooKeeper. Started with the settings of a cluster with ZooKeeper, it exits at once with
-'Missing required configuration "process.roles"'. So the upgrade follows Kafka's documentation: 3.9 with ZooKeeper,
-migration to KRaft, then 4.x.
+Kafka 4 does not support ZooKeeper. With the settings of a ZooKeeper cluster, it exits at once: 'Missing required
+configuration "process.roles"'. So the upgrade follows Kafka's documentation: 3.9 with ZooKeeper, migration to KRaft,
+then 4.x.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _LAST_ON_ZOOKEEPER: Final = (3, 9)
 
 
 class Upgrades:
-    """Changes the release of a cluster, or its controller. The object has no state of its own."""
+    """Changes a cluster's release of Kafka, or replaces ZooKeeper with a KRaft controller. The object has no state of
+    its own.
+    """
 
     def __init__(
         self, release: Release, workspace: Workspace, resources: Resources, nodes: Nodes, files: NodeFiles
@@ -144,7 +146,7 @@ class Upgrades:
 
 
 def _read(node: Node) -> dict[str, str]:
-    """Reads the properties in their written form, with escapes."""
+    """Reads the properties as they are written in the file, with escapes."""
     lines = (node.directory / "server.properties").read_text().splitlines()
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 

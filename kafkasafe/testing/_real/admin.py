@@ -1,4 +1,4 @@
-"""Requests to the brokers by kafka-python's admin client, without proxies."""
+"""Sends requests to the brokers with kafka-python's admin client, not through proxies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Admin:
     def run(self, work: Callable[[KafkaAdminClient], T], deadline: float, what: str) -> T:
         """Runs `work` with an admin client. After a retriable failure, tries again with a new client until `deadline`.
 
-        `what` completes the message "could not … in time" of the error at the deadline.
+        At the deadline, raises an error with the message "could not `what` in time".
         """
         while True:
             try:
@@ -100,7 +100,9 @@ class Admin:
     def settings_of(
         self, kind: ConfigResourceType, name: str, deadline: float, which: str = "modified"
     ) -> dict[str, str]:
-        """Returns settings of a topic or broker. With `which="modified"`, only those that differ from the defaults."""
+        """Returns settings of a topic or broker. With `which="modified"`, only the settings that differ from the
+        defaults.
+        """
         resource = ConfigResource(kind, name)
         answer = self.run(
             lambda admin: admin.describe_configs([resource], config_filter=which),

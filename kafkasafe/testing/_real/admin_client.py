@@ -1,4 +1,4 @@
-"""Opens kafka-python's admin client with the options of tests."""
+"""Opens kafka-python's admin client with options for tests."""
 
 from __future__ import annotations
 

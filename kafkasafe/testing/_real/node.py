@@ -25,7 +25,7 @@ class Node:
     kind: Literal["broker", "controller", "combined", "zookeeper"]
     directory: Path
     command: list[str]
-    ports: tuple[int, ...]  # all ports of the process; the first one serves requests
+    ports: tuple[int, ...]  # all ports of the process; requests go to the first one
     process: subprocess.Popen[bytes] | None = None
     paused: bool = False
     killed_at: float = 0.0

@@ -35,7 +35,7 @@ class NodeFiles:
         self._more = more
 
     def settings(self) -> dict[str, str]:
-        """The settings that all nodes have in common and that differ from Kafka's defaults."""
+        """The settings of all nodes that differ from Kafka's defaults."""
         copies = min(3, len(self._layout.brokers))
         safe = 2 if len(self._layout.brokers) >= 3 else 1
         settings: dict[str, object] = {
@@ -52,8 +52,8 @@ class NodeFiles:
             "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,
         }
         if self._nodes.zookeeper:
-            # By default, the connection timeout is the session timeout, which is too short for the start of a broker on
-            # a busy machine.
+            # By default, the connection timeout equals the session timeout. That is too short for the start of a broker
+            # on a busy machine.
             settings |= {
                 "zookeeper.session.timeout.ms": SESSION_TIMEOUT_MS,
                 "zookeeper.connection.timeout.ms": 120_000,
@@ -167,7 +167,7 @@ class NodeFiles:
             main,
             str(properties),
         ]
-        # The -D option precedes the class name. After the class name it would be an argument of the class.
+        # The -D option precedes the class name, because Java passes everything after the class name to the class.
         self._nodes.add(Node(CONTROLLER, "zookeeper", directory, command, (self._nodes.controller_port,)))
         for node in self._layout.brokers:
             own = {"zookeeper.connect": f"127.0.0.1:{self._nodes.controller_port}"} | self._listeners(node)
@@ -176,7 +176,7 @@ class NodeFiles:
             self._define(node, "broker", own, tuple(ports), None)
 
     def check_settings(self, jar_dir: Path) -> None:
-        """Refuses unknown settings. Kafka itself ignores them, so it would not report a typing error."""
+        """Refuses unknown settings. Kafka itself ignores them, so nobody would notice a misspelt name."""
         given = dict.fromkeys(
             [*self._layout.config, *(n for s in self._layout.broker_config.values() for n in s)]
         )

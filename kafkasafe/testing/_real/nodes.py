@@ -57,7 +57,7 @@ class Nodes:
         return list(self._nodes.values())
 
     def identify(self, cluster_id: str) -> None:
-        """Sets the id that the cluster will have. Without this call, the first answer of a broker determines the id."""
+        """Sets the id that the cluster will have. Without this call, a broker's first answer determines the id."""
         self.cluster_id = cluster_id
 
     def replace_zookeeper(self, controller: Node) -> None:
@@ -169,7 +169,7 @@ class Nodes:
             node.killed()
 
     def start_together(self, nodes: Sequence[Node], deadline: float, *, wait: bool) -> None:
-        """Starts those of the nodes that are not running, concurrently."""
+        """Starts, concurrently, the nodes that are not running."""
         fresh = [node for node in nodes if not node.running]
         for node in fresh:
             for port in node.ports:
@@ -187,8 +187,8 @@ class Nodes:
             self._wait_ready(nodes, deadline)
 
     def _start_zookeeper_first(self, fresh: Sequence[Node], deadline: float) -> None:
-        """Starts ZooKeeper, and returns when the brokers can start. A broker exits if ZooKeeper is down, or still has
-        the session of the broker's former process.
+        """Starts ZooKeeper, and returns when the brokers can start. A broker exits if ZooKeeper is down, or if
+        ZooKeeper still has a session of the broker's former process.
         """
         for node in fresh:
             if node.kind == "zookeeper":
@@ -210,8 +210,8 @@ class Nodes:
         wanted = {node.id for node in nodes if node.serves}
         if not wanted:
             return
-        # Ask the brokers that were just started. The metadata of other brokers may still have the registrations of
-        # these brokers' previous processes.
+        # Ask the brokers that were just started. The metadata of other brokers may still contain the previous processes
+        # of these brokers.
         servers = [f"127.0.0.1:{self._layout.inner_ports[node]}" for node in sorted(wanted)]
         answer = "no answer"
         while time.monotonic() < deadline:
@@ -221,7 +221,7 @@ class Nodes:
                 try:
                     while time.monotonic() < deadline:
                         self._check_alive(nodes)
-                        # Fenced brokers, which are registered but have not caught up, are not in the metadata.
+                        # Fenced brokers are registered, but have not caught up. So they are not in the metadata.
                         cluster = cluster_metadata(admin)
                         self._check_cluster(cluster["cluster_id"])
                         up = {broker["node_id"] for broker in cluster["brokers"]}

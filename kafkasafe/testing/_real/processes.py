@@ -1,4 +1,4 @@
-"""Ports and child processes, and the release of all of them at the end. Does not depend on a cluster."""
+"""Reserves ports and starts child processes, and releases all of them at the end. Does not depend on a cluster."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _LAUNCHER = (
 
 
 class Resources:
-    """The child processes, port locks and files of a cluster. They are in an object of their own, so that the cluster's
-    finalizer can refer to them without referring to the cluster.
+    """The child processes, port locks and files of a cluster. The cluster's finalizer refers to this object, because it
+    must not refer to the cluster itself.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Resources:
         self._directory = directory
 
     def own_logs(self, logs: Path) -> None:
-        """Sets the directory of the logs, which `release` keeps after a call of `keep`."""
+        """Sets the directory of the logs. If `keep` was called, `release` does not remove it."""
         self._logs = logs
 
     def keep(self) -> None:
@@ -80,12 +80,14 @@ class Resources:
 
 
 def reserve_port() -> tuple[int, int]:
-    """Reserves a free port on 127.0.0.1 among all clusters of this user. Returns (port, handle of its lock file)."""
+    """Reserves a free port on 127.0.0.1, so that no other cluster of this user takes it. Returns (port, handle of its
+    lock file).
+    """
     locks = Path(tempfile.gettempdir()) / f"kafkasafe-ports-{os.getuid()}"
     locks.mkdir(mode=0o700, exist_ok=True)
     generator = (
         random.Random()
-    )  # the global generator may be seeded: then two test processes would try the same ports
+    )  # if two test processes seeded the global generator alike, both would try the same ports
     for _ in range(1000):
         port = generator.randrange(15_000, 32_000)
         lock = os.open(locks / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -102,7 +104,7 @@ def reserve_port() -> tuple[int, int]:
 
 def port_free(port: int) -> bool:
     with socket.socket() as probe:
-        # Like a broker, ignore connections in TIME_WAIT that a previous process left, but not a listener.
+        # Like a broker, treat the port as free if only connections in TIME_WAIT use it.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
@@ -118,8 +120,8 @@ def listens(port: int) -> bool:
 
 
 class _Spawner:
-    """The thread that forks all children. PR_SET_PDEATHSIG fires when the forking *thread* ends, so this thread never
-    ends.
+    """The thread that forks all children. The kernel sends a child its PR_SET_PDEATHSIG signal when the *thread* that
+    forked it ends. So this thread never ends.
     """
 
     def __init__(self) -> None:
@@ -175,7 +177,9 @@ def spawn(command: Sequence[str], directory: Path, log_file: Path) -> subprocess
 
 
 def _forget_spawner() -> None:
-    """Forgets the spawner in a forked child, where its thread does not exist. The child makes another when needed."""
+    """In a forked child, forgets the spawner, because its thread does not exist there. The child makes another when
+    needed.
+    """
     global _spawner, _spawner_lock
     _spawner, _spawner_lock = None, threading.Lock()
 

@@ -63,7 +63,7 @@ class Release:
         if not main_class.startswith("org.apache.kafka.tools.") or tools in self._extra:
             return self.java_command("warn")
         directory = jars.resolve(self.version, extra=(*self._extra, tools))
-        # Do not use the class data archive: it only works with the brokers' class path.
+        # Do not use the class data archive, because it works only with the brokers' class path.
         return self.java_command("warn", jars.classpath(directory), boot=False)
 
     def java_command(self, level: str, classpath: str | None = None, *, boot: bool = True) -> list[str]:

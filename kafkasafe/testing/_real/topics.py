@@ -23,7 +23,7 @@ from kafkasafe.testing._real.values import ClusterError, PartitionState
 from kafkasafe.testing._real.workspace import Workspace
 
 _METADATA: Final = 4
-"""The version of Metadata that brokers of all supported versions (0.11 and later) understand."""
+"""A version of the Metadata API that all supported brokers (0.11 and later) understand."""
 
 
 class Topics:
@@ -169,7 +169,7 @@ class Topics:
         *,
         live_leader: bool = True,
     ) -> Mapping[int, PartitionState]:
-        """Polls the topic's metadata until `condition` holds and, with `live_leader`, all leaders are running."""
+        """Polls the topic's metadata until `condition` holds (with `live_leader`: and all leaders are running)."""
         last: Mapping[int, PartitionState] = {}
 
         def poll(admin: KafkaAdminClient) -> Mapping[int, PartitionState]:
@@ -189,8 +189,8 @@ class Topics:
         return self._admin.run(poll, deadline, f"read the metadata of {topic}")
 
     def _until_led(self, partitions: Iterable[TopicPartition], deadline: float) -> None:
-        """Returns when the leaders of these partitions know that they lead. Other brokers may report leaders
-        earlier.
+        """Returns when the leaders of these partitions know that they lead. Other brokers may report a leader before
+        the leader itself knows.
         """
         newest = dict.fromkeys(partitions, OffsetSpec.LATEST)
         # If a broker does not know yet that it leads, it returns a retriable error, and `run` asks again.

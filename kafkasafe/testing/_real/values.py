@@ -1,6 +1,6 @@
 """The values that a cluster's methods return, and the errors that they raise.
 
-`kafkasafe.testing.broker` makes these names public.
+`kafkasafe.testing.broker` exports these names.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from kafkasafe.errors import KafkaSafeError, UsageError
 log = logging.getLogger("kafkasafe.testing.broker")
 
 CONTROLLER = 1000
-"""Node id of the dedicated controller (before Kafka 3.3: of the ZooKeeper) in a cluster of several brokers."""
+"""Node id of the dedicated controller process; before Kafka 3.3, of the ZooKeeper process."""
 
 DEFAULT_JAVA_OPTIONS = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Options for a fast start. The last one switches the optimising compiler off: leave it out for a high throughput."""
+"""Options for a fast start. The last one switches off Java's optimising compiler, so omit it for a high throughput."""
 
 
 class ClusterError(KafkaSafeError, RuntimeError):
     """The cluster did not carry out the request within the time limit. The message names the log files.
 
     Attributes:
-        log_dir: Directory with one log per node, which is kept; None if the error belongs to no open cluster.
+        log_dir: Directory with one log per node. It is kept after the test. None if the error belongs to no open
+            cluster.
     """
 
     def __init__(self, message: str, *, log_dir: Path | None = None) -> None:
@@ -42,7 +43,7 @@ class PartitionState:
 
     Attributes:
         leader: Node id; -1 while the partition has no leader.
-        leader_epoch: -1 if the broker is too old to report it (before 2.1).
+        leader_epoch: Leader epoch; -1 if the broker is too old to report it (before 2.1).
         replicas: Node ids, the preferred leader first.
         in_sync: Node ids of the in-sync replicas, sorted.
     """
@@ -55,7 +56,7 @@ class PartitionState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LostRecords:
-    """The acknowledged records of one partition that a disaster has lost.
+    """The acknowledged records that a disaster has removed from one partition.
 
     The offsets were read from the replicas' files while the brokers were down. So they are exact even if clients kept
     writing.
@@ -81,5 +82,5 @@ class LostRecords:
 
 
 for _public in (ClusterError, UnsupportedByVersionError, PartitionState, LostRecords):
-    # Pickles and documentation name the public module.
+    # So pickles and the documentation refer to the public module.
     _public.__module__ = "kafkasafe.testing.broker"

@@ -61,7 +61,7 @@ class Workspace:
         return logs
 
     def error(self, message: str, nodes: Sequence[Node]) -> ClusterError:
-        """Makes an error with the ends of the logs of the first three `nodes`, and keeps all logs."""
+        """Makes an error whose message contains the last lines of the first three nodes' logs. Keeps all logs."""
         logs = self.keep_logs()
         ends = "".join(f"\n--- end of {node.log}:\n{tail(node.log)}" for node in nodes[:3])
         return ClusterError(f"{message}; logs: {logs}{ends}", log_dir=logs)

@@ -10,25 +10,26 @@ the spool uses a disk (`kafkasafe.spool.files.Files`). Several processes can sha
 
 Processes always see the newest state, as through a page cache. A loss of power leaves another state:
 
-* **Data.** Consider the data written to a file since its last `sync_data`. Each 512-byte sector of this data survives
-  or not, in any combination. A surviving sector may be torn at any byte, but then at least its last four bytes are
-  missing. The file's size may or may not be updated, independently of the data. So bytes may be missing, or zeros may
-  replace data. Bytes that `truncate` removed may reappear.
+* **Data.** Consider the data written to a file since its last `sync_data`. Each 512-byte sector of this data may
+  survive or be lost, independently of the others. A surviving sector may be torn: its end, at least four bytes, is
+  missing. The new size of the file may survive or be lost, independently of the data. So bytes may be missing, or zeros
+  may replace data. Bytes that `truncate` removed may reappear.
 * **Names.** Consider the names that were created, deleted or renamed in a directory since its last `sync_directory`.
-  Each has its old or its new state, in any combination. A rename is atomic. A rename from one directory into another is
-  durable as soon as either directory was synced.
-* **A failed `sync_data`.** The data written since the last successful `sync_data` survives or not, as described above,
-  even if a later `sync_data` succeeds. Only a second write of the data makes it durable again. Processes still read the
-  data that they wrote. (Linux marks the pages as clean although it could not write them. Until 2018, PostgreSQL relied
-  on the contrary; this is known as fsyncgate.)
+  Each of these changes may survive or be lost, independently of the others. A rename is atomic. A rename from one
+  directory into another is durable as soon as either directory was synced.
+* **A failed `sync_data`.** The data written since the last successful `sync_data` may be lost, as described above, even
+  if a later `sync_data` succeeds. To make the data durable, a program must write it again. Processes still read the
+  data that they wrote. (Linux marks the pages as clean although it could not write them. Until 2018, PostgreSQL assumed
+  that a second fsync would write them; this is known as fsyncgate.)
 * **A failed `sync_directory`.** All file systems in use journal names. So the next `sync_directory` that succeeds makes
   the names durable.
 
 A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses nothing. The next process sees everything, and a
 later loss of power can still lose unsynced data.
 
-Other programs can change a disk that a process uses: `Disk.remove` is `rm -rf`, `Disk.move` is `mv`, `Disk.mount` and
-`Disk.unmount` replace a directory with another volume and back. A process keeps its open files and directories.
+Other programs can change a disk that a process uses: `Disk.remove` is `rm -rf`, and `Disk.move` is `mv`. `Disk.mount`
+hides a directory behind another volume, and `Disk.unmount` shows it again. A process keeps its open files and
+directories.
 """
 
 from kafkasafe.testing.disk.durability import SECTOR_BYTES

@@ -1,4 +1,4 @@
-"""Bytes of simulated files, and the errors of the calls on them."""
+"""Functions that change the bytes of simulated files, and the errors that calls raise."""
 
 from __future__ import annotations
 

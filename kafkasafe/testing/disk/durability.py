@@ -1,4 +1,4 @@
-"""The durable part of a disk, and the states in which a loss of power may leave the rest."""
+"""The durable content of a disk, and the contents that a loss of power may leave."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from kafkasafe.testing.disk.operations import (
 
 SECTOR_BYTES: Final = 512
 _LEAST_MISSING_BYTES: Final = 4
-"""The least number of bytes that a torn sector lacks. On real machines the number may be larger. A program that
-survives this number also survives larger ones.
+"""The least number of bytes missing in a torn sector. On real machines, more bytes may be missing. A program that copes
+with this number also copes with larger ones.
 """
 
 
 @dataclass(slots=True)
 class _Layer:
-    """A change of a file that is not part of its durable content yet. A *certain* change is durable itself, but follows
-    an earlier change that is not. A *doubtful* change was in a sync that failed.
+    """A change of a file that is not in its durable content yet. A *certain* change was synced, but an earlier change
+    was not. The sync of a *doubtful* change failed.
     """
 
     at: int
@@ -39,7 +39,7 @@ class _Layer:
     doubtful: bool = False
 
     def sync(self, *, ok: bool) -> None:
-        """Makes the change certain, or doubtful if the sync failed. Later syncs do not matter."""
+        """Makes the change certain, or doubtful if the sync failed. Later syncs have no effect on the change."""
         if not self.doubtful and not self.certain:
             self.certain, self.doubtful = ok, not ok
 
@@ -76,7 +76,8 @@ class DurableData:
             layer.sync(ok=ok)
         if not ok:
             return
-        # If an earlier sync failed, it may have lost pages with data, but not the size. So the size is certain now.
+        # A failed sync may have lost data, but not the size. So the size is certain now, even if an earlier sync
+        # failed.
         self.layers.append(_Layer(at, Truncate(node, self.size), certain=True))
         if all(layer.certain for layer in self.layers):
             self.base = self.settle(_ALL, random.Random(0))
@@ -119,16 +120,16 @@ class DurableData:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Which of the changes that are not durable survive a crash: the probabilities of their survival, or a cut.
+    """Decides which changes survive a crash if they are not durable: by probabilities, or by a cut.
 
     Attributes:
         data: Probability for each sector.
-        sizes: 0: no new size survives; 1: the newest size survives; in between: any of the sizes (sizes are journalled
-            in order).
+        sizes: 0: no new size survives; 1: the newest size survives; in between: a random one of the new sizes survives
+            (sizes are journalled in order).
         names: Probability for each change of a directory.
         torn: Probability that a surviving sector is torn.
-        cut: (operation, byte): everything before it survives, and nothing after it. Only for doubtful changes, the
-            probabilities still count.
+        cut: (operation, byte): everything before it survives, and nothing after it. The probabilities still decide
+            about doubtful changes.
     """
 
     data: float = 1
@@ -208,7 +209,7 @@ class DurableState:
         self.names = left
 
     def choices(self, rng: random.Random, samples: int) -> Iterator[_Choice]:
-        """Yields choices of the changes that survive: all, none, and random ones."""
+        """Yields choices in which all changes survive, none survives, or random ones survive."""
         yield _ALL
         open_layers = [layer for data in self.files.values() for layer in data.layers if not layer.certain]
         if not open_layers and not self.names:
@@ -237,7 +238,9 @@ class DurableState:
             )
 
     def settle(self, choice: _Choice, rng: random.Random) -> tuple[dict[int, bytes], dict[int, Names]]:
-        """Returns (the contents of the files, the names in the directories) as `choice` leaves them, both by node."""
+        """Returns (contents of the files by node, names in the directories by node) after a crash with this
+        `choice`.
+        """
         directories = {node: dict(names) for node, names in self.directories.items()}
         for at, change in self.names:
             if choice.name_done(at, rng):
@@ -246,7 +249,9 @@ class DurableState:
 
 
 def _apply(directories: dict[int, Names], change: Link | Unlink | Rename) -> None:
-    """Applies a change, even if an earlier one is missing, because names change independently of each other."""
+    """Applies a change of a name. An earlier change may be missing, because names change independently of each
+    other.
+    """
     names = directories[change.directory]
     match change:
         case Link(_, name, node):

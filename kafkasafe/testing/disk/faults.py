@@ -1,4 +1,4 @@
-"""Faults of a disk, and the end of a process."""
+"""Faults that a test causes: errors of the disk, and the death of a process."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 
 class ProcessKilled(BaseException):
-    """The process that made this call has died, as after kill -9. None of its code should run from here on."""
+    """The process that made this call has died, as after kill -9. No more code of this process should run."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """A fault, and the calls of `Files` at which it occurs. Only calls after `Disk.fail`, which arms the fault, count.
+    """A fault, and the calls of `Files` at which it occurs. `Disk.fail` arms the fault; earlier calls do not count.
 
     Attributes:
         call: Number of matching calls that still succeed before the fault occurs.
         operation: Name of the method of `Files` that the fault matches; None: all methods.
-        error: errno of the OSError to raise. 0: raise nothing, but write only a part (only for `writev`).
+        error: errno of the OSError to raise. 0 (only for `writev`): raise nothing, but write only a part of the bytes.
         times: Number of calls that fail; None: all later calls.
-        partial: Fraction of the bytes that a `writev` with the fault writes, 0.0 to 1.0. If the `writev` raises
-            nothing, it writes at least one byte.
+        partial: Fraction of its bytes that a `writev` still writes when the fault occurs, 0.0 to 1.0. If the `writev`
+            raises nothing, it writes at least one byte.
         kill: Whether the process dies at this call; no OSError is raised.
         hits: How often the fault has occurred so far.
     """
@@ -46,5 +46,5 @@ class Fault:
 
 
 def striking(faults: Iterable[Fault], operation: str) -> Fault | None:
-    """Counts a call of `Files`. Returns the first of the faults that occurs at this call, if any."""
+    """Counts a call of `Files`. Returns the first fault that occurs at this call, or None."""
     return next((fault for fault in faults if fault.strikes(operation)), None)

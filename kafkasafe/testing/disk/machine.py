@@ -1,4 +1,4 @@
-"""The disk of a machine, and a process's access to it."""
+"""The disk of a simulated machine, and a process's access to this disk."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class CrashState:
 
     Attributes:
         disk: The disk after the crash. No process has a file open, all content is durable, and no fault is armed.
-        at: How many of `Disk.operations` had begun at the moment of the crash.
-        how: Which of the operations that were not durable survived, as text for the message of a failed test.
+        at: Number of `Disk.operations` that had begun at the moment of the crash.
+        how: Text for the message of a failed test. It tells which changes survived.
     """
 
     disk: Disk
@@ -36,12 +36,12 @@ class CrashState:
 
 
 class Medium:
-    """The storage of a disk, as its processes use it: the content, the room, and the faults.
+    """The storage of a disk: its files, its capacity and its faults. Several processes use it.
 
     Attributes:
         capacity_bytes: Room for data; None for no limit.
         tree: The files and directories.
-        operations: All operations that changed the tree or should have made a change durable, in order.
+        operations: All changes of the tree, and all syncs (even failed ones), in order.
         calls: How often each method of `Files` was called, by name.
         faults: The faults that are armed.
     """
@@ -59,7 +59,7 @@ class Medium:
 
     @property
     def used_bytes(self) -> int:
-        """Room taken by files that have a name or a handle, including reserved space."""
+        """Number of bytes that all files with a name or a handle take, including reserved room."""
         named = {node for names in self.tree.directories.values() for node in names.values()}
         return sum(file.room_bytes for node, file in self.tree.files.items() if file.handles or node in named)
 
@@ -98,7 +98,7 @@ class Disk:
 
     @property
     def operations(self) -> list[Operation]:
-        """All operations that changed the disk or should have made a change durable, in order."""
+        """All changes of the disk, and all syncs (even failed ones), in order."""
         return self._medium.operations
 
     @property
@@ -146,7 +146,7 @@ class Disk:
 
     @property
     def used_bytes(self) -> int:
-        """Room taken by files that have a name or a handle, including reserved space."""
+        """Number of bytes that all files with a name or a handle take, including reserved room."""
         return self._medium.used_bytes
 
     def files(self) -> dict[Path, bytes]:
@@ -154,7 +154,7 @@ class Disk:
         return {path: bytes(file.content) for path, _, file in self._tree.named()}
 
     def put(self, path: Path, content: bytes) -> None:
-        """Replaces a file's content without a process: to prepare a test, or to damage the file.
+        """Replaces a file's content without a simulated process, to prepare a test or to damage the file.
 
         Makes the whole disk durable, and clears `operations`.
         """
@@ -172,8 +172,7 @@ class Disk:
         self._tree.rename(source, target, None, None)
 
     def mount(self, path: Path) -> None:
-        """Mounts an empty volume on a directory, and so hides the directory. Processes keep the files that they have
-        open in it.
+        """Mounts an empty volume on a directory, and so hides the directory. Open files in it stay open.
 
         Makes the whole disk durable, like `put`.
         """
@@ -191,7 +190,9 @@ class Disk:
         self.put(path, bytes(content))
 
     def copy(self) -> Disk:
-        """The disk after an orderly shutdown: all content is durable, and no process has a file open."""
+        """Returns a copy of the disk, as after an orderly shutdown: all content is durable, and no process has a file
+        open.
+        """
         return Disk._of(
             {node: bytes(file.content) for node, file in self._tree.files.items()},
             {node: dict(names) for node, names in self._tree.directories.items()},
@@ -208,12 +209,12 @@ class Disk:
     ) -> Iterator[CrashState]:
         """Yields the states that a loss of power may leave, at each moment of the recorded history.
 
-        For each moment there is the state that a process would see (nothing is lost), the durable state (everything
-        else is lost), and `samples` random states in between, as the module's docstring describes them. If everything
-        is durable, there is only one state.
+        For each moment, yields the state that a process would see (nothing is lost), the durable state (everything else
+        is lost), and `samples` random states in between. The docstring of the package describes them. If everything is
+        durable at that moment, yields only one state.
 
         Args:
-            start: First moment, as the number of operations that had begun.
+            start: First moment, given as the number of operations that have begun before it.
             stop: Last moment (inclusive); None: the end of the history.
             samples: Number of random states for each moment.
             seed: The same seed gives the same states.
@@ -238,9 +239,7 @@ class Disk:
 
     @classmethod
     def _of(cls, files: dict[int, bytes], directories: dict[int, Names], before: Disk) -> Disk:
-        """Makes a disk with this content. Leaves out files and directories to which no path leads from the root of a
-        volume.
-        """
+        """Makes a disk with this content. Leaves out files and directories without a path from the root of a volume."""
         disk = cls()
         disk._medium = Medium(before.capacity_bytes, before._tree.restored(files, directories, []))
         disk._freeze()
@@ -255,7 +254,7 @@ class Disk:
 
 
 class DiskFiles:
-    """One process's access to a `Disk`: implements `kafkasafe.spool.files.Files`, whose docstrings apply.
+    """One process's access to a `Disk`. Implements `kafkasafe.spool.files.Files`, which describes the methods.
 
     Attributes:
         disk: The disk.
@@ -412,7 +411,7 @@ class DiskFiles:
         return True
 
     def drop_cache(self, handle: int, size: int) -> None:
-        """See `Files`. Does nothing: what a file holds does not depend on the system's copy."""
+        """See `Files`. Does nothing, because the simulated disk has no page cache."""
 
     def size(self, handle: int) -> int:
         """See `Files`."""
@@ -433,7 +432,7 @@ class DiskFiles:
         while not self._is_directory(there, folder):
             missing.append(there)
             there = there.parent
-        # The process that created this directory may have died before the directory's name was durable.
+        # The process that created this directory may have died before it synced the directory's name.
         self.sync_directory(there.parent, at=at)
         for directory in reversed(missing):
             names, name, above = self._tree.place(directory, folder)

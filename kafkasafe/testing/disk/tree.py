@@ -21,7 +21,7 @@ class File:
     """A file as processes see it.
 
     Attributes:
-        reserved: Room that was reserved for the file, bytes.
+        reserved: Number of bytes reserved for the file.
         locked_by: The process and handle that hold the lock.
     """
 
@@ -61,10 +61,10 @@ class File:
 
 
 class FileTree:
-    """Directories with the names in them, files with their content, and volumes that are mounted. Nodes are numbers.
+    """The directories and their names, the files and their content, and the mounted volumes. A node is a number.
 
     Args:
-        operations: Gets each operation that changes names.
+        operations: List to which each change of a name is appended.
 
     Attributes:
         files: Files by node, including files without a name.
@@ -81,7 +81,8 @@ class FileTree:
         """Devices of directories that are not on the first volume."""
         self._mounts: dict[int, int] = {}
         """The root of the volume that is mounted on a directory."""
-        # Directories by path as text. Each call passes a new `Path`; hashing that would cost more than everything else.
+        # Directories by path. The keys are text: each call passes a new `Path`, and to hash it would cost more than all
+        # the rest.
         self._texts: dict[str, int] = {}
         self._nodes = ROOT
 
@@ -180,7 +181,7 @@ class FileTree:
             todo += [(path / name, node) for name, node in names.items() if node in self.directories]
 
     def directory(self, path: Path, at: int | None) -> int:
-        """Returns the node of a directory. `at` is the node that a relative path starts from."""
+        """Returns the node of a directory. A relative path starts from the node `at`."""
         text = str(path)
         relative = at is not None and not text.startswith("/")
         if not relative:
@@ -203,7 +204,7 @@ class FileTree:
         return node
 
     def place(self, path: Path, at: int | None = None) -> tuple[Names, str, int]:
-        """Returns (the names in the directory that contains `path`, the last part of `path`, that directory's node)."""
+        """Returns (names in the parent directory of `path`, last part of `path`, node of the parent directory)."""
         above, slash, name = str(path).rpartition("/")
         if not slash and at is not None:
             return self.directories[at], name, at
@@ -247,7 +248,7 @@ class FileTree:
         return self._nodes
 
     def _forget(self, directory: int) -> None:
-        """Forgets the place of a deleted directory."""
+        """Forgets where a deleted directory was."""
         del self._parents[directory]
         self._texts.clear()
 
@@ -256,7 +257,9 @@ class FileTree:
         return self._devices.get(directory, _DEVICE)
 
     def rename(self, source: Path, target: Path, at: int | None, to: int | None) -> None:
-        """Renames a file or a directory. `at` and `to` are the nodes that relative paths start from."""
+        """Renames a file or a directory. A relative `source` starts from the node `at`, and a relative `target` from
+        the node `to`.
+        """
         names, name, above = self.place(source, at)
         node = names.get(name)
         if node is None:

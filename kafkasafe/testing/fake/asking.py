@@ -1,4 +1,4 @@
-"""The argument and the results of a request handler. Pure.
+"""The types of a request handler's argument and results. Pure.
 
 A handler turns a request into the fields of its answer, or into `Later`: a condition that is checked again after every
 event. Like in Kafka, a broker answers the requests of one connection in order.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "Fields", "Handler", "Later", "NotModelledError", "refusal"]
 
 Fields: TypeAlias = dict[str, Any]
-"""An answer's fields by name; lists of dicts for arrays of structs."""
+"""An answer's fields by name. An array of structs is a list of dicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Later:
     """An answer that is not available yet.
 
     Attributes:
-        look: Function that gets the time in ms, and returns the answer, or None if it is still not available.
-        due_ms: When the answer will be available at the latest; None: no limit.
+        look: Function of the time in ms. It returns the answer, or None while the answer is not available.
+        due_ms: Latest time for the answer, in ms; None: no limit.
     """
 
     look: Callable[[int], Fields | None]
@@ -70,7 +70,7 @@ Handler: TypeAlias = Callable[[Ask], "Fields | Later | None"]
 
 
 def refusal(check: Callable[..., object], *arguments: object) -> int:
-    """Returns the error code with which `check(*arguments)` refuses; 0 if it does not refuse."""
+    """Calls `check(*arguments)`. Returns the code of its `RefusedError`; 0 if it raises none."""
     try:
         check(*arguments)
     except RefusedError as refused:

@@ -1,9 +1,9 @@
 """The state of the whole cluster: brokers, topics, and the controller's actions. Pure.
 
-This module uses no I/O, threads or clock. Methods that depend on time get it as an argument, in ms since the epoch, and
-`advance` does everything that has become due. The cluster's topics consist of `partition` objects. Requests of clients
-use these objects, `groups` and `transactions`. Methods raise `RefusedError` with the code that a broker would answer,
-and ordinary exceptions if a test requests something impossible.
+This module uses no I/O, threads or clock. Methods that depend on time get it as an argument, in ms since the epoch.
+`advance` does everything that has become due. The cluster's topics consist of `partition` objects. Clients' requests
+use these objects, `groups` and `transactions`. Methods raise `RefusedError` with the error code that a broker would
+answer. If a test requests something impossible, they raise ordinary exceptions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Broker:
         up: Whether the broker's process is running.
         paused: Whether the broker's process is running but suspended.
         fenced: Whether the controller considers the broker dead.
-        fence_at: When the controller will consider the broker dead, in ms; None: never.
+        fence_at: Time at which the controller will consider the broker dead, in ms; None: never.
     """
 
     node: int
@@ -84,7 +84,7 @@ class Broker:
         self.paused = True
 
     def resume(self) -> None:
-        """Notes that the broker's suspended process continues, and that the controller hears of it again."""
+        """Notes that the broker's suspended process continues, and that the controller gets its heartbeats again."""
         self.paused = self.fenced = False
         self.fence_at = None
 
@@ -93,7 +93,7 @@ class Broker:
         self.up, self.fenced, self.fence_at = True, False, None
 
     def lose_session(self, fence_at: int) -> None:
-        """Notes that the controller does not hear of the broker any more, and will fence the broker at `fence_at`."""
+        """Notes that the controller gets no more heartbeats of the broker, and will fence the broker at `fence_at`."""
         self.fence_at = fence_at
 
     def fence(self) -> None:
@@ -103,7 +103,7 @@ class Broker:
 
 @dataclass(slots=True)
 class Topic:
-    """A topic. If it is deleted and created again, the new one is another topic with another id."""
+    """A topic. If a topic is deleted and created again, the new topic is another object with another id."""
 
     name: str
     topic_id: uuid.UUID
@@ -126,7 +126,7 @@ class Centre:
 
     Args:
         settings: The brokers' settings by Kafka's names.
-        racks: `broker.rack` by node, for brokers that have one.
+        racks: The racks (`broker.rack`) of the brokers that have one, by node id.
 
     Attributes:
         cluster_id: The cluster's id, as brokers report it.
@@ -179,7 +179,7 @@ class Centre:
             self.retain()
 
     def next_due_ms(self) -> int | None:
-        """When `advance` next has something to do; None: never."""
+        """Time at which `advance` next has something to do; None: never."""
         if not self._watched():
             return None
         return min(
@@ -187,7 +187,7 @@ class Centre:
         )
 
     def _watched(self) -> bool:
-        """Whether a controller is running, which notices dead brokers."""
+        """Whether a controller is running. Without one, nobody notices dead brokers."""
         return not self.profile.brokers_control or any(broker.serves for broker in self.brokers.values())
 
     def expire_producers(self) -> None:
@@ -207,7 +207,7 @@ class Centre:
                     log.producers.expire(2**62, 0)
 
     def retain(self) -> None:
-        """Removes the oldest segments of each log that exceed the topic's retention by time or size."""
+        """Applies the topics' retention by time and size: removes old segments from each log."""
         for topic in self.topics.values():
             settings = self.settings_of(topic)
             if "delete" not in settings["cleanup.policy"]:
@@ -242,7 +242,7 @@ class Centre:
 
     @property
     def controller(self) -> int:
-        """Node id of a broker that clients may use as the controller."""
+        """Node id of the broker that metadata names as the controller."""
         return next((node for node, broker in self.brokers.items() if not broker.fenced), -1)
 
     def kill(self, node: int) -> None:
@@ -294,7 +294,8 @@ class Centre:
         if broker.up:
             return
         if self._watched():
-            # If the controller has not noticed the end of the process yet, it does when the broker registers again.
+            # If the controller has not noticed yet that the broker's process had ended, it notices when the broker
+            # registers again.
             self.fence(node)
         logs = [partition.logs[node] for partition in self.partitions() if node in partition.logs]
         for log in logs:
@@ -332,7 +333,7 @@ class Centre:
         return effective(self.settings, topic.settings)
 
     def least_in_sync(self, partition: Partition) -> int:
-        """How many replicas must be in sync for acks=all; 1 if the topic was deleted."""
+        """Number of replicas that must be in sync for acks=all; 1 if the topic was deleted."""
         topic = self.topics.get(partition.topic)
         if topic is None:
             return 1
@@ -532,10 +533,8 @@ class Centre:
         return answer
 
     def preferred_replica(self, node: int, partition: Partition, offset: int, rack: str) -> int | None:
-        """The follower to which a leader sends a consumer of this rack (KIP-392); None: the leader serves the consumer
-        itself.
-
-        The follower is an in-sync replica in the rack that has the offset. If the leader is in the rack, the result is
+        """Returns the follower from which a consumer in this rack should read (KIP-392); None: from the leader. The
+        follower is an in-sync replica in the same rack, and has the offset. If the leader is in the rack, the result is
         None.
         """
         if not rack or node != partition.leader or self.settings["replica.selector.class"] != RACK_AWARE:
@@ -558,7 +557,7 @@ class Centre:
             raise RefusedError(_DENIED[kind])
 
     def deny(self, operation: str, kind: str, name: str, *, on: bool) -> None:
-        """Forbids an operation to all clients from now on, or permits it again.
+        """Forbids an operation to all clients, or permits it again.
 
         Raises:
             UsageError: No such operation or kind of resource.

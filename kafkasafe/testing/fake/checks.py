@@ -1,7 +1,7 @@
-"""A broker's checks of a batch, except the check of its sequence, which comes later. Pure.
+"""A broker's checks of a batch. `producers` checks the sequence numbers later. Pure.
 
-The checks run in the broker's order: base offset, size, checksum, then the records (count, kind, timestamps). The
-answer has Kafka's error code of the first fault.
+The checks run in the same order as in a broker: base offset, size, checksum, then the records (count, kind,
+timestamps). The first check that fails determines the error code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ATTRIBUTES_AT: Final = 22  # the low byte: compression, timestamp type, kind
 _MAX_TIMESTAMP_AT: Final = 35
 _LOG_OVERHEAD: Final = 12
 _LOG_APPEND_TIME: Final = 0x08
-_MAX_LISTED: Final = 10  # maximum number of records that a broker names
+_MAX_LISTED: Final = 10  # maximum number of faulty records in an answer
 
 
 class NotModelledError(KafkaSafeError, NotImplementedError):
@@ -41,12 +41,12 @@ class NotModelledError(KafkaSafeError, NotImplementedError):
 
 
 class RefusedError(KafkaSafeError):
-    """An error code as the answer to a request, or to a part of it.
+    """A broker answers a request, or a part of it, with an error code.
 
     Attributes:
         message: The broker's message; None if it sends none.
         record_errors: (index in the batch, message) of the faulty records.
-        early: Whether the broker refused the batch before it looked at the partition's log.
+        early: Whether the broker refused the batch without reading the partition's log.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ def admit(
         max_bytes: The topic's `max.message.bytes`.
         log_append_time: Whether the broker will replace the timestamps. If so, they are not checked.
         keys_needed: Whether the topic is compacted, so that each record needs a key.
-        ahead_ms: How far a timestamp may be ahead of the clock; None: no limit.
-        behind_ms: How far a timestamp may be before the clock; None: no limit.
+        ahead_ms: Number of ms by which a timestamp may be after the clock's time; None: no limit.
+        behind_ms: Number of ms by which a timestamp may be before the clock's time; None: no limit.
 
     Raises:
         RefusedError: With the code of a broker's answer.
@@ -148,7 +148,9 @@ def admit(
 
 
 def _code_of_bad_header(data: bytes) -> int:
-    """Returns the code for a bad header. Bytes damaged in transit have another code than a batch built incorrectly."""
+    """Returns the code for a bad header. Bytes that were damaged in transit lead to another error code than an
+    incorrectly built batch.
+    """
     if len(data) < HEADER_BYTES:
         return CORRUPT_MESSAGE
     count = int.from_bytes(data[57:61], "big", signed=True)
@@ -195,7 +197,9 @@ def _check_timestamps(
 def store(
     data: bytes, base_offset: int, leader_epoch: int, *, append_time_ms: int | None = None
 ) -> StoredBatch:
-    """Returns the batch as the leader stores it: with offset and leader epoch, and with `append_time_ms` if given."""
+    """Returns the batch as the leader stores it: with an offset and a leader epoch, and with `append_time_ms` as the
+    timestamp if it is given.
+    """
     batch = bytearray(data)
     if append_time_ms is not None:
         header = read_header(data)

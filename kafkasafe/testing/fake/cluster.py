@@ -22,7 +22,7 @@ _POLL_S: Final = 0.002
 
 
 class FakeCluster(Control):
-    """A Kafka cluster in memory, on 127.0.0.1, for unit tests: without Java, and ready in a millisecond.
+    """A Kafka cluster in memory, on 127.0.0.1, for unit tests. It needs no Java, and starts in a millisecond.
 
     ```python
     with FakeCluster(brokers=3) as cluster:
@@ -34,13 +34,12 @@ class FakeCluster(Control):
 
     It uses Kafka's protocol, so every client works with it unchanged. Its methods have the same names as those of
     `KafkaCluster`, so a test can run on either. It stores batches unchanged, and checks them like a broker: size,
-    checksum, sequences, timestamps. It does not answer requests that it does not model: the connection ends, and
-    `close` raises `NotModelledError`. `docs/testing.md` lists the missing requests. A contract suite runs the same
-    cases here and on real brokers.
+    checksum, sequences, timestamps. If a client sends a request that the fake does not model, the connection ends, and
+    `close` raises `NotModelledError`. `docs/testing.md` lists these requests. A contract suite runs the same tests on
+    the fake and on real brokers.
 
-    Methods may be called from any thread, but not while the thread holds a lock that a client's callback needs. Every
-    method returns when its effect has been achieved. Methods with the parameters `topic, partition` also accept a
-    `TopicPartition`.
+    Any thread can call the methods, but it must not hold a lock that a client's callback needs. Every method returns
+    when its effect has been achieved. Methods with the parameters `topic, partition` also accept a `TopicPartition`.
 
     These settings differ from Kafka's defaults. The controller notices a dead broker after 0.1 s
     (`broker.session.timeout.ms`). Group rebalances begin without a delay. Brokers check every second which producers
@@ -67,7 +66,8 @@ class FakeCluster(Control):
         cluster_id: str | None = None,
     ) -> None:
         self._lock = threading.RLock()
-        # Use the monotonic clock, because the wall clock may be adjusted while a throttled client or a session waits.
+        # Use the monotonic clock: if somebody set the wall clock, throttling and sessions would end too early or too
+        # late.
         self._began_ms = (time.time_ns() - time.monotonic_ns()) // 1_000_000
         self._ahead_ms = 0
         self._wire: Wire | None = None
@@ -88,7 +88,7 @@ class FakeCluster(Control):
         """Ends the cluster and all its connections. Idempotent.
 
         Raises:
-            NotModelledError: A client used a feature that the fake does not have, and got no answer.
+            NotModelledError: A client used a feature that the fake does not have, so the client got no answer.
         """
         if self._closed:
             return

@@ -25,7 +25,9 @@ _DELETE: Final = 1
 
 
 def api_versions(ask: Ask) -> Fields:
-    """ApiVersions. If the client's version is too new, `RequestHandler` answers in the oldest version (KIP-511)."""
+    """ApiVersions. If the client's version of ApiVersions is too new, `RequestHandler` answers in version 0
+    (KIP-511).
+    """
     keys = [
         {"api_key": frames.api(name).key, "min_version": oldest, "max_version": newest}
         for name, (oldest, newest) in ask.centre.profile.apis.items()
@@ -82,7 +84,7 @@ def _wanted_row(ask: Ask, one: Any, *, create: bool) -> Fields:
             if create and centre.settings["auto.create.topics.enable"] == "true":
                 centre.check_allowed("create", "topic", name)
                 centre.create_topic(name)
-                # Like a broker, answer as if the topic did not exist yet.
+                # Although the topic exists now, answer with the error that a broker gives for it.
                 raise RefusedError(centre.profile.creating_code)
             raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION)
         return _topic_row(ask, centre.topics[name])

@@ -1,4 +1,4 @@
-"""The methods with which tests control a fake cluster, for both ways to connect to it."""
+"""The methods with which tests control a fake cluster, over sockets or in virtual time."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Control(Network):
             handler.centre.create_topic(name, partitions, replication_factor or -1, config, assignments)
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic with its records. If it is created again, it gets another id."""
+        """Deletes a topic with its records. A new topic with the same name gets another id."""
         with self._acting() as handler:
             handler.centre.delete_topic(name)
             handler.groups.topic_deleted(name)
@@ -194,13 +194,13 @@ class Control(Network):
             return handler.centre.delete_records(found.leader, found.topic, found.number, before)
 
     def records(self, topic: str | TopicPartition, partition: int = 0) -> list[Columns]:
-        """The records of a partition that readers can see, decoded, batch by batch. The first batch is whole, although
-        the log may begin in the middle of it.
+        """The records of a partition up to the high watermark, decoded, batch by batch. The first batch is complete,
+        even if the log start offset is in the middle of it.
         """
         return self._shown(topic, partition)[1]
 
     def _shown(self, topic: str | TopicPartition, partition: int) -> tuple[int, list[Columns]]:
-        """The start of a partition's log, and `records`."""
+        """The log start offset of a partition, and the result of `records`."""
         found = self._partition(topic, partition)
         with self._acting():
             log = self._led(found).log
@@ -211,7 +211,7 @@ class Control(Network):
             ]
 
     def values(self, topic: str, partition: int | None = None) -> list[bytes | None]:
-        """The values of all records that readers can see, in one partition or in all partitions in order.
+        """The values of the records up to the high watermark, of one partition or of all partitions one after another.
 
         Ignores transactions: the result includes records of aborted ones.
         """
@@ -222,7 +222,7 @@ class Control(Network):
             start, batches = self._shown(topic, number)
             for columns in batches:
                 if not columns.header.is_control:
-                    # The log may begin in the middle of its first batch.
+                    # The log start offset may be in the middle of the first batch.
                     found += columns.values[max(0, start - columns.header.base_offset) :]
         return found
 
@@ -291,8 +291,8 @@ class Control(Network):
     def hold_back(
         self, node: int, topic: str | TopicPartition, partition: int = 0, *, on: bool = True
     ) -> None:
-        """Stops a follower's replication, but keeps the follower in the in-sync replicas. So the high watermark does
-        not advance. With `on=False`, the follower replicates again. Only the fake has this method.
+        """Stops a follower's replication, but leaves it in the set of in-sync replicas. So the high watermark does not
+        advance. With `on=False`, the follower replicates again. Only the fake has this method.
         """
         found = self._partition(topic, partition)
         if node not in found.logs:
@@ -309,10 +309,10 @@ class Control(Network):
         partition: int = 0,
         during: Callable[[], object] | None = None,
     ) -> LostRecords:
-        """Elects a leader that has missed writes: acknowledged records are lost, and logs are truncated.
+        """Elects a leader that lacks the latest writes, so acknowledged records are lost, and logs are truncated.
 
-        Like `KafkaCluster.unclean_failover`: ends the followers, calls `during`, kills the leader, starts a follower,
-        which wins an unclean election, and then starts the other replicas. During the call the topic has
+        Like `KafkaCluster.unclean_failover`: ends the followers, calls `during`, kills the leader, and starts a
+        follower, which wins an unclean election. Then starts the other replicas. During the call the topic has
         `min.insync.replicas=1` and `unclean.leader.election.enable=true`.
 
         Raises:
@@ -373,7 +373,7 @@ class Control(Network):
             handler.centre.forget_producers(None if topics is None else list(topics))
 
     def replace(self, cluster_id: str | None = None) -> None:
-        """Replaces the cluster with another, empty one at the same addresses. Only the fake has this method."""
+        """Replaces the cluster with a new, empty cluster at the same addresses. Only the fake has this method."""
         with self._acting() as handler:
             handler.reset(cluster_id or random_id(), self.now_ms())
         self.cut()
@@ -387,18 +387,18 @@ class Control(Network):
         transactional_id: str | None = None,
         on: bool = True,
     ) -> None:
-        """Forbids an operation to all clients from now on; with `on=False`, permits it again.
+        """Forbids an operation to all clients. With `on=False`, permits it again.
 
         Args:
             operation: "read", "write", "describe", "create", "delete" or "alter".
             topic: Name of the topic; "*" for all.
             group: Name of the consumer group; "*" for all.
-            transactional_id: The transactional id; "*" for all. If you pass none of the three names, the resource is
-                the cluster, and "write" is the right to get a producer id without a transactional id.
+            transactional_id: The transactional id; "*" for all. Without any of these three names, the resource is the
+                cluster. Then "write" stands for getting a producer id without a transactional id.
             on: True: forbid. False: permit.
 
         Raises:
-            UsageError: The operation does not exist, or there is more than one kind of resource.
+            UsageError: The operation does not exist, or you passed more than one of the three names.
         """
         named = {"topic": topic, "group": group, "transactional_id": transactional_id}
         given = {kind: name for kind, name in named.items() if name is not None} or {
@@ -411,7 +411,8 @@ class Control(Network):
                 handler.centre.deny(operation, kind, name, on=on)
 
     def throttle(self, seconds: float, api: str | None = None, *, times: int | None = None) -> None:
-        """Makes brokers throttle clients: an answer requests a pause, and the broker reads nothing meanwhile.
+        """Makes brokers throttle clients. An answer tells the client to pause, and the broker does not read from the
+        connection during the pause.
 
         Args:
             seconds: Length of the pause; 0 ends the throttling.
@@ -439,7 +440,7 @@ class Control(Network):
 
     @property
     def errors(self) -> list[BaseException]:
-        """Errors about features that clients used but the fake does not have. A copy."""
+        """One error for each use of a feature that the fake does not have. The list is a copy."""
         return list(self._handler.errors)
 
     # --- helpers ----------------------------------------------------------------------------------------------------

@@ -22,19 +22,21 @@ NOT_ENOUGH_REPLICAS_AFTER_APPEND: Final = 20
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 
 _OF_THE_LOG: Final = frozenset({19, 32, 45, 47, 48, 87})
-"""If a broker answers Produce with one of these codes, the answer has the log start offset, unless the broker refused
-the batch before it looked at the log.
+"""A Produce answer with one of these codes contains the log start offset, unless the broker refused the batch without
+reading the log.
 """
 
 _PRODUCE_SECOND_PROTOCOL: Final = 12  # of transactions
 _PRODUCE_BY_ID: Final = 13
-_FETCH_ANY: Final = 11  # from this version on, followers serve consumers (KIP-392)
+_FETCH_ANY: Final = 11  # first version in which followers serve consumers (KIP-392)
 _FETCH_BY_ID: Final = 13
 _FETCH_STATE: Final = 15
 
 
 def _topics(ask: Ask, topics: list[Any], *, by_id: bool) -> Iterator[tuple[Any, Fields, str | None]]:
-    """Yields (topic of the request, its name or id for the answer, its name or None if the id is unknown)."""
+    """Yields a tuple for each topic in the request: the topic, the fields that name it in the answer, and its name. The
+    name is None if the request has an unknown topic id.
+    """
     for topic in topics:
         if not by_id:
             name = topic.topic if hasattr(topic, "topic") else topic.name
@@ -101,8 +103,8 @@ class _Produce:
     def _refused(self, name: str | None, number: int, refused: RefusedError) -> Fields:
         """The answer's row for a refused batch, with the fields that real brokers set (tests/contract).
 
-        Real brokers send messages only for errors of single records, and for a transaction without the partition. So
-        the fake does not send other messages.
+        Real brokers send an error message only if single records are faulty, or if the partition is not in the
+        transaction. So the fake sends no other messages.
         """
         start = -1
         if name is not None and refused.code in _OF_THE_LOG and not refused.early:
@@ -174,7 +176,7 @@ class _Fetch:
         if message.replica_id >= 0 or (state is not None and state.replica_id >= 0):
             raise NotModelledError("Fetch by a follower: the fake's replicas need no requests")
         if message.session_id:
-            # Like a broker without room for sessions, the fake never creates one, so no session id is known.
+            # The fake creates no fetch sessions, like a broker without room for them. So every session id is unknown.
             return {"error_code": FETCH_SESSION_ID_NOT_FOUND, "session_id": 0, "responses": []}
         return self.look(self.ask.now_ms) or Later(self.look, self.deadline_ms)
 

@@ -25,7 +25,7 @@ _LONGEST_METADATA: Final = 4096  # offset.metadata.max.bytes
 _NEEDS_ID: Final = 4  # JoinGroup
 _MANY_GROUPS: Final = 8  # OffsetFetch
 _BY_ID: Final = 10  # OffsetCommit, OffsetFetch
-_NOT_FOUND: Final = 6  # DescribeGroups: from this version on, a missing group is an error
+_NOT_FOUND: Final = 6  # DescribeGroups: first version in which a missing group is an error
 
 
 def _checked(empty: Fields, work: Handler) -> Handler:

@@ -1,7 +1,7 @@
 """Consumer groups of the classic protocol: members, generations, committed offsets. Pure.
 
-A group is EMPTY, PREPARING (members are joining), COMPLETING (the leader divides the partitions) or STABLE. Callers
-pass all times, in ms; `advance` removes members whose session has timed out.
+A group is EMPTY, PREPARING (members are joining), COMPLETING (the leader assigns the partitions) or STABLE. Callers
+pass the current time in ms. `advance` removes members whose session has timed out.
 
 Not modelled, and refused with an error: static members (`group.instance.id`) and the newer protocol of KIP-848.
 """
@@ -47,8 +47,8 @@ class Offset:
         offset: Offset of the next record to read.
         leader_epoch: Leader epoch of the record before this offset; -1 if unknown.
         metadata: Text that was committed with the offset.
-        place: Place in the log of offsets. Of two offsets, the one that is later in this log counts, even if the other
-            one was committed last.
+        place: Place in the log of offsets. The committed offset with the latest place wins, even if another one's
+            transaction was committed later.
     """
 
     offset: int
@@ -99,7 +99,7 @@ class Member:
         self.joined = self.waiting = True
 
     def must_join(self) -> None:
-        """Notes that another generation is being prepared, which the member has to join."""
+        """Notes that another generation is being prepared. The member has to join it."""
         self.joined, self.assignment = False, b""
 
     def assign(self, assignment: bytes, now_ms: int) -> None:
@@ -127,12 +127,14 @@ class Group:
     leader: str = ""
     members: dict[str, Member] = field(default_factory=dict)
     promised: set[str] = field(default_factory=set)
-    """Member ids that were granted, but with which no client has joined yet."""
+    """Member ids that were granted to clients. No client has joined with them yet."""
     rebalance_by_ms: int = 0
     others_until_ms: int = 0
-    """The time until which members of a new group wait for others (`group.initial.rebalance.delay.ms`); 0: no wait."""
+    """Time in ms at which the wait of a new group for more members ends (`group.initial.rebalance.delay.ms`); 0: no
+    wait.
+    """
     others_left_ms: int = 0
-    """The time in ms by which the end of this wait may still be postponed if other members join."""
+    """Number of ms by which the wait for more members may still be extended."""
     others_came: bool = False
     offsets: dict[tuple[str, int], Offset] = field(default_factory=dict)
     pending: dict[int, dict[tuple[str, int], Offset]] = field(default_factory=dict)
@@ -141,7 +143,7 @@ class Group:
 
     @property
     def due_ms(self) -> list[int]:
-        """The times at which a session, a wait or a rebalance ends."""
+        """Times in ms at which a session, the wait for more members or the rebalance ends."""
         due = [at for member in self.members.values() if (at := member.expires_ms) is not None]
         if self.state in {GroupState.PREPARING, GroupState.COMPLETING}:
             due.append(self.rebalance_by_ms)
@@ -188,13 +190,13 @@ class Group:
         return wanted
 
     def add(self, member: Member, protocol_type: str) -> None:
-        """Adds a member, which has yet to join a generation."""
+        """Adds a member, which has not joined a generation yet."""
         self.members[member.member_id] = member
         self.others_came = True
         self.protocol_type = protocol_type
 
     def rebalances_for(self, member: Member, protocols: list[tuple[str, bytes]]) -> bool:
-        """Whether a member that joins again starts a rebalance, or takes part in one that is being prepared.
+        """Whether a member that joins again starts a rebalance, or joins one that is being prepared.
 
         In a stable group, only the leader and members with changed metadata start a rebalance.
         """
@@ -204,7 +206,7 @@ class Group:
         return self.state is not GroupState.COMPLETING and (self.state is not GroupState.STABLE or leads)
 
     def join(self, member: Member, now_ms: int, delay_ms: int) -> None:
-        """Lets a member join the next generation. The first members of a group wait for others."""
+        """Lets a member join the next generation. The first members of a group wait for more members."""
         if self.state is GroupState.EMPTY:
             self.others_left_ms = max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
             self._wait_for_others(now_ms, delay_ms)
@@ -219,7 +221,7 @@ class Group:
         self.state = GroupState.STABLE
 
     def remove(self, member_id: str, now_ms: int) -> None:
-        """Removes a member. Starts a rebalance if the other members have joined a generation."""
+        """Removes a member. Starts a rebalance if the remaining members are in a generation."""
         del self.members[member_id]
         if self.leader == member_id:
             self.leader = ""
@@ -281,7 +283,7 @@ class Group:
         return replace(offset, place=self.places)
 
     def undecided(self, where: tuple[str, int]) -> bool:
-        """Whether an open transaction has an offset of this partition."""
+        """Whether an open transaction contains an offset for this partition."""
         return any(where in offsets for offsets in self.pending.values())
 
     def end_transaction(self, producer_id: int, *, commit: bool) -> None:
@@ -459,7 +461,7 @@ class Groups:
     # -- Offsets -----------------------------------------------------------------------------------------------------
 
     def check_commit(self, name: str, member_id: str, generation: int, now_ms: int) -> Group:
-        """Checks whether this member, or a client outside of any generation (-1), may commit offsets.
+        """Checks whether this member may commit offsets. A client that is not a member has generation -1.
 
         Raises:
             RefusedError: With code 22, 24, 25, 27 or 30.
@@ -498,8 +500,8 @@ class Groups:
 
 
 def coordinator(centre: Centre, key: str, partitions: str) -> int:
-    """Node id of the broker that coordinates a key; -1 if no broker is available. It depends only on the key and on the
-    available brokers.
+    """Node id of the broker that coordinates a key; -1 if no broker is available. The result depends only on the key
+    and on the available brokers.
     """
     able = [node for node in centre.brokers if centre.able(node)]
     if not able:
@@ -508,5 +510,7 @@ def coordinator(centre: Centre, key: str, partitions: str) -> int:
 
 
 def numbered(centre: Centre, key: str, partitions: str) -> int:
-    """The partition of the internal topic for a key. `partitions` is the setting with the number of partitions."""
+    """The partition of the internal topic that stores a key. `partitions` names the setting for the topic's
+    partitions.
+    """
     return sum(key.encode()) % int(centre.settings[partitions])

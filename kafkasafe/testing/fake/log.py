@@ -37,7 +37,7 @@ class ReplicaLog:
         epochs: (leader epoch, its first offset), ascending.
         producers: The remembered state of producers.
         start_offset: First readable offset.
-        high_watermark: The high watermark that this replica knows.
+        high_watermark: The high watermark of this replica.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class ReplicaLog:
         self.start_offset = 0
         self.high_watermark = 0
         self._end_offset = 0
-        # Transactions whose end readers may not know yet: first offset -> offset of the marker, if it is written.
+        # First offset of a transaction -> offset of its marker, or None. Readers may not have seen these markers yet.
         self._unstable: dict[int, int | None] = {}
 
     @property
@@ -62,8 +62,8 @@ class ReplicaLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Start of the first transaction whose end is not decided and replicated, but not before the start of the log;
-        otherwise the high watermark.
+        """The first offset of the oldest transaction whose marker is not replicated; without such a transaction, the
+        high watermark. The result is never before the log start offset.
         """
         undecided = [
             first
@@ -73,11 +73,11 @@ class ReplicaLog:
         return max(self.start_offset, min([self.high_watermark, *undecided]))
 
     def has(self, offset: int) -> bool:
-        """Whether a reader can start at this offset, which may be the end of the log."""
+        """Whether a reader can start at this offset. The end of the log is a valid start too."""
         return self.start_offset <= offset <= self._end_offset
 
     def segments(self, most_bytes: int) -> list[list[StoredBatch]]:
-        """The batches by segment, as a broker stores them: a new segment begins if the next batch does not fit."""
+        """The batches, grouped by segment as in a broker: if a batch does not fit, a new segment begins."""
         found: list[list[StoredBatch]] = []
         size = 0
         for batch in self.batches:
@@ -114,11 +114,11 @@ class ReplicaLog:
         return batch
 
     def copy_from(self, leader: ReplicaLog) -> None:
-        """Replicates: copies the batches of the leader that this follower does not have."""
+        """Replicates: copies the leader's batches that this follower lacks."""
         if self._end_offset < leader.start_offset:
             self._reset(leader.start_offset)
             self.producers = leader.producers.copy()
-            # The state of producers comes from a snapshot, or from the leader's remaining batches.
+            # A broker would get the producers' state from a snapshot, or from the leader's remaining batches.
             self.producers.restarted()
         for batch in leader.batches[self._index(leader.batches, self._end_offset) :]:
             self._take(batch)
@@ -179,7 +179,9 @@ class ReplicaLog:
         self.epochs = [entry for entry in self.epochs if entry[1] < self._end_offset]
 
     def advance_start(self, offset: int) -> None:
-        """Makes records before an offset unreadable. The state of producers is kept."""
+        """Moves the log start offset forward, so that records before it cannot be read. The state of producers is
+        kept.
+        """
         if offset <= self.start_offset:
             return
         self.start_offset = offset
@@ -222,11 +224,11 @@ class ReplicaLog:
         return b"".join(parts)
 
     def aborted_between(self, first: int, end: int) -> list[Aborted]:
-        """Aborted transactions to which records from `first` to `end` (exclusive) may belong."""
+        """The aborted transactions that overlap the offsets from `first` to `end` (exclusive)."""
         return [one for one in self.aborted if one.last_offset >= first and one.first_offset < end]
 
     def end_of_epoch(self, epoch: int) -> tuple[int, int]:
-        """(largest epoch that is not larger than the given one, its end offset); (-1, -1) if unknown."""
+        """(epoch, its end offset) of the largest leader epoch up to the given one; (-1, -1) if unknown."""
         if epoch < 0 or not self.epochs:
             return _UNKNOWN
         if epoch == self.epochs[-1][0]:

@@ -2,7 +2,7 @@
 
 Followers copy the leader's batches at once, unless they are down, suspended or held back. The high watermark is the
 smallest log end of all in-sync replicas. So a test can create every state that a slow network causes in a real cluster,
-and keep this state as long as necessary.
+and can keep this state for any length of time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Appended:
     """A batch in the leader's log.
 
     Attributes:
-        base_offset: Offset of the batch; for a duplicate, the offset of the first copy.
+        base_offset: Offset of the batch. For a duplicate, it is the offset of the copy that was appended first.
         log_append_time_ms: -1 unless the broker set the timestamps.
         end_offset: When the high watermark reaches this offset, all in-sync replicas have the batch.
     """
@@ -81,9 +81,9 @@ class Partition:
         replicas: Node ids, the preferred leader first.
         in_sync: The in-sync replicas; never empty.
         leader: Node id; -1 while the partition has no leader.
-        leader_epoch: Grows by one with each change of the leader.
+        leader_epoch: Leader epoch. It grows by one with each change of the leader.
         logs: The replicas' logs, by node.
-        lagging: Followers that do not replicate at present, but stay in sync.
+        lagging: Followers that do not replicate at present, but stay in the set of in-sync replicas.
     """
 
     def __init__(self, topic: str, number: int, replicas: Sequence[int]) -> None:
@@ -119,7 +119,7 @@ class Partition:
         self.log.assign_epoch(self.leader_epoch, self.log.end_offset)
 
     def move(self, node: int) -> None:
-        """Makes an in-sync replica the leader, and the preferred one."""
+        """Makes an in-sync replica the leader, and also the preferred leader."""
         if node != self.leader:
             self.lead(node)
         self.replicas.sort(key=lambda other: other != node)
@@ -128,8 +128,9 @@ class Partition:
         """Elects a leader if the current one is not able to lead. Returns whether anything changed.
 
         Args:
-            able: Whether a node is up, from the controller's view.
-            unclean: Also elect a replica that is not in sync. Records that it does not have are lost.
+            able: Function that returns whether the controller considers a node alive.
+            unclean: Whether to elect a replica that is not in sync if no other can lead. Records that it does not have
+                are lost.
         """
         if self.leader >= 0 and able(self.leader):
             return False
@@ -162,7 +163,9 @@ class Partition:
             self._shrink(able)
 
     def hold_back(self, node: int, *, on: bool) -> None:
-        """Stops a follower's replication, but keeps the follower in sync. With `on=False`, it replicates again."""
+        """Stops a follower's replication, but leaves it in the set of in-sync replicas. With `on=False`, it replicates
+        again.
+        """
         (self.lagging.add if on else self.lagging.discard)(node)
 
     def release(self) -> None:
@@ -179,7 +182,7 @@ class Partition:
         """Lets followers copy the leader's batches, and advances the high watermark.
 
         Args:
-            fetching: Whether the broker with a node id is running and not suspended.
+            fetching: Function that returns whether a broker is running and not suspended.
             least_in_sync: While fewer replicas are in sync, the high watermark does not advance.
         """
         if self.leader < 0 or not fetching(self.leader):
@@ -202,7 +205,7 @@ class Partition:
         while follower.epochs:
             epoch, end = leader.end_of_epoch(follower.latest_epoch)
             if end < 0:
-                follower.truncate(leader.end_offset)  # the follower's epoch is newer than all of the leader's
+                follower.truncate(leader.end_offset)  # the leader's log has only older epochs
                 epoch, end = leader.latest_epoch, leader.end_offset
             mine = follower.end_of_epoch(epoch)[1]
             before = follower.end_offset, tuple(follower.epochs)
@@ -307,7 +310,7 @@ class Partition:
         Args:
             node: Node id of the broker that got the request.
             offset: First offset.
-            max_bytes: Maximum size, except for a larger first batch.
+            max_bytes: Maximum size of the result in bytes. A larger first batch may exceed it.
             read_committed: Whether to read only up to the last stable offset, and to return the aborted transactions.
             current_leader_epoch: The epoch that the client expects; -1: unknown.
             last_fetched_epoch: Leader epoch of the record before `offset`; -1: unknown.
@@ -349,10 +352,10 @@ class Partition:
         Args:
             node: Node id of the broker that got the request.
             timestamp: Ms since the epoch, or one of the constants `LATEST` … `EARLIEST_PENDING_UPLOAD`.
-            version: API version. The version decides which code is returned while the high watermark has not caught up
-                after an election.
+            version: API version. After an election, until the high watermark is known, the error code depends on this
+                version.
             replica_id: -1: a consumer. -2: a debugging replica; every replica answers its request.
-            read_committed: Whether the log ends for this client at the last stable offset.
+            read_committed: Whether this client reads only up to the last stable offset.
             current_leader_epoch: The epoch that the client expects; -1: unknown.
 
         Raises:
@@ -387,6 +390,6 @@ class Partition:
 
 
 def _limit(text: str) -> int | None:
-    """A number of ms; None for the largest possible one, which means no limit."""
+    """A number of ms; None for the largest possible number, which means "no limit"."""
     value = int(text)
     return None if value == 2**63 - 1 else value

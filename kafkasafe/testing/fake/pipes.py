@@ -1,4 +1,4 @@
-"""Connections to the brokers of a cluster in virtual time, and the requests that are on their way."""
+"""Connections to the brokers of a cluster in virtual time, and the requests in transit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kafkasafe.testing.fake.asking import Fields, Later
 from kafkasafe.testing.fake.centre import Centre
 
 HeldRequest: TypeAlias = tuple[Later, str, Callable[[Fields], None]]
-"""(the answer that is not available yet, the name of the API, the function that gets the answer)"""
+"""(the answer that is not available yet, the name of the API, the function to call with the answer)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +20,7 @@ class Pipe:
 
     Attributes:
         on_end: Called with the reason when the connection ends.
-        ended_s: When the connection ended, seconds.
+        ended_s: Time in seconds at which the connection ended.
     """
 
     node: int
@@ -36,7 +36,7 @@ class Pipe:
         self.open, self.ended_s = False, now_s
 
     def hold(self, request: HeldRequest | None) -> None:
-        """Keeps a request whose answer is not available yet. None: the request that was kept is answered."""
+        """Keeps a request whose answer is not available yet. None: the request has been answered."""
         self.held = request
 
     def mute(self, until_ms: int) -> None:
@@ -50,11 +50,11 @@ class InTransit:
 
     Attributes:
         pipe: The connection that it was written to.
-        centre: The cluster to which the connection led when the request was written.
+        centre: The cluster that had the connection when the request was written.
         name: Kafka's name of the API.
         message: The request's fields, as attributes.
         on_answer: Called with the fields of the answer.
-        written_s: When the connection accepts the request's last byte, seconds.
+        written_s: Time in seconds at which the connection accepts the request's last byte.
     """
 
     pipe: Pipe
@@ -75,7 +75,7 @@ class Way:
     free_s: float = 0.0
 
     def pass_through(self, now_s: float, size: int) -> tuple[float, float]:
-        """Returns the seconds until the network has taken `size` bytes from the sender, and until they have arrived."""
+        """Returns (seconds until the sender has got rid of `size` bytes, seconds until these bytes have arrived)."""
         if not self.bytes_per_s:
             return 0.0, 0.0
         self.free_s = max(self.free_s, now_s) + size / self.bytes_per_s

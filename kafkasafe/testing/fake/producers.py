@@ -1,11 +1,11 @@
-"""The state of idempotent and transactional producers that one replica's log remembers. Pure.
+"""The state of idempotent and transactional producers, as one replica's log stores it. Pure.
 
-The rules were measured on brokers, and differ in part from the documentation:
+The rules come from measurements on brokers. Some of them differ from the documentation:
 
-- A broker knows the last five batches of a producer. After a restart it knows only the last one, because the snapshot
-  has no more.
-- A batch that neither repeats one of these batches nor follows the last one is a gap or an older repetition. The broker
-  answers 45 in both cases.
+- A broker remembers the last five batches of a producer. After a restart it remembers only the last batch, because its
+  snapshot contains no others.
+- The broker answers with error 45 to any batch that neither repeats one of these batches nor follows the last one. The
+  cause is a gap, or a repetition of an older batch.
 - An unknown producer id may begin with any sequence.
 - A known producer id with a newer epoch must begin with sequence 0.
 - Expiry depends on the batches' own timestamps, not on their time of arrival.
@@ -90,7 +90,7 @@ class Producer:
         return first
 
     def restarted(self) -> None:
-        """Restores the state from the broker's snapshot, which has one batch."""
+        """Restores the state from the broker's snapshot, which contains only the last batch."""
         self.window = self.window[-1:]
 
 
@@ -114,7 +114,9 @@ class Producers:
         return made
 
     def duplicate_of(self, header: BatchHeader) -> SeenBatch | None:
-        """The batch in the window with the identity in `header`, or None. Like brokers, does not compare the bytes."""
+        """The batch in the window that has the same epoch and sequences as `header`, or None. Like in a broker, the
+        bytes are not compared.
+        """
         known = self._known.get(header.producer_id)
         if known is None or known.epoch != header.producer_epoch:
             return None
@@ -155,10 +157,10 @@ class Producers:
             )
 
     def check_transaction(self, header: BatchHeader) -> None:
-        """Checks whether the batch may be appended with respect to the producer's open transaction.
+        """Checks that the batch belongs to the producer's open transaction, if there is one.
 
         Raises:
-            RefusedError: With code 48: the batch is outside of the open transaction.
+            RefusedError: With code 48: the batch does not belong to the open transaction.
         """
         known = self._known.get(header.producer_id)
         open_one = known is not None and known.txn_first_offset is not None
@@ -174,12 +176,13 @@ class Producers:
         return known.marked(header, coordinator_epoch)
 
     def restarted(self) -> None:
-        """Restores the state from the broker's snapshot, which has one batch of each producer."""
+        """Restores the state from the broker's snapshot, which contains only the last batch of each producer."""
         for known in self._known.values():
             known.restarted()
 
     def recall(self, before: Producers, end_offset: int) -> None:
-        """After a truncation, adds producers whose records the log does not have any more, as a snapshot does.
+        """After a truncation, restores producers whose earlier batches were already deleted, as a broker does from its
+        snapshot.
 
         `before` is the state before the truncation, and `end_offset` the end of the log after it.
         """

@@ -1,7 +1,8 @@
-"""Turns requests as bytes into answers as bytes, for all brokers of a fake cluster. No I/O, no thread, no clock.
+"""Takes the bytes of a request, and returns the bytes of the answer, for all brokers of a fake cluster. No I/O, no
+thread, no clock.
 
-A request that the fake does not model gets no answer: the error is added to `errors`, and the connection ends. Because
-the client may continue nevertheless, `FakeCluster.close` raises the first of these errors.
+A request that the fake does not model gets no answer: the error is added to `errors`, and the connection ends. A client
+may not notice this, so `FakeCluster.close` raises the first of these errors.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Reply:
 
     Attributes:
         frame: None if the request has no answer (acks=0).
-        throttle_ms: How long the broker stops reading from the connection, in ms.
+        throttle_ms: Number of ms during which the broker does not read from the connection.
     """
 
     frame: bytes | None
@@ -70,13 +71,13 @@ class _Throttle:
 
 
 class RequestHandler:
-    """The whole state of a fake cluster, and the entry for requests.
+    """The whole state of a fake cluster. All requests enter here.
 
     Attributes:
         centre: Brokers, topics, records.
         addresses: (host, port) of each broker, as clients see them.
         counts: Number of requests by API name.
-        errors: Errors about features that clients used but the fake does not have.
+        errors: One error for each use of a feature that the fake does not have.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class RequestHandler:
         self.reset(cluster_id, now_ms)
 
     def reset(self, cluster_id: str, now_ms: int) -> None:
-        """Replaces the cluster with another, empty one at the same addresses."""
+        """Replaces the cluster with a new, empty cluster at the same addresses."""
         self.centre = Centre(*self._made, cluster_id=cluster_id, now_ms=now_ms)
         self.groups = Groups(self.centre)
         self.transactions = Transactions(self.centre, self.groups)
@@ -117,7 +118,9 @@ class RequestHandler:
         return min(due, default=None)
 
     def throttle(self, throttle_ms: int, api: str | None, times: int | None) -> None:
-        """Makes answers of one API (None: of all APIs) tell clients to pause; `throttle_ms=0` ends this."""
+        """Makes the answers of one API (None: of all except ApiVersions) tell clients to pause. `throttle_ms=0` ends
+        this.
+        """
         name = None if api is None else frames.api(api).name
         if throttle_ms:
             self._throttles[name] = _Throttle(throttle_ms, times)
@@ -191,7 +194,7 @@ class RequestHandler:
         return Reply(response.encode(), throttle_ms)
 
     def throttled(self, name: str) -> int:
-        """For how long a client that gets an answer of this API should pause, in ms."""
+        """Number of ms for which the next answer of this API tells the client to pause."""
         for key in (name, None):
             rule = self._throttles.get(key)
             if rule is None or name == "ApiVersions":

@@ -1,7 +1,7 @@
 """The supported versions of Kafka: their API versions and the defaults of their settings. Pure.
 
-The ranges of API versions are those in a broker's answer to ApiVersions, for the APIs that the fake has. The contract
-suite compares them with real brokers.
+For the APIs that the fake has, the ranges of versions are the same as in a real broker's answer to ApiVersions. The
+contract suite compares them with real brokers.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Profile:
         apis: API name -> (oldest, newest) version.
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.
-        creating_code: Error code of a topic that a metadata request creates.
-        brokers_control: Whether one of the brokers is the controller. If so, nothing notices the death of the last
+        creating_code: Error code in the Metadata answer for a topic that this request has created.
+        brokers_control: Whether one of the brokers is the controller. If so, nobody notices the death of the last
             broker.
         verifies_transactions: Whether brokers accept a transaction's batches only for partitions that were added to it.
-        caps_in_sync: Whether `min.insync.replicas` counts as at most the number of replicas, and the high watermark
-            does not advance while fewer replicas are in sync (from Kafka 4 on).
-        least: Minimum values of topics' settings, where they are larger than in `_LEAST`.
-        lacking: Topics' settings that other versions have and this one does not.
-        unmodelled: Topics' settings that this version has but the fake does not model.
+        caps_in_sync: Whether `min.insync.replicas` is limited to the number of replicas, and the high watermark does
+            not advance while fewer replicas are in sync (Kafka 4 and later).
+        least: Minimum values of topic settings that are larger than the values in `_LEAST`.
+        lacking: Topic settings that exist in other versions, but not in this one.
+        unmodelled: Topic settings that exist in this version, but that the fake does not model.
     """
 
     version: str
@@ -205,7 +205,7 @@ TOPIC_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "unclean.leader.election.enable": "unclean.leader.election.enable",
     }
 )
-"""For each topic setting that the fake uses, the broker setting that applies if the topic does not set it."""
+"""Topic setting -> the broker setting that applies to topics without this topic setting."""
 
 _WITHOUT_EFFECT: Final = frozenset(
     {
@@ -300,7 +300,7 @@ def broker_settings(profile: Profile, given: Mapping[str, object]) -> dict[str, 
 
 
 def racks_of(given: Mapping[int, Mapping[str, object]]) -> dict[int, str]:
-    """Returns the racks in settings of single brokers, by node.
+    """Reads `broker.rack` from the settings of single brokers. Returns the racks by node id.
 
     Raises:
         ConfigError: A setting other than `broker.rack` is set.

@@ -1,4 +1,4 @@
-"""Requests of transactional producers, and those for producer ids. Pure."""
+"""Requests of transactional producers, and requests for producer ids. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TRANSACTIONAL_ID_NOT_FOUND: Final = 105
 
 _NONE: Final[Fields] = {"producer_id": -1, "producer_epoch": -1}
 _SECOND_PROTOCOL: Final = 5  # EndTxn, TxnOffsetCommit
-_FENCED: Final = 2  # AddPartitionsToTxn, AddOffsetsToTxn, EndTxn: from this version on, error 90
+_FENCED: Final = 2  # first version with error 90 (AddPartitionsToTxn, AddOffsetsToTxn, EndTxn)
 _INIT_FENCED: Final = 4  # InitProducerId
-_INIT_NAMED: Final = 3  # InitProducerId: from this version on, with the producer's id and epoch
+_INIT_NAMED: Final = 3  # InitProducerId: first version with the producer's id and epoch
 
 
 def _answered(empty: Fields, work: Callable[[Ask], Fields]) -> Handler:
@@ -51,7 +51,7 @@ def _identity(ask: Ask) -> tuple[int, int]:
 
 
 def _current(known: TransactionMetadata | None, identity: tuple[int, int], code: int) -> TransactionMetadata:
-    """The state of a transactional id, if the request has its producer id and epoch."""
+    """Returns the state of a transactional id, after a check of the request's producer id and epoch."""
     if known is None:
         raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
     known.check_identity(identity, code)
@@ -96,7 +96,7 @@ def _add_partitions(ask: Ask) -> Fields:
             for place in wanted
         }
         if any(codes.values()):
-            # If one partition cannot be added, none is.
+            # If one partition cannot be added, no partition is added.
             codes = {place: code or OPERATION_NOT_ATTEMPTED for place, code in codes.items()}
         else:
             known.open(ask.now_ms)
@@ -149,7 +149,9 @@ def _offset_commit(ask: Ask) -> Fields:
 
 
 def _check_offset(ask: Ask, group: str) -> None:
-    """Checks whether the transaction may have a group's offsets. With protocol 2, also adds the group to it."""
+    """Checks whether the transaction may contain a group's offsets. With protocol 2, also adds the group to the
+    transaction.
+    """
     known = ask.transactions.known(ask.message.transactional_id)
     known = _current(known, _identity(ask), INVALID_PRODUCER_EPOCH)
     if ask.version >= _SECOND_PROTOCOL:
@@ -161,7 +163,9 @@ def _check_offset(ask: Ask, group: str) -> None:
 
 
 def _end(ask: Ask) -> Fields:
-    """EndTxn. Protocol 2 grants a new epoch (KIP-890), and recognises a repeated request by the old epoch."""
+    """EndTxn. With protocol 2, the answer grants a new epoch (KIP-890). So a repeated request is recognised by its old
+    epoch.
+    """
     name, commit, identity = ask.message.transactional_id, bool(ask.message.committed), _identity(ask)
     second = ask.version >= _SECOND_PROTOCOL
     _check(ask, name)

@@ -1,4 +1,4 @@
-"""Transactions: the state of each transactional id, the partitions of its open transaction, and how it ends. Pure.
+"""Transactions: the state of each transactional id, and the partitions and the end of its transaction. Pure.
 
 Like Kafka's coordinator, the fake answers EndTxn when the end is decided. The markers are written to the logs a little
 later. Until then, requests for the next transaction get error 51.
@@ -47,7 +47,7 @@ class TxnState(enum.Enum):
 
 @dataclass(slots=True)
 class TransactionMetadata:
-    """The state of a transactional id, with its open or ending transaction."""
+    """The state of a transactional id, and of its transaction if one is open or ending."""
 
     producer_id: int
     epoch: int
@@ -69,7 +69,7 @@ class TransactionMetadata:
     complete_ms: int = -1
     """When the markers of a decided end are written."""
     markers: dict[tuple[str, int], tuple[Partition, int, int]] = field(default_factory=dict)
-    """The markers that were written, by partition: the partition, the leader epoch, and the offset after the marker. A
+    """The written markers, by (topic, number): the partition, the leader epoch, and the offset after the marker. A
     marker counts when it is replicated.
     """
 
@@ -80,23 +80,25 @@ class TransactionMetadata:
 
     @property
     def ending(self) -> bool:
-        """Whether an end is decided but not carried out yet."""
+        """Whether the commit or abort is decided, but its markers are not written yet."""
         return self.state is TxnState.COMMITTING or self.state is TxnState.ABORTING
 
     @property
     def due_ms(self) -> int | None:
-        """When the open transaction times out, or the markers of a decided end are written."""
+        """Time at which the open transaction times out, or at which the markers of a decided end are due."""
         if self.state is TxnState.ONGOING:
             return self.began_ms + self.timeout_ms
         return self.complete_ms if self.ending else None
 
     def check_settled(self) -> None:
-        """Raises `RefusedError` with code 51 if an end is decided but not carried out yet."""
+        """Raises `RefusedError` with code 51 while `ending` is true."""
         if self.ending:
             raise RefusedError(CONCURRENT_TRANSACTIONS)
 
     def check_identity(self, identity: tuple[int, int], old_epoch: int) -> None:
-        """Raises `RefusedError` with code 49 for another producer id, and with `old_epoch` for another epoch."""
+        """Raises `RefusedError` if the producer id differs (code 49), or if only the epoch differs (code
+        `old_epoch`).
+        """
         if identity[0] != self.producer_id:
             raise RefusedError(INVALID_PRODUCER_ID_MAPPING)
         if identity[1] != self.epoch:
@@ -105,7 +107,7 @@ class TransactionMetadata:
     def init(
         self, timeout_ms: int, named: tuple[int, int], old_epoch: int, new_producer_id: Callable[[], int]
     ) -> None:
-        """Grants the next epoch to a producer that begins. A repeated request gets the same epoch again."""
+        """Grants the next epoch. A repeated request gets the same epoch again."""
         if self.kept != named:
             begins = named[1] < 0
             if not begins:
@@ -128,7 +130,7 @@ class TransactionMetadata:
         self.partitions.update(places)
 
     def add_group(self, name: str, number: int) -> None:
-        """Adds a consumer group, whose offsets are in this partition of the log of offsets."""
+        """Adds a consumer group. Its offsets are stored in this partition of the offsets topic."""
         self.groups.add(name)
         self.add((OFFSETS_TOPIC, number))
 
@@ -137,9 +139,9 @@ class TransactionMetadata:
 
         Args:
             commit: Whether the transaction is committed.
-            bump: Whether the epoch grows, so that requests with the old epoch are fenced.
-            repeatable: Whether a request with the old epoch is recognised as a repetition.
-            complete_ms: When the markers are written.
+            bump: Whether to increase the epoch, so that requests with the old epoch are fenced.
+            repeatable: Whether a later request with the old epoch counts as a repetition of this one.
+            complete_ms: Time in ms at which the markers are written.
         """
         ended = self.identity
         self.epoch += bump
@@ -150,8 +152,8 @@ class TransactionMetadata:
     def write_marker(self, place: tuple[str, int], partition: Partition, now_ms: int) -> None:
         """Writes the marker to a partition's log.
 
-        The marker is written again if another leader was elected meanwhile, because that leader may not have it, or if
-        the topic was created again.
+        If the partition has a new leader since the last call, writes the marker again, because the new leader may not
+        have it. The same applies if the topic was created again.
         """
         written = self.markers.get(place)
         if written is None or written[0] is not partition or written[1] != partition.leader_epoch:
@@ -165,9 +167,9 @@ class TransactionMetadata:
             self.markers[place] = partition, partition.leader_epoch, marker.end_offset
 
     def complete(self, left: set[tuple[str, int]], again_ms: int) -> None:
-        """Ends the transaction if all markers count. Otherwise, they are tried again at `again_ms`.
+        """Ends the transaction if all markers are replicated. Otherwise, the markers are tried again at `again_ms`.
 
-        `left` has the partitions whose markers do not count yet.
+        `left` contains the partitions whose markers are not replicated yet.
         """
         self.partitions = left
         if left:
@@ -181,7 +183,7 @@ class Transactions:
     """All transactional ids of a cluster.
 
     Attributes:
-        markers_take_ms: Time from the decision of a transaction's end until its markers are written.
+        markers_take_ms: Time in ms between the decision to end a transaction and the writing of its markers.
     """
 
     def __init__(self, centre: Centre, groups: Groups) -> None:
@@ -218,8 +220,8 @@ class Transactions:
     ) -> tuple[int, int]:
         """InitProducerId with a transactional id: grants a new epoch, and ends the open transaction.
 
-        `named` is (producer id, epoch) in the request, -1 for a producer that begins. `old_epoch` is the error code for
-        another epoch than the current one.
+        `named` is (producer id, epoch) in the request; both are -1 for a new producer. `old_epoch` is the error code if
+        the request's epoch is not the current one.
         """
         most = int(self._centre.settings["transaction.max.timeout.ms"])
         if not 0 < timeout_ms <= most:
@@ -229,14 +231,15 @@ class Transactions:
             known = self._known[name] = TransactionMetadata(self._centre.new_producer_id(), -1, timeout_ms)
         known.check_settled()
         if known.state is TxnState.ONGOING and (named[1] < 0 or named[0] == known.producer_id):
-            # The epoch in the request does not matter; it is checked only if no transaction is open.
+            # The epoch in the request is checked only if no transaction is open, so it is not checked here.
             self._fence(known, now_ms)
             known.check_settled()
         known.init(timeout_ms, named, old_epoch, self._centre.new_producer_id)
         return known.identity
 
     def check_batch(self, name: str, topic: str, number: int, data: bytes, *, second: bool) -> None:
-        """Checks whether a transaction's batch may be appended. With protocol 2 (`second`), this adds the partition.
+        """Checks whether a transaction's batch may be appended. With protocol 2 (`second`), also adds the partition to
+        the transaction.
 
         Raises:
             RefusedError: With code 47, 48 or 51.
@@ -261,17 +264,20 @@ class Transactions:
             raise RefusedError(INVALID_TXN_STATE, _NOT_ADDED, early=True)
 
     def may_end(self, header: BatchHeader) -> bool:
-        """Whether the transaction of a batch in a log is still open."""
+        """Whether a transactional id still has the producer id and epoch of this batch, so that the batch's transaction
+        can still end.
+        """
         return any(
             known.identity == (header.producer_id, header.producer_epoch) for known in self._known.values()
         )
 
     def number_of(self, group: str) -> int:
-        """The partition of the log of offsets that has a group's offsets."""
+        """The partition of the offsets topic that stores a group's offsets."""
         return numbered(self._centre, group, "offsets.topic.num.partitions")
 
     def check_log_of_offsets(self, group: str, producer_id: int, epoch: int) -> None:
-        """Checks that the log of offsets has seen no newer epoch of the producer. Old brokers make only this check.
+        """Checks that no offsets with a newer epoch of the producer were added before. Old brokers make only this
+        check.
 
         Raises:
             RefusedError: With code 47.

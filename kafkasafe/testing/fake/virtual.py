@@ -1,7 +1,7 @@
 """The fake's backend for engines: `kafkasafe.cluster.api.Cluster` in virtual time, without a thread or a socket.
 
-Requests pass through the same handlers that answer on the wire, as plain data. A broker answers the requests of one
-connection one after another. Requests and answers take `latency_s` in each direction.
+Requests are plain data, and the same handlers answer them as in `FakeCluster`. A broker answers the requests of one
+connection one after another. Each request takes `latency_s`, and so does each answer.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class VirtualCluster(Control):
     The cluster behaves like `FakeCluster`, and has the same methods, but nothing happens unless the test advances
     `time`. Two runs with the same calls are identical.
 
-    Use the cluster and its clients on one thread only. A `SafeProducer` cannot use them, because its threads wait by
-    the machine's clock.
+    Use the cluster and its clients on one thread only. A `SafeProducer` cannot use them, because its threads wait for
+    the machine's clock, not for virtual time.
 
     Args:
         brokers: Number of brokers.
         version: "4.3.0" or "2.8.2".
         config: Broker settings by Kafka's names.
         cluster_id: The cluster's id, as brokers report it.
-        latency_s: Network latency of each request and each answer, seconds.
+        latency_s: Network latency of each request and of each answer, in seconds.
 
     Attributes:
         time: The clock and its timers.
@@ -97,8 +97,10 @@ class VirtualCluster(Control):
         """Limits the bandwidth from clients to brokers.
 
         Args:
-            bytes_per_s: Bytes of batches a second to each broker, over all connections; 0 for no limit.
-            buffer_bytes: Bytes that the network takes from the writer at once, as buffers of sockets and routers do.
+            bytes_per_s: Rate limit to each broker, in bytes of batches per second, over all connections together; 0 for
+                no limit.
+            buffer_bytes: Number of bytes that the network buffers, like sockets and routers. The writer does not wait
+                for them.
             node: The broker, None for all.
         """
         for one in self._nodes(node):
@@ -141,7 +143,7 @@ class VirtualCluster(Control):
                 return
             pipe = Pipe(node, on_end)
             self._pipes.append(pipe)
-            # As on the wire, the connection is usable after the broker has reported its API versions.
+            # As with a real connection, it is usable only after the broker has answered ApiVersions.
             pipe.requests.append(("ApiVersions", 0, SimpleNamespace(), lambda _: on_made(pipe)))
             self._settle()
 
@@ -172,14 +174,14 @@ class VirtualCluster(Control):
             self._settle()
 
     def _arrive_late(self, request: InTransit) -> None:
-        """Drops a request whose connection ended before it arrived."""
+        """Drops a request that arrives after the end of its connection."""
 
     def throttled_ms(self, pipe: Pipe) -> int:
         """See `VirtualBrokers`."""
         return max(0, pipe.muted_until_ms - self.now_ms())
 
     def way(self, pipe: Pipe, name: str, message: Any) -> tuple[float, float]:
-        """Seconds until a connection has taken all bytes of a request, and until the request has arrived."""
+        """(seconds until a connection has accepted all bytes of a request, seconds until the request has arrived)."""
         way = self._ways[pipe.node]
         size = 0
         if name == "Produce":
@@ -244,9 +246,9 @@ class VirtualCluster(Control):
         self.time.call_later(self.latency_s + weather.response_delay_ms / 1000, arrive)
 
     def _plan(self) -> None:
-        """Sets a timer that wakes the brokers at the next time at which their state changes by itself."""
+        """Sets a timer for the next time at which the brokers' state changes without a request."""
         due = [self._handler.next_due_ms()]
-        # A hanging broker answers nothing. Its requests are checked when it continues.
+        # A suspended broker answers nothing. Its requests are checked when it continues.
         due += [
             pipe.held[0].due_ms
             for pipe in self._pipes

@@ -52,19 +52,18 @@ class VirtualBrokers(Protocol):
         """Writes a request to a connection. Calls `on_answer` if its answer arrives.
 
         Returns:
-            Seconds until the connection has taken all bytes of the request.
+            Seconds until the connection has accepted all bytes of the request.
         """
 
     def throttled_ms(self, pipe: Pipe) -> int:
-        """For how long the client should pause after the latest answer, in ms."""
+        """Number of ms for which the latest answer told the client to pause."""
 
 
 class VirtualNetwork:
     """See `kafkasafe.cluster.network.Network`.
 
-    The network behaves as if the network thread were infinitely fast: a job that another thread passes to it is done
-    before that thread continues. So a test notices a request that was sent too early, even if the process is killed
-    right after it.
+    This network behaves like an infinitely fast network thread: it does each posted job before the posting thread
+    continues. So a test notices a request that was sent too early, even if the process is killed right after that.
 
     Args:
         cluster: Has the brokers and the time.
@@ -84,7 +83,7 @@ class VirtualNetwork:
         self._service: Service | None = None
         self._started = self._stopped = self._ended = False
         self._busy = False
-        """Whether a function of the client is running. If so, `wake` calls the client later."""
+        """Whether code of the client is running. If so, `wake` calls the client later."""
 
     # -- Start and end -------------------------------------------------------------------------------------------
 
@@ -116,7 +115,7 @@ class VirtualNetwork:
         return self._time.monotonic()
 
     def random_fraction(self) -> float:
-        """See `Network`. The number is always the same, so that runs can be repeated."""
+        """See `Network`. The random number is always the same, so that runs can be repeated exactly."""
         return 0.5
 
     def call_at(self, when: float, call: Callable[[], None]) -> Timer:
@@ -164,7 +163,7 @@ class VirtualNetwork:
         return list(self._brokers)
 
     def bootstrap_nodes(self) -> list[NodeId]:
-        """See `Network`. These are all brokers, whatever the options are."""
+        """See `Network`. The result is all brokers, whatever the options are."""
         return list(self._cluster.bootstrap_servers)
 
     def addresses(self) -> Collection[int]:
@@ -302,7 +301,7 @@ def _broker(endpoint: Any) -> Broker:
 def _plain(
     value: Any, kind: type[SimpleNamespace] = SimpleNamespace, without: Collection[str] = frozenset()
 ) -> Any:
-    """Converts dicts to objects with attributes, at any depth, `without` some fields."""
+    """Converts dicts to objects with attributes, at any depth. Leaves out the fields in `without`."""
     if isinstance(value, dict):
         return kind(
             **{name: _plain(one, kind, without) for name, one in value.items() if name not in without}

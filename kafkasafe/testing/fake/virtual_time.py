@@ -11,7 +11,7 @@ _BEGIN_MS: Final = 1_700_000_000_000
 
 
 class Timer:
-    """A function to be called at a time, unless `cancel` is called before."""
+    """A function that is called at a certain time, unless `cancel` is called before that time."""
 
     __slots__ = ("_work",)
 
@@ -19,7 +19,7 @@ class Timer:
         self._work: Callable[[], None] | None = work
 
     def cancel(self) -> None:
-        """Cancels the call. Does nothing if it has already happened."""
+        """Cancels the call. Does nothing if the function was already called."""
         self._work = None
 
     @property
@@ -55,11 +55,11 @@ class VirtualTime:
         return self._now_s
 
     def elapsed(self) -> float:
-        """The time in seconds, including the time when the machine was suspended."""
+        """The time in seconds. In contrast to `monotonic`, it includes the time when the machine was suspended."""
         return self._now_s + self._slept_s
 
     def wall_ms(self) -> int:
-        """The time of the wall clock, ms since the epoch."""
+        """The time of the wall clock, in ms since the epoch."""
         return _BEGIN_MS + self._set_ms + int(self.elapsed() * 1000)
 
     def boot_id(self) -> bytes:
@@ -67,7 +67,7 @@ class VirtualTime:
         return bytes(15) + b"\1"
 
     def sleep(self, seconds: float) -> None:
-        """Suspends the machine for `seconds`: `monotonic` does not advance, `elapsed` and `wall_ms` do."""
+        """Suspends the machine for `seconds`. `elapsed` and `wall_ms` advance; `monotonic` does not."""
         self._slept_s += seconds
 
     def set(self, seconds: float) -> None:
@@ -75,7 +75,7 @@ class VirtualTime:
         self._set_ms += int(seconds * 1000)
 
     def call_at(self, at_s: float, work: Callable[[], None]) -> Timer:
-        """Calls a function at a time of `monotonic`, or now if this time has passed."""
+        """Calls a function when `monotonic` reaches this time; at once if the time has passed."""
         timer = Timer(work)
         heapq.heappush(self._timers, (max(at_s, self._now_s), next(self._numbers), timer))
         return timer
@@ -100,7 +100,7 @@ class VirtualTime:
         return heapq.heappop(self._timers)[2].fire()
 
     def run_until(self, at_s: float) -> None:
-        """Fires all timers that are due until this time."""
+        """Advances to this time. Fires all timers that are due by then."""
         timers = self._timers
         while timers and timers[0][0] <= at_s:
             due_s, _, timer = heapq.heappop(timers)
@@ -114,7 +114,9 @@ class VirtualTime:
         self.run_until(self._now_s + seconds)
 
     def run_while(self, condition: Callable[[], bool], at_most_s: float = 600.0) -> bool:
-        """Lets time pass while a condition holds. Returns whether the condition ended in time."""
+        """Lets time pass while a condition holds, at most `at_most_s`. Returns whether the condition no longer
+        holds.
+        """
         end_s = self._now_s + at_most_s
         while condition():
             due = self.next_s

@@ -1,4 +1,4 @@
-"""Network faults between a fake cluster and its clients, for both ways to connect to it."""
+"""Network faults between a fake cluster and its clients, over sockets or in virtual time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Weather:
     Attributes:
         refuse: Whether new connections are refused.
         drop_requests: Whether requests are read and ignored.
-        drop_responses: Whether requests are carried out but not answered.
-        stall: Whether requests are not read, and answers not sent.
+        drop_responses: Whether brokers carry out requests, but the answers get lost.
+        stall: Whether brokers neither read requests nor send answers.
         response_delay_ms: Delay of answers.
     """
 
@@ -45,7 +45,7 @@ class Network:
 
     @abstractmethod
     def _acting(self) -> AbstractContextManager[object]:
-        """Context in which a change is made without concurrent access. At its end, connections are adapted to the new
+        """Context for a change. Other threads have no access meanwhile. At its end, connections are adapted to the new
         state.
         """
 

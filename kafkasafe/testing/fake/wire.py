@@ -1,9 +1,9 @@
 """Kafka's protocol on 127.0.0.1 for the fake, with one thread for all brokers.
 
-Everything happens on that thread, in the order of arrival, or on other threads that hold `lock`. So a fake cluster has
-no races. After each change of the state, the thread adapts the sockets. A broker that is down has no listener and no
-connections; a suspended broker neither reads nor answers. The port of a broker that is down stays bound, so that no
-other program gets it, but the bound socket does not listen. So connections are refused, as on a real machine.
+That thread handles everything in the order of arrival. Other threads may act only while they hold `lock`. So a fake
+cluster has no races. After each change of the cluster's state, the thread adapts the sockets to it. A suspended broker
+neither reads nor answers. A broker that is down has no listener and no connections. Its port stays bound to a socket
+that does not listen. So no other program gets the port, and connections are refused, as on a real machine.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Wire(SocketLoop[_Connection]):
             holder.close()
 
     def settle(self) -> None:
-        """Returns when the sockets match the state, and waiting requests were checked again."""
+        """Returns when the sockets match the cluster's state, and all waiting requests have been checked again."""
         if threading.current_thread() is not self._thread and not self._closed:
             self._do(self._plan)
 
@@ -169,7 +169,9 @@ class Wire(SocketLoop[_Connection]):
             self._close(connection)
 
     def _work(self, connection: _Connection, now: int) -> bool:
-        """Does everything possible for one connection. Returns whether there was a new request."""
+        """Handles the requests and answers of one connection that can be handled now. Returns whether there was a new
+        request.
+        """
         handled = False
         hangs = self._hangs(connection)
         weather = self.weather[connection.node]
