@@ -41,7 +41,7 @@ This page lists the answers of `kafkasafe.classify(error_or_code, api, context)`
 kafkasafe](kafkasafe-errors.md) lists the exceptions of kafkasafe itself. `python -m tests.pages` writes the page from the
 table in `kafkasafe/codes/rows.py`, and a test compares the two. The flags `retriable` and
 `refresh_metadata` equal those of the exception class in Apache Kafka 4.3's `Errors`; another test reads them from the
-Java classes. If kafkasafe's flags differ on purpose, the note in italics says why.
+Java classes. If kafkasafe's flags differ from Kafka's on purpose, the note in italics says why.
 
 ```python
 from kafkasafe import RetryPolicy, classify
