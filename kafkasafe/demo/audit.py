@@ -22,18 +22,18 @@ class Run:
     Attributes:
         client: One of `CLIENTS`.
         fault: One of `FAULTS`.
-        sent: Records that the client promised to the application (see `kafkasafe.demo`).
+        sent: Number of records that the client promised to the application (see `kafkasafe.demo`).
         acked: Promised records that the client reported as acknowledged.
         spooled: Promised records that were on disk before the promise (`DURABLE_CLIENTS` only).
         in_log: Promised records that are in the topic.
         lost: Promised records that are not in the topic.
         acked_lost: Lost records that had been acknowledged.
         duplicated: Number of additional copies of records in the topic, whether promised or not.
-        out_of_order: Records that follow, in their partition, a record that was sent later.
-        unpromised: Records without a promise. The process was killed during `send`, or (SafeProducer, outbox) before
-            the record was durable or acknowledged. Such a record may be in the topic once, or not at all.
-        unpromised_in_log: Records without a promise that are in the topic.
-        failed: Records that the client itself reported as failed.
+        out_of_order: Number of records that come after a record of the same partition that was sent later.
+        unpromised: Number of records without a promise. The process was killed during `send`, or (SafeProducer, outbox)
+            before the record was durable or acknowledged. Such a record may be in the topic once, or not at all.
+        unpromised_in_log: Number of unpromised records that are in the topic.
+        failed: Number of records that the client itself reported as failed.
         seconds: Time from the first record until every record had an outcome.
     """
 
@@ -73,11 +73,11 @@ def audit(
     """Compares what a client reported about the records [first, end) with the log.
 
     Args:
-        client: Name of the client. `DURABLE_CLIENTS` promise durable records. Other clients promise all records that
-            `send` accepted.
+        client: Name of the client. The clients in `DURABLE_CLIENTS` promise the records that are durable or
+            acknowledged. Other clients promise all records that `send` accepted.
         fault: Name of the fault.
         ledger: What the client reported.
-        logs: By partition, the record numbers in the order of the log.
+        logs: The record numbers of each partition, in the order of the log.
         first: First record.
         end: End of the records (exclusive).
         seconds: Passed on to the result.
@@ -86,7 +86,7 @@ def audit(
     out_of_order = 0
     for numbers in logs.values():
         np.add.at(copies, numbers, 1)
-        # A second copy counts as a duplicate, but not also as out of order.
+        # A second copy counts only as a duplicate, not as out of order.
         once = numbers[np.sort(np.unique(numbers, return_index=True)[1])]
         overtaken = once[1:] < np.maximum.accumulate(once)[:-1] if once.size else np.zeros(0, bool)
         late = once[1:][overtaken] if once.size else once

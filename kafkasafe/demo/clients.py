@@ -30,7 +30,7 @@ class Client(Protocol):
         """Sends one record. False: the producer did not accept the record, so the caller must try again."""
 
     def observe(self) -> None:
-        """Notes the outcomes that have become known for earlier records."""
+        """Writes newly known outcomes of earlier records to the ledger."""
 
     def flushed(self, timeout_s: float) -> bool:
         """Waits until all earlier records have an outcome. False: the time ran out first."""
@@ -40,8 +40,8 @@ class Client(Protocol):
 
 
 class _Futures:
-    """By partition, the futures of records whose outcome is not recorded yet. In a partition, they complete in
-    order.
+    """For each partition, the futures of records whose outcome is not recorded yet. Futures of one partition complete
+    in order.
     """
 
     def __init__(self, ledger: Ledger, partitions: int) -> None:
@@ -213,7 +213,7 @@ class _Outbox:
             if time.monotonic() > deadline:
                 return False
             time.sleep(self._POLL_S)
-        # Records that an earlier process committed to the table are delivered now, too.
+        # The relay has now also delivered the records that an earlier process committed to the table.
         self._ledger["acked"][:] |= self._ledger["durable"]
         return True
 

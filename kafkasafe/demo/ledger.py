@@ -75,7 +75,7 @@ class Ledger:
 
     @property
     def settled_at(self) -> float:
-        """When `settled` was set, in seconds of the system's monotonic clock."""
+        """Time at which `settled` was last set, in seconds of the system's monotonic clock."""
         return int(self._cells[3]) / 1e9
 
     @property

@@ -91,7 +91,7 @@ class KafkaPython:
         return found
 
     def reset_missing(self) -> bool:
-        """Request resets of the `missing` partitions. Return whether all assigned partitions have a position.
+        """Mark the `missing` partitions as needing a reset. Return whether all assigned partitions have a position.
 
         Raises:
             NoOffsetForPartitionError: No reset is allowed.
@@ -109,7 +109,7 @@ class KafkaPython:
         """Return positions for a commit. Any thread may call this method.
 
         Args:
-            unhanded: By partition, the first offset that the commit must not include. Not every partition has an entry.
+            unhanded: Partition -> first offset that the commit must not cover. Not every partition has an entry.
             is_allowed: Returns whether the offset of a partition may be committed. It is called under kafka-python's
                 lock, so that no `seek` can change the position between this check and the choice of the offset.
         """
@@ -131,8 +131,8 @@ class KafkaPython:
         return found
 
     def renew(self, tp: TopicPartition, state: Any) -> bool:
-        """Treat a partition as newly assigned, if `state` is its present state. Return whether `state` was its present
-        state.
+        """If `state` is the partition's current state, treat the partition as newly assigned. Return whether it was the
+        current state.
         """
         with self._subscription._lock:
             if self._subscription.assignment.get(tp) is not state:
@@ -182,16 +182,16 @@ class KafkaPython:
 
         Args:
             reason: For the broker's log (KIP-800).
-            timeout_ms: How long to wait for the answer. Without an answer, the group keeps the former member until its
-                session ends, and the new join is not complete before that.
+            timeout_ms: How long to wait for the answer. If none comes, the group keeps the former member until its
+                session times out, and the new join cannot complete before that.
         """
         self._coordinator.maybe_leave_group(reason, timeout_ms)
 
     # --- brokers ------------------------------------------------------------------------------------------------------
 
     def leadership(self, tp: TopicPartition) -> Leadership | None:
-        """Return a partition's leadership in the metadata; None if the partition has no leader. Any thread may call
-        this method.
+        """Return a partition's leadership according to the metadata; None if the partition has no leader. Any thread
+        may call this method.
         """
         cluster = self._manager.cluster
         leader = cluster.leader_for_partition(tp)
@@ -267,11 +267,11 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
 
 
 def unreturned(iterator: Any) -> tuple[Any, OffsetAndMetadata] | None:
-    """Return the partition's state, and the position before the record that `iterator` (`each_record`) yielded last.
+    """Return the partition's state, and the position of the record that `iterator` (`each_record`) yielded last.
 
-    If Ctrl-C interrupts the iterator's caller before it returns this record, the caller moves the position back to the
-    result. Otherwise the record would be skipped. The result is None if Ctrl-C ended the generator itself, before the
-    generator moved the position.
+    Ctrl-C may interrupt the iterator's caller before the caller returns this record. Then the caller moves the position
+    back to the record, which would be skipped otherwise. The result is None if Ctrl-C ended the generator itself,
+    before the generator moved the position.
     """
     frame = iterator.gi_frame
     if frame is None:

@@ -61,8 +61,8 @@ def cluster_metadata(admin: KafkaAdminClient) -> dict[str, Any]:
 def settings_of(
     admin: KafkaAdminClient, topics: Sequence[str]
 ) -> tuple[dict[str, dict[str, str | None]], dict[str, str | None], dict[str, int]]:
-    """Return the settings of the topics, the settings of one broker, and for each topic the smallest number of replicas
-    of its partitions.
+    """Return the settings of the topics, the settings of one broker, and the replication factor of each topic. If a
+    topic's partitions differ, it is the smallest number of replicas.
 
     Topics that do not exist are left out.
 
@@ -94,7 +94,7 @@ def tidy_client(**options: Any) -> Any:
     fail.
 
     kafka-python leaves these sockets to the garbage collector. The collector reports them with a ResourceWarning, so a
-    later test fails. Such connections are normal: for a while, the metadata still names a killed broker.
+    later test fails. Failed connections are normal: for a while, the metadata still names a killed broker.
     """
     make: Any = KafkaAdminClient.DEFAULT_CONFIG["kafka_client"]
     client = make(manager=False, **options)  # with None, the client would create a manager

@@ -26,7 +26,7 @@ class ArrowRecords:
         state: See `Records`.
         next_fetch_offset: Offset after the last record that was taken.
         leader_epoch: Leader epoch of the record directly before `next_fetch_offset`; -1 if unknown.
-        bytes_read: Size of the response in bytes; 0 before records were taken.
+        bytes_read: Size of the response in bytes; 0 until records are taken.
         records_read: Number of records that were taken.
     """
 

@@ -45,7 +45,9 @@ def over_sockets(options: Mapping[str, Any]) -> Transport:
 
 @contextlib.contextmanager
 def announced(servers: str, made: Connect) -> Iterator[None]:
-    """In this context, clients that name one of these servers ('host:port', comma-separated) connect with `made`."""
+    """In this context, a client that names one of these servers gets the cluster that `made` returns. `servers` is a
+    comma-separated list of 'host:port'.
+    """
     names = [name.strip() for name in servers.split(",")]
     taken = [name for name in names if name in _doubles]
     if taken:

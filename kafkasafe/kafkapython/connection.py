@@ -54,7 +54,9 @@ class DirectConnection:
 
     @property
     def resumes_at(self) -> float | None:
-        """See `Connection`. It pauses while the broker throttles it, or while it authenticates again (KIP-368)."""
+        """See `Connection`. The connection pauses while the broker throttles it, or while it authenticates again
+        (KIP-368).
+        """
         conn = self._conn
         if not conn.paused and not conn._reauth.is_reauthenticating:
             return None

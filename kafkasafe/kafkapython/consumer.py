@@ -45,7 +45,7 @@ class ExtendedConsumer(KafkaConsumer):
     _owner: Owner
 
     def _port(self) -> KafkaPython:
-        """Return the interface to kafka-python for the objects that make this consumer's decisions.
+        """Return the interface to kafka-python. The objects that make this consumer's decisions use it.
 
         Raises:
             ImportError: This kafka-python has renamed a private field that kafkasafe uses. Without this check, the user
@@ -62,7 +62,7 @@ class ExtendedConsumer(KafkaConsumer):
         return KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager)
 
     def _extend(self, owner: Owner, *, chooses_sizes: bool) -> None:
-        """Extend the consumer's fetcher, coordinator and subscription. They ask the owner for decisions from now on.
+        """Extend the consumer's fetcher, coordinator and subscription. After this, they ask the owner for decisions.
 
         KafkaConsumer creates its parts itself and offers no hook, so their classes are replaced.
 
@@ -78,8 +78,8 @@ class ExtendedConsumer(KafkaConsumer):
         if chooses_sizes:
             self._fetcher.choose_sizes()
         # Ask for stable offsets only (KIP-447). The spool of another process may contain an atomic batch, which will be
-        # committed even if that process dies. If this consumer began at the group's offset before that commit, it would
-        # read the batch's input again.
+        # committed even if that process dies. If this consumer got the group's offset before that commit, it would read
+        # the batch's input again.
         self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
         self._subscription.__class__ = Subscription
         self._subscription.commit_from(owner.commits.committable)
@@ -132,8 +132,8 @@ class ExtendedConsumer(KafkaConsumer):
     def _take_subscription_at_once(self) -> None:
         """For a consumer without a group, apply a new subscription with the next metadata response.
 
-        If the metadata contain the topics already, KafkaConsumer itself applies it only when partitions change in the
-        cluster.
+        If the metadata already contain the topics, KafkaConsumer itself applies the subscription only when partitions
+        change in the cluster.
         """
         self._coordinator._metadata_snapshot = {}
         self._cluster.request_update()
@@ -145,7 +145,7 @@ class ExtendedConsumer(KafkaConsumer):
         self._fetcher.sought(partition)
 
     def _begin_poll(self) -> None:
-        """Note that the records of earlier polls were returned.
+        """Mark the records of earlier polls as returned.
 
         Raises:
             ForkedProcessError: This is a forked child, and the parent process reads these records.
@@ -154,7 +154,7 @@ class ExtendedConsumer(KafkaConsumer):
         self._fetcher.taken.begin()
 
     def _give_back(self) -> None:
-        """Move the positions back to where they were before the present poll, because it will not return its
+        """Move the positions back to where they were before the current poll, because this poll will not return its
         records.
         """
         self._fetcher.taken.give_back()
@@ -292,8 +292,8 @@ class ExtendedConsumer(KafkaConsumer):
                 found = poll(timeout_ms, sys.maxsize if max_records is None else max_records)
             return make(found)
         except BaseException:
-            # The cause is Ctrl-C, or a lack of memory for the joined batches. After an error of `poll` itself, nothing
-            # was taken.
+            # The cause is Ctrl-C, or a lack of memory for the joined batches. If `poll` itself failed, no records were
+            # taken.
             self._give_back()
             raise
 

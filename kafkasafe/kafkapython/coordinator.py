@@ -18,7 +18,8 @@ from kafkasafe.kafkapython.owner import Owner
 
 
 class Coordinator(ConsumerCoordinator):
-    """kafka-python's coordinator. It adds a lineage to each committed offset: the history of the records before it.
+    """kafka-python's coordinator. It adds a lineage to each committed offset: the history of the records before this
+    offset.
 
     It also fixes faults of kafka-python 3.0.12, which discards or forgets joins (`join_group_async`, `need_rejoin`),
     ends `poll` after a failed look-up of the coordinator, and uses committed offsets and positions of an earlier
@@ -42,8 +43,8 @@ class Coordinator(ConsumerCoordinator):
         """Return whether to join, or to continue a join (like `AbstractCoordinator.rejoinNeededOrPending` in Java).
 
         When the subscribed topics get more partitions, the group's leader has to rejoin, and assigns the new partitions
-        during this join. Then kafka-python considers no join necessary, and stops polling the join before it is
-        complete. The member would stay without partitions and heartbeats for ever.
+        during this join. After the assignment, kafka-python considers no join necessary, and does not continue this
+        join to its end. The member would stay without partitions and heartbeats for ever.
         """
         parent: Any = super()
         me: Any = self
@@ -51,8 +52,8 @@ class Coordinator(ConsumerCoordinator):
         return bool(parent.need_rejoin() or (is_joining and me.owner.port.is_subscribed()))
 
     def generation_if_stable(self) -> Any:
-        """Return the generation for a commit; None if the member's assignment in it is not applied yet. Until then, the
-        positions may be of partitions that now belong to another member.
+        """Return the generation for a commit; None if the member's assignment in this generation is not applied yet.
+        Until then, the consumer may still have positions in partitions that now belong to another member.
         """
         parent: Any = super()
         return parent.generation_if_stable() if self._joining is None else None
@@ -63,7 +64,7 @@ class Coordinator(ConsumerCoordinator):
         return self._joining is not None or bool(parent.rebalance_in_progress())
 
     async def join_group_async(self, timeout_ms: float | None = None) -> bool:
-        """Join the group, even if the response came between two polls.
+        """Join the group, even if the response to the join request came between two polls.
 
         kafka-python discards such a response and joins again, which causes another rebalance of the whole group. If
         members poll in turns, or rarely and briefly, the group would never finish joining.
@@ -96,7 +97,7 @@ class Coordinator(ConsumerCoordinator):
         self, generation: int, member_id: str, protocol: str, member_assignment_bytes: Any
     ) -> None:
         """Apply an assignment. If the consumer missed a generation, first find the partitions that other members have
-        read since.
+        read meanwhile.
 
         1. The consumer has read a partition up to 50. In the next generation, the group assigns it to another member.
         2. The consumer does not get its own assignment in that generation, because the answer to SyncGroup is lost.
@@ -145,8 +146,8 @@ class Coordinator(ConsumerCoordinator):
             port.renew(tp, state)
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
-        """Find the coordinator. If the look-up and then a metadata request fail, try again. kafka-python would raise
-        the error in `poll`.
+        """Find the coordinator. If the look-up fails, and then a metadata request fails too, try again. kafka-python
+        would raise the error in `poll`.
         """
         parent: Any = super()
         me: Any = self
@@ -175,7 +176,8 @@ class Coordinator(ConsumerCoordinator):
     async def fetch_committed_offsets_async(
         self, partitions: Collection[TopicPartition], timeout_ms: float | None = None
     ) -> Any:
-        """Fetch committed offsets. In a new generation, do not use the late answers that kafka-python keeps.
+        """Fetch committed offsets. At the beginning of a new generation, discard the answers that kafka-python has kept
+        from earlier requests.
 
         1. The consumer requests the offset of a partition. The answer, 10, comes after the time-out, and is kept.
         2. Another member gets the partition, reads the records 10 to 19, and commits 20.
@@ -216,7 +218,7 @@ class Coordinator(ConsumerCoordinator):
         except kafka_errors.OffsetMetadataTooLargeError:
             if described == dict(offsets):
                 raise
-            # This raises the error again if the application's own metadata are too large.
+            # If the application's own metadata are too large, this request raises the error again.
             sent = await parent._send_offset_commit_request(offsets)
             self.owner.reports.log.warning(
                 "The brokers' offset.metadata.max.bytes is below 2048, so committed offsets cannot carry the history of"

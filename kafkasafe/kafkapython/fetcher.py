@@ -48,7 +48,7 @@ class Fetcher(KafkaFetcher):
     - A fetch that could not be sent blocks its broker (see `_create_fetch_requests`).
     - An interrupt loses records (see `send_fetches`).
     - Records that an iterator holds are fetched again (see `HeldRecords`).
-    - Damaged data is taken again for ever.
+    - Damaged data is taken again and again.
     - Records that were fetched for a former assignment of a partition are returned.
     - The data of a paused partition keeps the response of all partitions in memory.
     - kafka-python does not fetch from a partition while its follower's connection is in back-off. And when kafka-python
@@ -57,7 +57,7 @@ class Fetcher(KafkaFetcher):
 
     owner: Owner
     taken: TakenRecords
-    """The records that the present poll has taken."""
+    """The records that the current poll has taken."""
     _wanted: Kind | None = None  # None: return records
     _left_bytes: int = _CALL_BYTES
     _sends: bool = False  # whether this call of `fetch_records` has begun to send the next fetches
@@ -78,7 +78,9 @@ class Fetcher(KafkaFetcher):
     _session_handlers: Any
 
     def serve(self, owner: Owner) -> None:
-        """From now on, ask this object for decisions. Note which records a poll takes, and which an iterator holds."""
+        """From now on, ask this object for decisions. Keep track of the records that a poll takes, and of those that an
+        iterator holds.
+        """
         self.owner = owner
         self._held = HeldRecords(self._subscriptions)
         self.taken = TakenRecords(self._subscriptions)
@@ -188,8 +190,8 @@ class Fetcher(KafkaFetcher):
         await self._manager.wait_for(first, timeout_ms)
 
     def give_back_last(self, iterator: Any) -> None:
-        """Moves the position back before the record that `iterator` (`each_record`) yielded last. The application did
-        not get this record.
+        """Moves the position back to the record that `iterator` (`each_record`) yielded last. The application did not
+        get this record.
         """
         found = unreturned(iterator)
         if found is not None:
@@ -224,10 +226,10 @@ class Fetcher(KafkaFetcher):
         return [tp for tp in self._paused_partition_records if not self._subscriptions.is_paused(tp)]
 
     def _let_resumed_go_on(self) -> None:
-        """Returns records of a resumed partition and of the present partition in turns.
+        """Lets a resumed partition and the current partition return their records in turns.
 
-        kafka-python waits until no record of the present partition is left. If that partition's next response is always
-        fetched ahead, this time may never come.
+        kafka-python itself returns records of the resumed partition only when no record of the current partition is
+        left. If the next response of the current partition is always fetched ahead, that may never happen.
         """
         current = self._next_partition_records
         if current is not None and (resumed := self._resumed()):
@@ -244,8 +246,8 @@ class Fetcher(KafkaFetcher):
         return rest
 
     def send_fetches(self) -> Any:
-        """See kafka-python's method. That method may wait after records were taken. If Ctrl-C came during this wait,
-        these records would be lost.
+        """See kafka-python's method. That method may wait although records have already been taken. If Ctrl-C came
+        during this wait, these records would be lost.
         """
         if self._found:
             self._send_soon()
@@ -260,7 +262,7 @@ class Fetcher(KafkaFetcher):
         """
         self._sends = True
         if self._may_send():
-            # A deserializer may have closed the consumer. The records are returned nevertheless, as by KafkaConsumer.
+            # A deserializer may have closed the consumer. Return the records nevertheless, like KafkaConsumer.
             with contextlib.suppress(LoopClosedError):
                 self._manager.call_soon(self._send_fetches_async)
 
@@ -320,7 +322,7 @@ class Fetcher(KafkaFetcher):
         if records is None:
             return 0
         drained[tp].append(records)
-        # The size of a view is all the memory that it keeps in use.
+        # For a view, count all the memory that it keeps in use.
         self._left_bytes -= records.get_total_buffer_size() if part.kind.views else records.nbytes
         return int(records.num_rows) if self._left_bytes > 0 else max_records
 
@@ -348,14 +350,14 @@ class Fetcher(KafkaFetcher):
     # --- requests and responses ---------------------------------------------------------------------------------------
 
     def _may_send(self) -> bool:
-        """Return whether a fetch can be sent. If not, do not wake the I/O thread: that costs as much as decoding 100
-        records.
+        """Return whether a fetch can be sent. If none can, the caller does not wake the I/O thread, because waking it
+        costs as much as decoding 100 records.
         """
         return any(map(self._is_free, self._without_data())) or any(map(self._is_free, self._fetched_ahead()))
 
     def _is_free(self, tp: TopicPartition) -> bool:
-        """Return whether no request is in flight to the broker of this partition: a follower (KIP-392) or the
-        leader.
+        """Return whether the broker from which this partition is fetched has no request in flight. This broker is a
+        follower (KIP-392) or the leader.
         """
         state = self._subscriptions.assignment.get(tp)
         node = None if state is None else state.preferred_read_replica()
@@ -367,8 +369,8 @@ class Fetcher(KafkaFetcher):
         return [*self._without_data(), *self._session_handlers.chosen]
 
     def _without_data(self) -> Sequence[TopicPartition]:
-        """Return the partitions to fetch that have no records in a response or an iterator, and are not resting after
-        an error.
+        """Return the partitions to fetch. Leaves out those that have records in a response or an iterator, and those
+        that are resting after an error.
         """
         parent: Any = super()
         resting = self.owner.parts.resting(time.monotonic())
@@ -443,8 +445,8 @@ class Fetcher(KafkaFetcher):
                 raise
 
     def _forget_session(self, node_id: int, error: Exception) -> None:
-        """Forgets the fetch session with a broker, because its request was not sent. So the next request names all
-        partitions.
+        """Forgets the fetch session with a broker, because a request of this session was not sent. So the next request
+        names all partitions.
         """
         if node_id in self._session_handlers:
             self._session_handlers[node_id].handle_error(error)
@@ -470,8 +472,8 @@ class Fetcher(KafkaFetcher):
     def _handle_fetch_response(
         self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
     ) -> None:
-        """On kafka-python's I/O thread: store a response. Ignore errors of followers from which the consumer reads no
-        more.
+        """On kafka-python's I/O thread: store a response. Ignore errors of followers from which the consumer no longer
+        reads.
         """
         rows = [(topic.topic, row) for topic in response.responses for row in topic.partitions]
         if errors := [
@@ -499,7 +501,7 @@ class Fetcher(KafkaFetcher):
         self.owner.positions.lost(node_id)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:
-        """On kafka-python's I/O thread: note the end of a fetch request, successful or not."""
+        """On kafka-python's I/O thread: handle the end of a fetch request, successful or not."""
         parent: Any = super()
         self.owner.followers.answered(node_id)
         self._ahead.answered(node_id)

@@ -27,7 +27,7 @@ def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
 
 
 class Sessions(dict[int, Any]):
-    """kafka-python's fetch sessions by broker. With them, a fetch can begin after the position of a partition.
+    """kafka-python's fetch sessions, by broker. They let a fetch begin after the position of a partition.
 
     Before its first request to a broker, kafka-python adds a session here. For each request, kafka-python asks the
     session which partitions the request names.
@@ -73,12 +73,12 @@ class FetchingAhead:
         self._subscriptions = subscriptions
         self._ahead: FetchAhead[TopicPartition] = FetchAhead()
         self._in_flight: dict[int, int] = {}
-        """By broker, the number of partitions that the request in flight fetches ahead."""
+        """For each broker, the number of partitions that its request in flight fetches ahead."""
 
     def arrived(
         self, fetch_offsets: Mapping[TopicPartition, int], response: Any, *, read_committed: bool
     ) -> None:
-        """Note where the batches of a response end. Called on kafka-python's I/O thread."""
+        """Store where the batches of a response end. Called on kafka-python's I/O thread."""
         for topic in response.responses:
             for row in topic.partitions:
                 tp = TopicPartition(topic.topic, row.partition_index)
@@ -97,7 +97,7 @@ class FetchingAhead:
         """Return the partitions to fetch ahead. Any thread may call this method.
 
         Args:
-            waiting: The partitions of the responses from which `poll` has taken nothing yet, one for each response.
+            waiting: The partition of each response from which `poll` has taken nothing yet.
             current: The response from which `poll` takes records now; None or false if it is used up.
             without: Partitions that are not fetched ahead.
             fetch_bytes: Number of bytes that a request asks for, for each partition.
@@ -119,7 +119,7 @@ class FetchingAhead:
         chosen: Mapping[TopicPartition, ResponseEnd],
         checked: Mapping[TopicPartition, Any],
     ) -> None:
-        """Note the leadership under which a position was valid, for each partition that a request fetches ahead."""
+        """For each partition that a request fetches ahead, store the leadership under which its position was valid."""
         for node, (_, offsets) in requests.items():
             ahead = offsets.keys() & chosen.keys()
             self._in_flight[node] = len(ahead)
@@ -127,5 +127,5 @@ class FetchingAhead:
                 offsets[tp] = AheadOffset(offsets[tp], checked[tp])
 
     def answered(self, node: int) -> None:
-        """Note the end of a request, successful or not."""
+        """Forget a request that has ended, successfully or not."""
         self._in_flight.pop(node, None)

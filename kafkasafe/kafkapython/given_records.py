@@ -11,7 +11,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The end of a partition's records that an iterator has taken, and returns one by one.
+    """The end of the records that an iterator has taken from one partition. The iterator returns them one by one.
 
     Attributes:
         state: kafka-python's state of the partition.
@@ -26,10 +26,11 @@ class _Held:
 
 
 class HeldRecords:
-    """For each partition, stores the end of the records that an iterator has taken, and returns one by one.
+    """For each partition, stores the end of the records that an iterator has taken. The iterator returns them one by
+    one.
 
-    A partition's position advances with each record that is returned. Until the last record is returned, neither the
-    next fetch nor the next response begins at the position.
+    A partition's position advances with each record that is returned. Until the last record is returned, the position
+    is before the offset at which the next fetch and the next response begin.
     """
 
     def __init__(self, subscriptions: Any) -> None:
@@ -38,7 +39,7 @@ class HeldRecords:
         self._postponed: list[Any] = []
 
     def hold(self, tp: TopicPartition, after: int, position: OffsetAndMetadata) -> None:
-        """Notes that an iterator has taken records.
+        """Stores the end of the records that an iterator has taken from a partition.
 
         Args:
             tp: Partition of the records.
@@ -48,7 +49,9 @@ class HeldRecords:
         self._held[tp] = _Held(self._subscriptions.assignment.get(tp), after, position)
 
     def let_go(self) -> None:
-        """Notes that the iterator has returned its records. Each partition continues after them."""
+        """Forgets the records that the iterator held. If all records of a partition were returned, it continues at its
+        stored position.
+        """
         held, self._held = self._held, {}
         for tp, end in held.items():
             state = self._subscriptions.assignment.get(tp)
@@ -88,7 +91,7 @@ class HeldRecords:
 
 
 class TakenRecords:
-    """For each partition, keeps the position before the records that the present poll has taken."""
+    """For each partition, stores the position that it had before the current poll took records."""
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions
@@ -99,16 +102,16 @@ class TakenRecords:
         self._before = {}
 
     def take(self, tp: TopicPartition, state: Any) -> None:
-        """Notes the position of a partition before records are taken."""
+        """Stores the position of a partition before the poll takes records from it."""
         if state is not None and state.position is not None:
             self._before.setdefault(tp, (state, state.position))
 
     def forget(self, tp: TopicPartition) -> None:
-        """Forgets the stored position of a partition, because the partition gets another one by a `seek` or a reset."""
+        """Forgets the stored position of a partition, because a `seek` or a reset sets another position."""
         self._before.pop(tp, None)
 
     def give_back(self) -> None:
-        """Moves the positions back before the records, because the poll will not return them.
+        """Moves the positions back to the stored ones, because the poll will not return its records.
 
         For example, Ctrl-C may come when records of some partitions were taken, but others are still being decoded. All
         these records are fetched again.

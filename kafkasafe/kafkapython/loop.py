@@ -43,8 +43,8 @@ class Loop(NetworkSelector):
         self._on_exit: Callable[[], None] = lambda: None
 
     def serve(self, on_wake: Callable[[], None], on_exit: Callable[[], None]) -> None:
-        """Sets two functions for the loop's thread to call: after another thread has woken it, and at the loop's
-        end.
+        """Sets two functions that the loop's thread calls: `on_wake` after another thread has woken it, and `on_exit`
+        when the loop ends.
         """
         self._on_wake, self._on_exit = on_wake, on_exit
 
@@ -132,7 +132,7 @@ class Loop(NetworkSelector):
             self._begin_wait(task, awaited)
 
     def _begin_wait(self, task: Any, awaited: Any) -> None:
-        # Methods of kafka-python that begin a wait read the running task from this attribute.
+        # When a method of kafka-python begins to wait, it reads the running task from this attribute.
         self._current = task
         try:
             getattr(self, awaited.method)(*awaited.args)

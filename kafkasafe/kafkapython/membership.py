@@ -66,7 +66,7 @@ def fetch_again(
 
 
 def has_joined(consumer: Any) -> bool:
-    """Return whether the assignment fits the subscription, so that no rejoin is needed."""
+    """Return whether the assignment fits the subscription. If it does, no rejoin is needed."""
     known, coordinator = consumer._subscription, consumer._coordinator
     if not known.partitions_auto_assigned():
         return True
@@ -80,7 +80,7 @@ def has_settled(consumer: Any, began: float) -> bool:
     """Return whether the consumer has joined its group and has a position in each assigned partition.
 
     If brokers create topics automatically, a new topic is in the metadata only a moment after the first request for it.
-    If a topic is still missing `_CREATED_S` after `began` (monotonic seconds), it does not exist.
+    `began` is in monotonic seconds. If a topic is still missing `_CREATED_S` seconds later, it does not exist.
     """
     known, coordinator = consumer._subscription, consumer._coordinator
     states = list(known.assignment.values())

@@ -1,8 +1,8 @@
 """Encodes ListOffsets requests for many partitions, and decodes their answers.
 
-kafka-python makes an object for each partition of a request and of a response. With 1,000 partitions, this is the
-largest cost. This module packs and unpacks rows without objects. If a response contains anything else, kafka-python
-decodes it.
+kafka-python makes an object for each partition of a request and of a response. With 1,000 partitions, these objects
+cost more than anything else. This module packs and unpacks rows without objects. If a response contains anything else,
+kafka-python decodes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafkasafe.cluster.network import OffsetRow
 from kafkasafe.kafkapython.wire import uvarint
 
-# For some fields and for the flexible encoding: the first version of ListOffsets that has them.
+# The first versions of ListOffsets that have these fields, or the flexible encoding.
 _ISOLATION: Final = 2
 _THROTTLE: Final = 2
 _EPOCH: Final = 4

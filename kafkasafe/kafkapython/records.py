@@ -132,8 +132,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         buffer = records._buffer
         response: Any = buffer.obj if isinstance(buffer, memoryview) else b""
         if 2 * len(buffer) < len(response):
-            # These bytes may be kept long, until `poll`. So do not keep a whole large response in memory because of a
-            # small part.
+            # These bytes may stay in memory for a long time, until `poll` takes the records. So do not keep a whole
+            # large response in memory because of a small part.
             records = MemoryRecords(bytes(buffer))
         super().__init__(fetch_offset, tp, records, key_deserializer, value_deserializer, **options)
         self.working_offset = fetch_offset
@@ -144,7 +144,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         self.record_iterator: Iterator[_Decoded | _Foreign] | None = self._pieces(records)
 
     def belong_to(self, state: Any) -> None:
-        """Notes the state of the partition when the response was accepted."""
+        """Stores the state that the partition had when the response was accepted."""
         self.state = state
 
     def take(self, n: int | None = None) -> list[Any]:
@@ -189,7 +189,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             self.working_offset = next_offset
 
     def reached(self) -> None:
-        """Notes that the requested offset is reached."""
+        """Marks the requested offset as reached."""
         self.skipping = False
 
     def _pieces(self, records: Any) -> Iterator[_Decoded | _Foreign]:
@@ -223,7 +223,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             )
 
     def _passes(self, header: BatchHeader, view: memoryview) -> bool:
-        """Whether the batch's records are delivered. Must be called for every batch, in order."""
+        """Whether to deliver the batch's records. Must be called for every batch, in order."""
         self.leader_epoch = header.partition_leader_epoch
         if not header.attributes & (_TRANSACTIONAL | _CONTROL):
             return True

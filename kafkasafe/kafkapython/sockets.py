@@ -58,7 +58,7 @@ class _Incoming(KafkaBytes):
                 waiting[0] = _FetchHeader(waiting[0])
 
     def grow(self, size: int) -> None:
-        """Note that `size` more bytes were received."""
+        """Count `size` more received bytes."""
         self._idx += size
 
     def read(self, nbytes: int | None = None) -> bytes | memoryview:
@@ -120,7 +120,7 @@ def _decoder_of_views(response: Any) -> Any:
 
 
 LINGER_RESET: Final = struct.pack("ii", 1, 0)
-"""Value of SO_LINGER. With it, the kernel drops unsent bytes when the socket is closed or the process dies.
+"""The value of SO_LINGER with which the kernel drops unsent bytes when the socket is closed or the process dies.
 
 Otherwise, the kernel could still send a request minutes after the client has given up the connection.
 """
@@ -136,7 +136,8 @@ def _closed_by_broker() -> BaseException:
 class _SocketMixin:
     """Reads in large pieces, tries to write before it waits, and closes the connection at any error.
 
-    If all requests are answered, the socket is closed in the normal way. Otherwise the kernel drops all unsent bytes.
+    If no error occurred and all requests were answered, the socket is closed in the normal way. Otherwise the kernel
+    drops all unsent bytes.
     """
 
     _sock: Any
@@ -214,12 +215,12 @@ class _SocketMixin:
             self.abort(error=error)  # type: ignore[attr-defined]  # the other base class has it
 
     def _fill(self) -> tuple[int, bool, BaseException | None]:
-        """Receives more bytes of the present large response, without a copy.
+        """Receives more bytes of the current large response, without copying them.
 
         Returns:
-            The number of received bytes; whether to continue with `_sock_recv`, because the response ends or there is
-            no large response; and the error that ended the connection. The caller must not drop this error, because the
-            kernel reports it only once.
+            The number of received bytes; whether to continue with `_sock_recv`, which receives all other bytes; and the
+            error that ended the connection, if any. The caller must not drop this error, because the kernel reports it
+            only once.
         """
         frame = getattr(getattr(self._protocol, "parser", None), "_rbuffer", None)
         if not isinstance(frame, _Incoming):

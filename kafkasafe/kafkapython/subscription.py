@@ -12,8 +12,8 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 class Subscription(SubscriptionState):
     """For commits without explicit offsets, uses the offsets from another object.
 
-    In kafka-python 3.0.12, such commits use the positions. But a position may be after records that `kafkasafe.aio` has
-    fetched, but not returned yet.
+    In kafka-python 3.0.12, such commits use the positions. But `kafkasafe.aio` fetches records before it returns them,
+    so a position may be ahead of the records that the application has received.
     """
 
     _committable: Callable[[], dict[TopicPartition, Any]]
@@ -29,8 +29,8 @@ class Subscription(SubscriptionState):
         return self._committable()
 
     def joined(self, generation: int) -> bool:
-        """Notes the group's new generation, before its assignment is applied. Returns whether the consumer missed a
-        generation since its present assignment.
+        """Stores the group's new generation, before its assignment is applied. Returns whether the consumer missed a
+        generation of the group since its current assignment.
         """
         self._joined = generation
         return generation not in {self._assigned_in, self._assigned_in + 1}
@@ -42,5 +42,5 @@ class Subscription(SubscriptionState):
         self._assigned_in = self._joined
 
     def place(self, state: Any, position: OffsetAndMetadata) -> None:
-        """Sets a position: after the records that the application gets, or back before records that it did not get."""
+        """Moves a position forward past records that the application gets, or back to records that it did not get."""
         state.position = position

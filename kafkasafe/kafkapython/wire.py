@@ -203,8 +203,8 @@ class Frame:
     """An encoded request that `KafkaConnection.send_request` accepts.
 
     `KafkaConnection` writes only the frame's first buffer, which `encode` returns. `DirectConnection` then writes the
-    `rest` without copying it. `encoded` is true if the connection has taken the first buffer, so that bytes may have
-    been sent.
+    `rest` without copying it. `encoded` becomes true when the connection takes the first buffer. After that, bytes may
+    have been sent.
     """
 
     __slots__ = ("API_VERSION", "encoded", "encoder", "header", "rest", "what")

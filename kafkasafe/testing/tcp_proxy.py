@@ -41,7 +41,9 @@ class _Connection(RelayedConnection):
         self.damaged = False
 
     def damage(self) -> None:
-        """Notes that bytes were dropped. Without them, the receiver could not understand later bytes."""
+        """Marks the connection as damaged, because bytes were dropped. Without these bytes, the receiver could not
+        understand later ones.
+        """
         self.damaged = True
 
 

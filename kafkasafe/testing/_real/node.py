@@ -58,12 +58,12 @@ class Node:
         return self.process
 
     def stopped(self) -> None:
-        """Notes that the process has shut down in an orderly way."""
+        """Marks the process as shut down in an orderly way."""
         self.process = None
         self.killed_at = 0.0
 
     def killed(self) -> None:
-        """Notes that the process has ended without a shutdown."""
+        """Marks the process as ended without a shutdown."""
         self.process, self.paused, self.killed_at = None, False, time.monotonic()
 
     def set_paused(self, paused: bool) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 
 from kafkasafe.testing._real.values import ClusterError
 
-# Runs in the child between fork and the JVM. Calling prctl here avoids preexec_fn, which is unsafe with threads. If the
-# parent died before prctl took effect, the kernel would never send the signal. So check the parent after prctl.
+# Runs in the child after the fork, and then replaces itself with the JVM. Calling prctl here avoids preexec_fn, which
+# is unsafe with threads. If the parent died before prctl took effect, the kernel would never send the signal. So check
+# the parent after prctl.
 _LAUNCHER = (
     "import ctypes,os,sys\n"
     "ctypes.CDLL(None).prctl(1,9,0,0,0)\n"

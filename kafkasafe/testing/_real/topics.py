@@ -169,7 +169,7 @@ class Topics:
         *,
         live_leader: bool = True,
     ) -> Mapping[int, PartitionState]:
-        """Polls the topic's metadata until `condition` holds (with `live_leader`: and all leaders are running)."""
+        """Polls the topic's metadata until `condition` holds. With `live_leader`, all leaders must be running, too."""
         last: Mapping[int, PartitionState] = {}
 
         def poll(admin: KafkaAdminClient) -> Mapping[int, PartitionState]:
@@ -190,7 +190,7 @@ class Topics:
 
     def _until_led(self, partitions: Iterable[TopicPartition], deadline: float) -> None:
         """Returns when the leaders of these partitions know that they lead. Other brokers may report a leader before
-        the leader itself knows.
+        this leader itself knows that it leads.
         """
         newest = dict.fromkeys(partitions, OffsetSpec.LATEST)
         # If a broker does not know yet that it leads, it returns a retriable error, and `run` asks again.

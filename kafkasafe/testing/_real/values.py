@@ -17,7 +17,7 @@ CONTROLLER = 1000
 """Node id of the dedicated controller process; before Kafka 3.3, of the ZooKeeper process."""
 
 DEFAULT_JAVA_OPTIONS = ("-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Options for a fast start. The last one switches off Java's optimising compiler, so omit it for a high throughput."""
+"""Options for a fast start. The last option switches off Java's optimising compiler, so omit it for high throughput."""
 
 
 class ClusterError(KafkaSafeError, RuntimeError):

@@ -29,8 +29,8 @@ with this number also copes with larger ones.
 
 @dataclass(slots=True)
 class _Layer:
-    """A change of a file that is not in its durable content yet. A *certain* change was synced, but an earlier change
-    was not. The sync of a *doubtful* change failed.
+    """A change of a file. The file's durable content does not contain this change yet. A *certain* change was synced,
+    but an earlier change was not. The sync of a *doubtful* change failed.
     """
 
     at: int
@@ -63,7 +63,7 @@ class DurableData:
             self.size = len(self.base)
 
     def add(self, at: int, change: Write | Truncate) -> None:
-        """Notes a change of the file."""
+        """Adds a change of the file."""
         self.layers.append(_Layer(at, change))
         if isinstance(change, Truncate):
             self.size = change.size
@@ -120,7 +120,7 @@ class DurableData:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Decides which changes survive a crash if they are not durable: by probabilities, or by a cut.
+    """Decides which of the changes that are not durable survive a crash: by probabilities, or by a cut.
 
     Attributes:
         data: Probability for each sector.
@@ -181,7 +181,7 @@ class DurableState:
         )
 
     def add(self, at: int, operation: Operation) -> None:
-        """Notes an operation."""
+        """Adds an operation."""
         match operation:
             case Write() | Truncate():
                 self.files[operation.node].add(at, operation)

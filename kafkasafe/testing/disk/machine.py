@@ -59,7 +59,7 @@ class Medium:
 
     @property
     def used_bytes(self) -> int:
-        """Number of bytes that all files with a name or a handle take, including reserved room."""
+        """Number of bytes that all files with a name or a handle take up, including reserved room."""
         named = {node for names in self.tree.directories.values() for node in names.values()}
         return sum(file.room_bytes for node, file in self.tree.files.items() if file.handles or node in named)
 
@@ -146,7 +146,7 @@ class Disk:
 
     @property
     def used_bytes(self) -> int:
-        """Number of bytes that all files with a name or a handle take, including reserved room."""
+        """Number of bytes that all files with a name or a handle take up, including reserved room."""
         return self._medium.used_bytes
 
     def files(self) -> dict[Path, bytes]:

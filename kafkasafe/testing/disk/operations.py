@@ -36,7 +36,7 @@ class SyncData:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A file or directory was created. `directory` is the node of the directory that contains its name."""
+    """A file or directory was created. `directory` is the node of the directory that contains the new name."""
 
     directory: int
     name: str

@@ -76,28 +76,28 @@ class Broker:
         return self.up and not self.paused
 
     def end(self) -> None:
-        """Notes that the broker's process has ended."""
+        """Marks the broker's process as ended."""
         self.up = self.paused = False
 
     def pause(self) -> None:
-        """Notes that the broker's process is suspended."""
+        """Marks the broker's process as suspended."""
         self.paused = True
 
     def resume(self) -> None:
-        """Notes that the broker's suspended process continues, and that the controller gets its heartbeats again."""
+        """Marks the suspended process as running again. The controller gets the broker's heartbeats again."""
         self.paused = self.fenced = False
         self.fence_at = None
 
     def register(self) -> None:
-        """Notes that the broker's process has started, and has registered with the controller."""
+        """Marks the broker's process as started, and the broker as registered with the controller."""
         self.up, self.fenced, self.fence_at = True, False, None
 
     def lose_session(self, fence_at: int) -> None:
-        """Notes that the controller gets no more heartbeats of the broker, and will fence the broker at `fence_at`."""
+        """Sets the time at which the controller will fence the broker, because it gets no more heartbeats."""
         self.fence_at = fence_at
 
     def fence(self) -> None:
-        """Notes that the controller considers the broker dead."""
+        """Marks the broker as dead from the controller's view."""
         self.fenced, self.fence_at = True, None
 
 

@@ -37,7 +37,9 @@ _MAX_LISTED: Final = 10  # maximum number of faulty records in an answer
 
 
 class NotModelledError(KafkaSafeError, NotImplementedError):
-    """A client uses a feature that the fake does not have. The client gets no answer: a guess could be wrong."""
+    """A client uses a feature that the fake does not have. The client gets no answer, because a guessed answer could be
+    wrong.
+    """
 
 
 class RefusedError(KafkaSafeError):
@@ -99,7 +101,7 @@ def admit(
         now_ms: The broker's clock.
         max_bytes: The topic's `max.message.bytes`.
         log_append_time: Whether the broker will replace the timestamps. If so, they are not checked.
-        keys_needed: Whether the topic is compacted, so that each record needs a key.
+        keys_needed: Whether each record needs a key, because the topic is compacted.
         ahead_ms: Number of ms by which a timestamp may be after the clock's time; None: no limit.
         behind_ms: Number of ms by which a timestamp may be before the clock's time; None: no limit.
 

@@ -272,7 +272,7 @@ def _answered(found: Fetched, *, committed: bool) -> Fields:
 def _each(
     topics: list[Any], partitions: str, answer: Callable[[str, Any], Fields], name_field: str = "name"
 ) -> list[Fields]:
-    """Returns one row for each partition of a request, by topic."""
+    """Returns one row for each partition of a request, grouped by topic."""
     return [
         {
             name_field: getattr(topic, name_field),

@@ -47,8 +47,8 @@ class Offset:
         offset: Offset of the next record to read.
         leader_epoch: Leader epoch of the record before this offset; -1 if unknown.
         metadata: Text that was committed with the offset.
-        place: Place in the log of offsets. The committed offset with the latest place wins, even if another one's
-            transaction was committed later.
+        place: Place in the log of offsets. The committed offset with the latest place wins, no matter in which order
+            the transactions were committed.
     """
 
     offset: int
@@ -99,7 +99,7 @@ class Member:
         self.joined = self.waiting = True
 
     def must_join(self) -> None:
-        """Notes that another generation is being prepared. The member has to join it."""
+        """Marks the member as not joined, because another generation is being prepared. The member has to join it."""
         self.joined, self.assignment = False, b""
 
     def assign(self, assignment: bytes, now_ms: int) -> None:
@@ -510,7 +510,7 @@ def coordinator(centre: Centre, key: str, partitions: str) -> int:
 
 
 def numbered(centre: Centre, key: str, partitions: str) -> int:
-    """The partition of the internal topic that stores a key. `partitions` names the setting for the topic's
-    partitions.
+    """Number of the internal topic's partition in which a key is stored. `partitions` is the name of the setting with
+    the topic's number of partitions.
     """
     return sum(key.encode()) % int(centre.settings[partitions])

@@ -126,7 +126,7 @@ class ReplicaLog:
         self.advance_start(leader.start_offset)
 
     def advance_high_watermark(self, offset: int) -> None:
-        """Notes that all in-sync replicas have the records before an offset."""
+        """Advances the high watermark to this offset, because all in-sync replicas have the records before it."""
         self.high_watermark = max(self.high_watermark, min(offset, self._end_offset))
 
     def _take(self, batch: StoredBatch) -> None:

@@ -83,7 +83,7 @@ class Partition:
         leader: Node id; -1 while the partition has no leader.
         leader_epoch: Leader epoch. It grows by one with each change of the leader.
         logs: The replicas' logs, by node.
-        lagging: Followers that do not replicate at present, but stay in the set of in-sync replicas.
+        lagging: Followers that currently do not replicate, but stay in the set of in-sync replicas.
     """
 
     def __init__(self, topic: str, number: int, replicas: Sequence[int]) -> None:
@@ -183,7 +183,7 @@ class Partition:
 
         Args:
             fetching: Function that returns whether a broker is running and not suspended.
-            least_in_sync: While fewer replicas are in sync, the high watermark does not advance.
+            least_in_sync: Minimum number of in-sync replicas for the high watermark to advance.
         """
         if self.leader < 0 or not fetching(self.leader):
             return

@@ -50,7 +50,7 @@ class InTransit:
 
     Attributes:
         pipe: The connection that it was written to.
-        centre: The cluster that had the connection when the request was written.
+        centre: The cluster to which the connection belonged when the request was written.
         name: Kafka's name of the API.
         message: The request's fields, as attributes.
         on_answer: Called with the fields of the answer.

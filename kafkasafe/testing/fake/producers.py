@@ -63,7 +63,7 @@ class Producer:
         return self.window[-1].last_sequence if self.window else -1
 
     def appended(self, header: BatchHeader) -> None:
-        """Notes a data batch that was appended at the offsets in its header."""
+        """Updates the state for a data batch that was appended at the offsets in its header."""
         if self.epoch != header.producer_epoch:
             self.epoch, self.window = header.producer_epoch, []
         self.window = [
@@ -81,7 +81,9 @@ class Producer:
             self.txn_first_offset = header.base_offset
 
     def marked(self, header: BatchHeader, coordinator_epoch: int) -> int | None:
-        """Notes a transaction's marker. Returns the transaction's first offset; None if it has no records here."""
+        """Updates the state for a transaction's marker. Returns the transaction's first offset; None if it has no
+        records here.
+        """
         if header.producer_epoch > self.epoch:
             self.epoch, self.window = header.producer_epoch, []
         self.coordinator_epoch = coordinator_epoch
@@ -194,7 +196,7 @@ class Producers:
                 )
 
     def expire(self, now_ms: int, after_ms: int) -> None:
-        """Forgets producers without an open transaction whose latest timestamp is at least `after_ms` ago."""
+        """Forgets producers that have no open transaction and whose latest timestamp is at least `after_ms` ago."""
         self._known = {
             key: known
             for key, known in self._known.items()

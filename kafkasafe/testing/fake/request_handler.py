@@ -104,7 +104,7 @@ class RequestHandler:
         self.transactions = Transactions(self.centre, self.groups)
 
     def listen(self, node: int, host: str, port: int) -> None:
-        """Notes where clients reach a broker."""
+        """Stores the address at which clients reach a broker."""
         self.addresses[node] = host, port
 
     def advance(self, now_ms: int) -> None:

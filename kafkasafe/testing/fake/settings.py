@@ -32,9 +32,9 @@ class Profile:
         brokers_control: Whether one of the brokers is the controller. If so, nobody notices the death of the last
             broker.
         verifies_transactions: Whether brokers accept a transaction's batches only for partitions that were added to it.
-        caps_in_sync: Whether `min.insync.replicas` is limited to the number of replicas, and the high watermark does
-            not advance while fewer replicas are in sync (Kafka 4 and later).
-        least: Minimum values of topic settings that are larger than the values in `_LEAST`.
+        caps_in_sync: Whether `min.insync.replicas` is capped at the number of replicas, and the high watermark advances
+            only while that many replicas are in sync (Kafka 4 and later).
+        least: Minimum values of those topic settings whose minimum is larger than in `_LEAST`.
         lacking: Topic settings that exist in other versions, but not in this one.
         unmodelled: Topic settings that exist in this version, but that the fake does not model.
     """

@@ -1,4 +1,4 @@
-"""Transactions: the state of each transactional id, and the partitions and the end of its transaction. Pure.
+"""Transactions: the state of each transactional id, its transaction's partitions, and how the transaction ends. Pure.
 
 Like Kafka's coordinator, the fake answers EndTxn when the end is decided. The markers are written to the logs a little
 later. Until then, requests for the next transaction get error 51.
@@ -61,16 +61,16 @@ class TransactionMetadata:
     same values is a repetition.
     """
     kept: tuple[int, int] | None = None
-    """(producer id, epoch) in the latest InitProducerId, or of an ended transaction. An InitProducerId with the same
-    values is a repetition.
+    """(producer id, epoch) that the latest InitProducerId named, or that the latest transaction had before its end. An
+    InitProducerId with the same values is a repetition.
     """
     second: bool = False
     """Whether the open transaction uses protocol 2."""
     complete_ms: int = -1
     """When the markers of a decided end are written."""
     markers: dict[tuple[str, int], tuple[Partition, int, int]] = field(default_factory=dict)
-    """The written markers, by (topic, number): the partition, the leader epoch, and the offset after the marker. A
-    marker counts when it is replicated.
+    """The written markers: (topic, number) -> the partition, its leader epoch at that time, and the offset after the
+    marker. A marker counts when it is replicated.
     """
 
     @property
@@ -85,7 +85,7 @@ class TransactionMetadata:
 
     @property
     def due_ms(self) -> int | None:
-        """Time at which the open transaction times out, or at which the markers of a decided end are due."""
+        """Time at which the open transaction times out, or at which the ending transaction's markers are written."""
         if self.state is TxnState.ONGOING:
             return self.began_ms + self.timeout_ms
         return self.complete_ms if self.ending else None
@@ -152,8 +152,8 @@ class TransactionMetadata:
     def write_marker(self, place: tuple[str, int], partition: Partition, now_ms: int) -> None:
         """Writes the marker to a partition's log.
 
-        If the partition has a new leader since the last call, writes the marker again, because the new leader may not
-        have it. The same applies if the topic was created again.
+        If the partition has got a new leader since the last call, writes the marker again, because the new leader may
+        not have it. The same applies if the topic was created again.
         """
         written = self.markers.get(place)
         if written is None or written[0] is not partition or written[1] != partition.leader_epoch:
@@ -264,8 +264,8 @@ class Transactions:
             raise RefusedError(INVALID_TXN_STATE, _NOT_ADDED, early=True)
 
     def may_end(self, header: BatchHeader) -> bool:
-        """Whether a transactional id still has the producer id and epoch of this batch, so that the batch's transaction
-        can still end.
+        """Whether the transaction of this batch can still end. It can if a transactional id still has the batch's
+        producer id and epoch.
         """
         return any(
             known.identity == (header.producer_id, header.producer_epoch) for known in self._known.values()

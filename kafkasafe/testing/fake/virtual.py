@@ -97,9 +97,9 @@ class VirtualCluster(Control):
         """Limits the bandwidth from clients to brokers.
 
         Args:
-            bytes_per_s: Rate limit to each broker, in bytes of batches per second, over all connections together; 0 for
-                no limit.
-            buffer_bytes: Number of bytes that the network buffers, like sockets and routers. The writer does not wait
+            bytes_per_s: Limit for the batches sent to each broker, in bytes per second over all connections together;
+                0: no limit.
+            buffer_bytes: Number of bytes that the network buffers, as sockets and routers do. The writer does not wait
                 for them.
             node: The broker, None for all.
         """
@@ -209,7 +209,7 @@ class VirtualCluster(Control):
         self._plan()
 
     def _work(self, pipe: Pipe) -> bool:
-        """Processes the next request of a connection. Returns whether there was one to process."""
+        """Processes the next request of a connection. Returns whether it processed a request."""
         if not pipe.open or self._hangs(pipe.node):
             return False
         if pipe.held is not None:
@@ -248,7 +248,7 @@ class VirtualCluster(Control):
     def _plan(self) -> None:
         """Sets a timer for the next time at which the brokers' state changes without a request."""
         due = [self._handler.next_due_ms()]
-        # A suspended broker answers nothing. Its requests are checked when it continues.
+        # A suspended broker answers nothing. Its requests are checked when the broker resumes.
         due += [
             pipe.held[0].due_ms
             for pipe in self._pipes

@@ -63,7 +63,8 @@ class VirtualNetwork:
     """See `kafkasafe.cluster.network.Network`.
 
     This network behaves like an infinitely fast network thread: it does each posted job before the posting thread
-    continues. So a test notices a request that was sent too early, even if the process is killed right after that.
+    continues. So a test notices a request that was sent too early, even if the process is killed right after sending
+    it.
 
     Args:
         cluster: Has the brokers and the time.

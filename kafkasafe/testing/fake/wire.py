@@ -55,7 +55,7 @@ class _Connection:
         return bool(data)
 
     def hold(self, pending: PendingRequest | None) -> None:
-        """Keeps a request whose answer is not available yet. None: the request that was kept is answered."""
+        """Keeps a request whose answer is not available yet. None: forgets the request, because it was answered."""
         self.held = pending
 
     def put(self, reply: Reply, weather: Weather, now: int) -> None:
