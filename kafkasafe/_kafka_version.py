@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from typing import Final
 
 OLDEST: Final = (3, 0, 9)
-"""The oldest release that works."""
+"""The oldest release that works with kafkasafe."""
 
 FIRST_WITHOUT: Final = (3, 1)
-"""The oldest release above `OLDEST` that does not work. Its pre-releases do not work either."""
+"""The first release after `OLDEST` that does not work with kafkasafe. Its pre-releases do not work either."""
 
 
 def check() -> None:

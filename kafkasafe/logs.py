@@ -37,7 +37,7 @@ _QUEUED: Final = 10_000
 """Largest number of log records that wait for slow handlers."""
 _EXIT_S: Final = 5.0
 _FRAMES: Final = 3
-"""Stack frames between the logging module and the caller of `EventLog`."""
+"""Number of stack frames between the logging module and the caller of `EventLog`."""
 
 
 _limiters: Final[weakref.WeakSet[_Limiter]] = weakref.WeakSet()

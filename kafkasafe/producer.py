@@ -304,15 +304,15 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         The method also waits for records of earlier producers that this producer has taken over: from its spool
         directory, and, if that is the default one, from directories next to it. Undelivered records stay on disk, and
-        the next producer on the directory delivers them. A warning for each directory gives their number. With
-        `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again does nothing.
-        At the end of the interpreter, open producers are closed automatically.
+        the next producer on the directory delivers them. For each directory, a warning gives the number of undelivered
+        records. With `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again
+        does nothing. At the end of the interpreter, open producers are closed automatically.
 
         Args:
             timeout: Seconds to wait for deliveries, and for a disk that fails. For a disk that is only slow, `close`
                 waits ten seconds at least. Default: until no record was delivered for 5 s (30 s with `spool="never"`).
-                If records cannot be sent before a known time, `close` waits until then, but prolongs its wait by two
-                request timeouts at most.
+                If the producer must pause until a known time before it can send records, `close` waits until that time,
+                but this adds two request timeouts at most.
 
         Raises:
             SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
@@ -321,8 +321,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             WrongClusterError: The pending records are meant for another cluster than that of these brokers. They are on
                 disk.
             DataLossError: As for `flush`. `close` raises one error for all losses that have not been raised yet; the
-                error's `others` has the further losses. If a check for losses did not end in time, a WARNING says so
-                (`data_loss_unknown`), and the next producer on the directory repeats the check.
+                error's `others` has the further losses. If a check for losses did not end in time, the producer logs a
+                WARNING (`data_loss_unknown`), and the next producer on the directory repeats the check.
             ValueError: The timeout is negative or nan. The producer is still open. After any other error it is closed.
         """
         self.parts.shutdown.close(timeout)
@@ -380,8 +380,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         Returns:
             The result of the last transaction for which an earlier producer called `commit_transaction`; None if this
-            spool knows none. (A transaction without such a call was never sent.) A second call does nothing and returns
-            None.
+            spool contains no such transaction. (A transaction without such a call was never sent.) A second call does
+            nothing and returns None.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.

@@ -332,7 +332,7 @@ class _Counts:
                 self._stats.exhausted[api] += 1
 
     def samples(self) -> Iterator[Sample]:
-        """Yields the present values."""
+        """Yields the current values of the counts."""
         with self._lock:
             yield from list(self._stats.retry_samples())
 
@@ -421,8 +421,8 @@ class _Call:
     # --- the rate limit ---
 
     def _turn_s(self) -> float:
-        """Returns the seconds until this call's next attempt may begin. If that is after the deadline, raises the last
-        error.
+        """Returns the seconds until this call's next attempt may begin. If that attempt would begin after the deadline,
+        raises the last error.
         """
         if self._partition is None:
             return 0.0
@@ -535,8 +535,8 @@ class _Call:
             log.exception("on_retry failed for %s", event, event="hook_failed")
 
     def _note(self, error: Exception) -> None:
-        """Adds a note about the attempts to the raised error. Removes earlier such notes, because a function may raise
-        the same object each time.
+        """Adds a note about the attempts to the raised error. Removes such notes of earlier calls, because a function
+        may raise the same object each time.
         """
         if self._tries < 2:
             return

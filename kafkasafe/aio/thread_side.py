@@ -68,7 +68,8 @@ class ThreadSide:
         consumer = await call_in_thread(f"{_NAME}-start", self._made, undo=lambda made: made.close())
         # All commits take their offsets from this object. It counts only records that were returned to the program, not
         # records that were only fetched.
-        polls = self._polls = Polls()  # new: the consumer of a cancelled `start` may still use the old one
+        # Make a new object: the consumer of a cancelled `start` may still use the old one.
+        polls = self._polls = Polls()
         membership.commit_from(consumer, lambda: self._committable(consumer, polls))
         threads.reading_of(consumer).parts.hand_out_later(lambda: self._unhanded(polls))
         self._opened = consumer, Worker(f"{_NAME}-{consumer.client_id}")

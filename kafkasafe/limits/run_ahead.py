@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
-"""The default limit. The producer keeps more bytes than this in memory, so that batches are not read back."""
+"""The default limit. It is less than what the producer keeps in memory, so batches need not be read back from disk."""
 
 _EASED_BYTES: Final = 1024 * 1024
 """A waiting sender continues once about this many bytes have been delivered: one large batch."""
