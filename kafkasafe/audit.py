@@ -87,7 +87,9 @@ class IdSource:
         return {"key": "key", "header": "headers"}.get(self.kind, "value")
 
     def of(self, records: Any) -> list[str | None]:
-        """Return the id of each record in a pyarrow.RecordBatch that has `column`; None for a record without an id."""
+        """Return the ids of the records in a pyarrow.RecordBatch that contains `column`; None for a record without an
+        id.
+        """
         column = records.column(self.column).to_pylist()
         match self.kind:
             case "header":

@@ -110,9 +110,10 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 and nothing explains this. After that, a lower start offset is accepted. A lower end offset is not
                 accepted even then: it is reported as unproven, and the old value is still returned. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
-                CRCs of batches without epochs. You need the file if you do not commit positions to a group, or commit
-                them with metadata of your own. `poll` (at most once a second), `save_lineage` and `close` write the
-                file. Each consumer needs a file of its own. Default: only committed offsets carry the history.
+                CRCs of batches without epochs. You need the file in two cases: you do not commit positions to a group;
+                or you commit them with metadata of your own. `poll` (at most once a second), `save_lineage` and `close`
+                write the file. Each consumer needs a file of its own. Default: only committed offsets carry the
+                history.
             prometheus: Register the metrics in prometheus-client's default registry; for another registry call
                 `kafkasafe.metrics.install`.
             remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments

@@ -88,8 +88,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             `send` and `flush`, until `resolve_undecidable`), "resend" (the batch may be in the log twice) or "skip" (it
             may be missing).
         on_corrupt (str): "raise": raise SpoolCorruptError if the spool is damaged. "quarantine": copy the damaged bytes
-            to another file and go on. Damage that is found while sending stops only the partition of the damaged
-            records (with "raise": until the file is restored).
+            to another file and go on. If the producer finds damage while it sends, it stops only the partition of the
+            damaged records (with "raise": until the file is restored).
         on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each record
             that the cluster rejected. It may send the record to a dead-letter topic, but through another producer.
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
@@ -309,10 +309,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         does nothing. At the end of the interpreter, open producers are closed automatically.
 
         Args:
-            timeout: Seconds to wait for deliveries, and for a disk that fails. For a disk that is only slow, `close`
-                waits ten seconds at least. Default: until no record was delivered for 5 s (30 s with `spool="never"`).
-                If the producer must pause until a known time before it can send records, `close` waits until that time,
-                but this adds two request timeouts at most.
+            timeout: Number of seconds to wait for deliveries, and for a disk that fails. For a disk that is only slow,
+                `close` waits ten seconds at least. Default: until no record has been delivered for 5 s (30 s with
+                `spool="never"`). If the producer must pause until a known time before it can send records, `close`
+                waits until that time, but this adds two request timeouts at most.
 
         Raises:
             SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
@@ -328,7 +328,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self.parts.shutdown.close(timeout)
 
     def __del__(self) -> None:
-        """Handle a producer that was dropped without `close()`: its pump delivers for as long as `close()` would wait.
+        """Handle a producer that was dropped without `close()`: its pump goes on delivering until `close()` would stop
+        waiting.
 
         This method waits a second at most, as KafkaProducer's method does, so that the records of the next producer
         come after the records of this one. It takes no lock, because the garbage collector may call it at any time.
@@ -425,7 +426,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Commit the transaction. Once it is on disk, the commit is final and survives any crash.
 
         The call returns when `read_committed` consumers can see the records. It waits without a limit. If it is
-        interrupted, call it again. If you do not, `init_transactions` of a later producer finishes the transaction.
+        interrupted, call it again. If you do not call it again, `init_transactions` of a later producer finishes the
+        transaction.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.

@@ -63,7 +63,8 @@ class RetryEvent:
 _GaveUp = Literal["deadline", "attempts", "verdict"]
 
 _AGAIN: Final = frozenset({ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH})
-# Maximum number of failing partitions in the table of the rate limit. Partitions that may be retried now need no entry.
+# Maximum number of failing partitions in the table of the rate limit. A partition needs no entry if it may be retried
+# at once.
 _MAX_KEYS: Final = 10_000
 
 
@@ -210,7 +211,7 @@ class RetryPolicy:
     def on(
         self, partition: Hashable | Callable[..., Hashable] | None, *, api: str | None = None
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Returns a decorator that works like the policy, with a partition (or any other key) for the rate limit.
+        """Returns a decorator that works like the policy, but limits the rate for a partition or for any other key.
 
         Args:
             partition: The key, or a function that gets the arguments of the call and returns the key.

@@ -210,7 +210,7 @@ class ThreadSide:
     def offering(
         self, fate: Callable[[], OffsetsFate], lane: ProducerLane, handed: HandedOut
     ) -> Callable[[], tuple[Any, ...]]:
-        """Return the job that collects the data with which an atomic batch of this lane commits offsets.
+        """Return the job that collects the data that an atomic batch of this lane needs to commit offsets.
 
         See `kafkasafe._consuming.rereading.Rereading.offer`.
         """

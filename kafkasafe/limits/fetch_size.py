@@ -10,7 +10,7 @@ timeout is worth nothing:
 Rule: begin small. Double the size only after a full response that came soon enough: a response of twice the size would
 still come early. So no request is much larger than a request that was answered.
 
-Records that are returned one by one stay in memory longer than batches, so their sizes have a lower limit:
+Records that are returned one by one stay in memory longer than batches. So their responses have a smaller maximum size:
 
 1. A consumer of 200 partitions processes each record for a millisecond. It falls behind, so all its responses are full.
 2. With 4 MB of each partition, 800 MB of records would wait for `poll`.
