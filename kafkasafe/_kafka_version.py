@@ -26,7 +26,7 @@ def check() -> None:
     cannot import older releases of it. If the file is missing, as in a frozen program, the release is accepted.
 
     Raises:
-        ImportError: The release is below `OLDEST`, or it is `FIRST_WITHOUT` or newer. Or Python runs with -O.
+        ImportError: The release is older than `OLDEST`, or it is `FIRST_WITHOUT` or newer. Or Python runs with -O.
     """
     if not __debug__:
         # `TaggedFields.decode_empty` reads a byte in an assert statement, which -O removes.

@@ -410,8 +410,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     """
     offsets_hold_timeout_ms: float
     """If a broker's answer is lower than before and nothing proves a loss, the consumer keeps the old value for this
-    many milliseconds. After that, a lower start offset is accepted. A lower end offset is not: it is reported as
-    unproven, and the old value is still returned.
+    many milliseconds. After that, a lower start offset is accepted. A lower end offset is not accepted even then: it is
+    reported as unproven, and the old value is still returned.
     """
     lineage_path: _Path | None
     """A file that keeps the leader epochs of the records that were read, for positions that are not committed to a

@@ -97,8 +97,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             `kafkasafe.metrics.install`. Default: no.
         blocked_timeout_ms (int): The producer rejects records that the cluster has blocked for this long. Records are
             blocked if their topic is missing, forbidden or invalid, if their timestamps are too far in the future, or
-            if the broker fails on their batch. The time starts anew if the cluster gives another answer or none, or if
-            the producer is restarted. None: no limit. Default: seven days.
+            if the broker fails on their batch. The time starts anew if the cluster gives a different answer or none, or
+            if the producer is restarted. None: no limit. Default: seven days.
         on_blocked_topic (str): What `send` does while its topic is missing, forbidden or invalid: "raise"
             kafka-python's exception for the code (the record is not accepted), or "accept" the record, which then
             waits.

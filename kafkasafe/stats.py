@@ -468,7 +468,7 @@ class Stats(RetryStats):
         in_doubt_asked: Number of batches for which the cluster was asked whether they are in the log.
         produce_failures: Number of batches whose request got no response.
         produce_errors: By error code: number of batches whose response had this code.
-        pauses: How often an error caused a pause before delivery or a transaction continued.
+        pauses: How often an error caused a pause, after which delivery or a transaction continued.
         rejected_not_kept: How often rejected records could not be written to rejected/.
         spool_write_errors: Number of writes to the spool that failed.
         spool_displaced: How often files of the spool were found moved, deleted or truncated.

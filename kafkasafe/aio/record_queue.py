@@ -333,7 +333,7 @@ class RecordQueue:
 
         Args:
             partitions: The partitions.
-            overtakes_poll: Whether a running poll fetches from the positions before the move.
+            overtakes_poll: Whether a running poll fetches from the positions that applied before the move.
 
         Returns:
             The first offset that was dropped, by partition.

@@ -164,7 +164,8 @@ class ThreadSide:
                     with reading.polls:
                         membership.keep_membership(consumer, timeout_ms)
                 joined = membership.has_joined(consumer)
-            finally:  # also after an error such as NoOffsetForPartitionError: the program may seek
+            finally:
+                # Do this after an error, too: after a NoOffsetForPartitionError, for example, the program may seek.
                 states = membership.states_of(consumer)
                 # The positions of the partitions in `gone` are now the committed ones.
                 gone = polls.ended(states, records)

@@ -28,7 +28,8 @@ class LaneSeen:
         waiting_records: Number of records that are not delivered.
         oldest_s: Number of seconds for which the oldest of these records has waited.
         in_doubt_batches: Number of undelivered batches that may already have been sent.
-        undecidable_batches: How many of these batches the owner found undecidable. They wait for `resolve_undecidable`.
+        undecidable_batches: Number of these batches that the owner found undecidable. They wait for
+            `resolve_undecidable`.
         rejected_records: Number of records in `rejected/`, including those in deleted files.
         damaged: Number of damaged ranges and unreadable files.
     """

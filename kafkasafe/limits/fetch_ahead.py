@@ -1,4 +1,5 @@
-"""Decides from which partitions to fetch ahead: before the application has received all records of the last response.
+"""Decides from which partitions to fetch ahead, that is, before the application has received all records of the last
+response.
 
 kafka-python fetches from a partition only after the application has received all records of the last response. So it
 alternates between decoding and waiting. A fetch ahead starts at the offset where the waiting response ends. Its answer

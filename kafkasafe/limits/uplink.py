@@ -31,7 +31,7 @@ seconds. The highest rate counts, because the link was idle during a part of mos
 _FEW_BYTES: Final = 256 * 1024
 """Until a request has timed out, this many bytes may always be in flight: a slow broker may have a fast link."""
 _SLOWER: Final = 2.0
-"""A request is given up if the link has become more than this many times slower than measured."""
+"""A request is given up if the link has become slower than measured by more than this factor."""
 
 
 @dataclass(frozen=True, slots=True)
