@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from typing import Final
 
 OLDEST: Final = (3, 0, 9)
-"""The oldest release that works."""
+"""The oldest release that works with kafkasafe."""
 
 FIRST_WITHOUT: Final = (3, 1)
-"""The oldest release above `OLDEST` that does not work. Its pre-releases do not work either."""
+"""The first release after `OLDEST` that does not work with kafkasafe. Its pre-releases do not work either."""
 
 
 def check() -> None:
@@ -26,7 +26,7 @@ def check() -> None:
     cannot import older releases of it. If the file is missing, as in a frozen program, the release is accepted.
 
     Raises:
-        ImportError: The release is below `OLDEST`, or it is `FIRST_WITHOUT` or newer. Or Python runs with -O.
+        ImportError: The release is older than `OLDEST`, or it is `FIRST_WITHOUT` or newer. Or Python runs with -O.
     """
     if not __debug__:
         # `TaggedFields.decode_empty` reads a byte in an assert statement, which -O removes.

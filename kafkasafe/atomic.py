@@ -186,7 +186,7 @@ class AtomicBatch(metaclass=Tidy):
     _UNLISTED = frozenset({"decision", "offsets"})
     __dir__ = tidy_dir
     _informed: ClassVar[bool] = False
-    """Whether the program must learn that a batch was dropped before it can open the next one."""
+    """Whether a program can open its next batch only after it has learned that this batch was dropped."""
 
     def __init__(self, producer: OpenProducer, transactional_id: str) -> None:
         self._producer = producer
@@ -302,8 +302,8 @@ class AtomicBatch(metaclass=Tidy):
     ) -> RecordFuture:
         """Finish `send` for a record that needs more than the fast path.
 
-        If `index` is not negative, this number in `open_batch` is already reserved for the record, but the record is
-        not in the lists yet.
+        If `index` is not negative, this index in `open_batch` is already reserved for the record, but the lists of
+        `open_batch` do not contain the record yet.
         """
         parts = self._parts
         key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
@@ -320,8 +320,8 @@ class AtomicBatch(metaclass=Tidy):
                 index = next(open_batch.numbers)
         if open_batch is None or not 0 <= index < open_batch.most - 1:
             open_batch = parts.admission.make_separate_batch(topic, self._cannot_wait)
-            # The order matters: after a Ctrl-C between these lines there may be an empty open batch, but no forgotten
-            # one.
+            # The order matters: after a Ctrl-C between these lines, an open batch may be empty, but `_open_batches`
+            # contains every open batch.
             self._open_batches.append(open_batch)
             self._open[topic] = open_batch
             index = next(open_batch.numbers)
@@ -353,11 +353,11 @@ class AtomicBatch(metaclass=Tidy):
             ValueError: A number is out of range, such as a negative offset.
             ConfigError: A string is too long, or cannot be written as UTF-8.
             BatchDroppedError: An earlier batch was dropped, so the consumer will go back and read that batch's input
-                again. Discard the present batch, and continue with `poll`. With a KafkaConsumer, first `seek` to the
-                offsets that `committed` returns.
+                again. Discard this batch, and continue with `poll`. With a KafkaConsumer, first `seek` to the offsets
+                that `committed` returns.
             UsageError: With a SafeConsumer: another producer has an open batch with this consumer's offsets. Or the
-                consumer uses `assign`, and another lane still holds a batch with its offsets that may be committed
-                later. The message explains what to do. This batch stays open.
+                consumer uses `assign`, and another lane still holds a batch with this consumer's offsets, which may be
+                committed later. The message explains what to do. This batch stays open.
             KafkaTimeoutError: With a SafeConsumer: another producer's batch with this consumer's offsets had no outcome
                 within the consumer's `request_timeout_ms`. This batch stays open.
             WrongClusterError, SpoolError: The producer has ended. An earlier batch with offsets is still on disk.

@@ -41,7 +41,8 @@ __all__ = [
 _arrow: Any = pyarrow_for("kafkasafe.audit")
 
 MAX_IDS: Final = 5_000_000
-"""Largest number of distinct ids that are counted without Spark. They take a few hundred megabytes of memory."""
+"""Largest number of distinct ids that are counted without Spark. This many ids take a few hundred megabytes of memory.
+"""
 _EXAMPLES: Final = 10
 _DIGITS: Final = 4000
 """An id with more digits than this does not count as a number. Python refuses to convert much longer numbers."""
@@ -86,7 +87,9 @@ class IdSource:
         return {"key": "key", "header": "headers"}.get(self.kind, "value")
 
     def of(self, records: Any) -> list[str | None]:
-        """Return the id of each record in a pyarrow.RecordBatch that has `column`; None for a record without an id."""
+        """Return the ids of the records in a pyarrow.RecordBatch that contains `column`; None for a record without an
+        id.
+        """
         column = records.column(self.column).to_pylist()
         match self.kind:
             case "header":
@@ -180,7 +183,7 @@ def audit(
     spark: SparkSession | None = None,
     on_progress: Callable[[float, float], None] = lambda _done, _total: None,
 ) -> Audit:
-    """Count the records of a topic, from the first one to the present end of the log.
+    """Count the records of a topic, from the first one to the current end of the log.
 
     Args:
         topic: Topic name.

@@ -9,9 +9,9 @@ creates them. kafka-python's `poll` calls its fetcher three times: to reset posi
 fetch. In the first two calls, `kafkapython.fetcher.Fetcher` calls `Results.carry_on`. `carry_on` starts procedures
 (`Positions.begin`, `cluster.inquiry`), at most one per partition, and applies their results. `Responses.accept` gets
 each fetch response before kafka-python does. While a partition is being checked, the consumer does not fetch from it
-(`KafkaPython.hold`), but still fetches from the others. All decisions are made on the thread that polls. One task may
-run on kafka-python's I/O thread: for a commit, it may encode the lineage (the history of the records that were read) as
-text, under the lock of the `History` object.
+(`KafkaPython.hold`), but still fetches from the others. All decisions are made on the thread that polls. Only one task
+can also run on kafka-python's I/O thread: encoding the lineage (the history of the records that were read) as text for
+a commit. This happens under the lock of the `History` object.
 """
 
 from __future__ import annotations
@@ -104,15 +104,16 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             on_event: A function that gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the
                 consumer. Exceptions of this function are logged.
             offsets_path: File that keeps the highest end and start offsets across restarts. A result of `end_offsets`
-                or `beginning_offsets` is in the file before the method returns it. Each consumer needs a file of its
-                own. Default: no file.
-            offsets_hold_timeout_ms: How long the consumer keeps the old value if a broker's answer is lower and nothing
-                explains this. After that, a lower start offset is accepted. A lower end offset is not: it is reported
-                as unproven, and the old value is still returned. Default: 30000.
+                or `beginning_offsets` is written to the file before the method returns it. Each consumer needs a file
+                of its own. Default: no file.
+            offsets_hold_timeout_ms: How long the consumer keeps the old value if a broker's answer is lower than before
+                and nothing explains this. After that, a lower start offset is accepted. A lower end offset is not
+                accepted even then: it is reported as unproven, and the old value is still returned. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
-                CRCs of batches without epochs. You need the file if you do not commit positions to a group, or commit
-                them with metadata of your own. `poll` (at most once a second), `save_lineage` and `close` write the
-                file. Each consumer needs a file of its own. Default: only committed offsets carry the history.
+                CRCs of batches without epochs. You need the file in two cases: you do not commit positions to a group;
+                or you commit them with metadata of your own. `poll` (at most once a second), `save_lineage` and `close`
+                write the file. Each consumer needs a file of its own. Default: only committed offsets carry the
+                history.
             prometheus: Register the metrics in prometheus-client's default registry; for another registry call
                 `kafkasafe.metrics.install`.
             remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments
@@ -399,10 +400,10 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         If an answer is lower than before, the method checks it against the leader's epochs. If the log (or the topic)
         was replaced, the method returns the lower value and emits an `EndOffsetRegressed` event. But a new leader's log
         may also begin earlier because this leader has not deleted as many records yet. Then the method returns the old
-        value and emits an `EndOffsetHeld` event. Brokers without leader epochs cannot give a proof. If such a broker
-        gives a lower answer, the method returns the old value for `offsets_hold_timeout_ms`, and the lower value after
-        that. A reset of a position makes none of these checks: the consumer goes to the present start of the leader's
-        log.
+        value and emits an `EndOffsetHeld` event. Brokers without leader epochs cannot give a proof. If such a broker's
+        answer is lower than before, the method returns the old value for `offsets_hold_timeout_ms`, and the lower value
+        after that. When the consumer resets a position, it makes none of these checks: it goes to the current start of
+        the leader's log.
 
         Arguments and errors: see `end_offsets`.
         """
@@ -508,7 +509,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             LogDivergedError: For a partition in one of these two cases, `offsets` has an offset above
                 `event.divergent_offset`. Nothing was committed; call `seek` first.
             ValueError: An offset is not an int from 0 to 2**63-1. KafkaConsumer would commit a negative offset, which
-                later counts as no offset. It would retry any other such commit until it times out.
+                later counts as no offset. A KafkaConsumer would retry a commit with any other invalid offset until the
+                commit times out.
         """
         self._check_offsets(offsets)
         parent: Any = super()

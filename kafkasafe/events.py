@@ -193,8 +193,8 @@ class TransactionsBlocked:
         name: `transactional id NAME`, `group NAME`, or `READ on TOPIC`. A NAME that ends with `-*` means all
             transactional ids of a lane.
         code: Kafka's error code. 53 and 30: a permission is missing. 50: `transaction_timeout_ms` is more than the
-            brokers allow. 3 and 29: a topic of which the batch commits an offset is missing; or this client has no
-            permission to read that topic or a topic of the batch's records. The producer drops the batch after
+            brokers allow. 3 and 29: the batch commits an offset for a topic that is missing; or this client has no
+            permission to read that topic, or a topic of the batch's records. The producer drops the batch after
             `blocked_timeout_ms`.
         reason: The cluster's answer.
         records: Number of pending records.
@@ -479,8 +479,8 @@ class SpoolDisplaced:
 class LossCheckInconclusive:
     """After an election, nothing proves that the new leader ever had the records that were acknowledged or read.
 
-    The log now begins after these records. Retention or DeleteRecords has removed them, which is not a loss. But the
-    election may have lost some of them before that. The brokers' answers do not rule this out.
+    The log now begins after these records. Retention or DeleteRecords has removed them, which is not a loss. But some
+    of these records may have been lost earlier, in the election. The brokers' answers do not rule out such a loss.
 
     Attributes:
         topic: Topic name.
@@ -610,7 +610,7 @@ class PositionRewound:
         topic: Topic name.
         partition: Partition number.
         reason: "dropped": an atomic batch with the consumer's offset was dropped. "rebalanced": the group rebalanced,
-            and the group's offset is lower than the position before, or differs from the offset that this consumer's
+            and the group's offset is lower than the previous position, or differs from the offset that this consumer's
             batches had committed.
         previous: The position before; None if the partition had no position.
     """

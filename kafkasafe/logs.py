@@ -9,8 +9,8 @@ these attributes: `client_id`, `lane`, `topic`, `partition`, `code`, `error` (na
 them. No record contains an option's value, or a key or value of the application's records.
 
 During an outage the same message would repeat. Therefore an event is logged at most once in ten seconds for each
-subject (such as a partition), and at most ten times in ten seconds for all subjects. When the event is logged again,
-the attribute `suppressed` is the number of records that were not logged.
+subject (such as a partition), and at most ten times in ten seconds for all subjects together. When the event is logged
+again, the attribute `suppressed` is the number of records that were not logged.
 
 Threads that deliver records never wait for a log handler: a separate thread handles their log records (`apart`).
 """
@@ -37,7 +37,7 @@ _QUEUED: Final = 10_000
 """Largest number of log records that wait for slow handlers."""
 _EXIT_S: Final = 5.0
 _FRAMES: Final = 3
-"""Stack frames between the logging module and the caller of `EventLog`."""
+"""Number of stack frames between the logging module and the caller of `EventLog`."""
 
 
 _limiters: Final[weakref.WeakSet[_Limiter]] = weakref.WeakSet()

@@ -62,7 +62,7 @@ class Source(Protocol):
         """Value of the label `client_id` of all its metrics."""
 
     def metric_samples(self) -> Iterable[Sample]:
-        """Return the present values of its metrics."""
+        """Return the current values of the object's metrics."""
 
 
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
@@ -254,12 +254,12 @@ class Collector(PrometheusCollector):
             yield from view(live)
 
     def read(self) -> tuple[dict[Definition, _Values], list[Source]]:
-        """Return the present values of all metrics, and the sources that still exist."""
+        """Return the current values of all metrics, and the sources that still exist."""
         with self._lock:
             return self._read()
 
     def read_within(self, limit_s: float) -> dict[Definition, _Values] | None:
-        """Return the present values of all metrics; None if a running scrape takes longer than `limit_s` (-1: no
+        """Return the current values of all metrics; None if a running scrape takes longer than `limit_s` (-1: no
         limit).
         """
         if not self._lock.acquire(timeout=limit_s):
@@ -334,7 +334,7 @@ class _Seen:
         self.samples: list[Sample] = []
 
     def look(self) -> None:
-        """Take the present values, if the source still exists."""
+        """Store the source's current values, if the source still exists."""
         source = self.source()
         if source is not None:
             self.samples = list(source.metric_samples())

@@ -79,8 +79,8 @@ class EndOffsetTracker:
         Args:
             path: A file that keeps the offsets across restarts. It is read now, and written by `save` and `close`.
                 None: nothing is stored.
-            hold_timeout_s: How many seconds the tracker keeps the old value while brokers give a lower answer without a
-                leader epoch. After that, the result is Unproven.
+            hold_timeout_s: How many seconds the tracker keeps the old value while brokers give answers that are lower
+                than before and have no leader epoch. After that, the result is Unproven.
             on_result: Called with (topic, partition, result) for each result that is not a Value. It runs on the thread
                 that passed the answer. Its exceptions propagate to the caller on this thread; the answer is recorded
                 nevertheless.
@@ -134,8 +134,9 @@ class EndOffsetTracker:
 
         Returns:
             A result whose `offset` is the end offset to use. Value: the answer is trusted. Held: the answer is lower
-            and not trusted. Look up again; if `ask_epoch` is set, also send OffsetForLeaderEpoch and pass its answer to
-            `prove`. Regressed: the answer is lower, but trusted for the given reason. Unproven: see `accept`.
+            than before and not trusted. Look up again; if `ask_epoch` is set, also send OffsetForLeaderEpoch and pass
+            its answer to `prove`. Regressed: the answer is lower than before, but trusted for the given reason.
+            Unproven: see `accept`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is unknown.
@@ -156,8 +157,8 @@ class EndOffsetTracker:
     ) -> dict[_Partition, int]:
         """Store the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
 
-        Both dicts have (topic, partition) as keys. For each partition, this method returns a lower end offset than
-        before only after another method has returned Regressed.
+        Both dicts have (topic, partition) as keys. This method lowers the end offset of a partition only after another
+        method has returned Regressed for that partition.
         """
         ends: dict[_Partition, int] = {}
         for at, offset in answered.items():
@@ -189,8 +190,8 @@ class EndOffsetTracker:
             isolation_level: Isolation level for looking up end offsets. Answers are kept separately for each level.
 
         Returns:
-            A result as from `observe`. One result differs: for the start of a recreated topic, it is a Value with
-            `recreated`. If a Held result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to
+            A result as from `observe`. There is one difference: if the topic was recreated, the result is a Value whose
+            `recreated` is True. If a Held result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to
             `prove_start`. Unproven: see `accept_start`.
 
         Raises:
@@ -294,7 +295,7 @@ class EndOffsetTracker:
         *,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Held:
-        """Note that a look-up failed with code 78 (OFFSET_NOT_AVAILABLE) or 5 (LEADER_NOT_AVAILABLE): wait and retry.
+        """Store that a look-up failed with code 78 (OFFSET_NOT_AVAILABLE) or 5 (LEADER_NOT_AVAILABLE): wait and retry.
 
         Raises:
             ValueError: `code` is another error code.

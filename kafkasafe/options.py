@@ -97,7 +97,7 @@ class OnRejected(Protocol):
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """kafka-python's options that its producer and its consumer share."""
+    """Options that kafka-python's producer and consumer share."""
 
     bootstrap_servers: str | Collection[str]
     """Addresses of some brokers: "host:port", several separated by commas, or a list. The client learns the
@@ -120,11 +120,11 @@ class ConnectionOptions(TypedDict, total=False):
     request_timeout_ms: float
     """If a request is not answered within this many milliseconds, it is sent again."""
     receive_message_max_bytes: _Size
-    """Largest response of a broker that the client accepts, bytes."""
+    """Largest response of a broker that the client accepts, in bytes."""
     receive_buffer_bytes: _Size | None
-    """Size of the socket's receive buffer (SO_RCVBUF), bytes. None: the system's default."""
+    """Size of the socket's receive buffer (SO_RCVBUF), in bytes. None: the system's default."""
     send_buffer_bytes: _Size | None
-    """Size of the socket's send buffer (SO_SNDBUF), bytes. None: the system's default."""
+    """Size of the socket's send buffer (SO_SNDBUF), in bytes. None: the system's default."""
     socket_options: Sequence[tuple[int, int, int]]
     """Arguments of `socket.setsockopt` for each connection."""
     reconnect_backoff_ms: float
@@ -143,13 +143,13 @@ class ConnectionOptions(TypedDict, total=False):
     ssl_check_hostname: bool
     """Whether a broker's certificate must name its host."""
     ssl_cafile: _Path | None
-    """File with the certificates of the authorities to trust, PEM. None: the system's."""
+    """PEM file with the certificates of the authorities to trust. None: the system's."""
     ssl_certfile: _Path | None
-    """File with the client's certificate and its chain, PEM."""
+    """PEM file with the client's certificate and its chain."""
     ssl_keyfile: _Path | None
-    """File with the client's private key, PEM. None: it is in `ssl_certfile`."""
+    """PEM file with the client's private key. None: the key is in `ssl_certfile`."""
     ssl_crlfile: _Path | None
-    """File with a list of revoked certificates, PEM. The client looks up the broker's own certificate in this list."""
+    """PEM file with a list of revoked certificates. The client looks up the broker's own certificate in this list."""
     ssl_password: str | None
     """Password of the private key."""
     api_version: tuple[int, ...] | None
@@ -214,15 +214,15 @@ class _OfProducers(ConnectionOptions, total=False):
     retries: float
     """Accepted for compatibility. The producer retries a pending record without a limit."""
     batch_size: _Size
-    """Largest batch, bytes. If a topic has many partitions, the producer first collects more bytes than this and then
-    forms the batches of all partitions.
+    """Largest size of a batch, in bytes. If a topic has many partitions, the producer first collects more bytes than
+    this and then forms the batches of all partitions.
     """
     linger_ms: float
     """How many milliseconds a batch waits for more records. `get`, `durable` and `flush` end this wait early."""
     max_block_ms: float
     """If there is no room within this many milliseconds, `send` raises SpoolFullError."""
     max_request_size: _Size
-    """Largest record, bytes."""
+    """Largest size of a record, in bytes."""
     spool_dir: _Path | None
     """The directory that holds pending records. Use one for each cluster; any number of processes can share it.
     None: the environment variable `KAFKASAFE_SPOOL_DIR`, or else the user's state directory.
@@ -241,9 +241,9 @@ class _OfProducers(ConnectionOptions, total=False):
     `client_id` used before, or the lowest free one.
     """
     spool_max_bytes: _Size | None
-    """Largest size of the spool, bytes. None: 1 GiB; with `spool="never"` 32 MiB of memory."""
+    """Largest size of the spool, in bytes. None: 1 GiB; with `spool="never"` 32 MiB of memory."""
     spool_segment_bytes: _Size | None
-    """Largest size of one file of the spool, bytes. None: an eighth of `spool_max_bytes`, at most 64 MiB."""
+    """Largest size of one file of the spool, in bytes. None: an eighth of `spool_max_bytes`, at most 64 MiB."""
     spool_sync: Literal["group", "each", "os"]
     """"group": one fsync for all waiting batches. "each": one fsync for each batch. "os": no fsync; a crash of the
     machine may lose records that are not acknowledged.
@@ -359,7 +359,7 @@ class _OfConsumers(ConnectionOptions, total=False):
     fetch_min_bytes: _Size
     """A broker answers a fetch request at once when it has this many bytes."""
     fetch_max_bytes: _Size
-    """Largest response to a fetch request, bytes. If the first batch is larger, it is returned nevertheless."""
+    """Largest response to a fetch request, in bytes. If the first batch is larger, it is returned nevertheless."""
     max_partition_fetch_bytes: _Size
     """How many bytes of a fetch response may belong to one partition. If the first batch is larger, it is returned
     nevertheless. If you do not set this option, a consumer increases the value while full responses arrive quickly: up
@@ -410,8 +410,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     """
     offsets_hold_timeout_ms: float
     """If a broker's answer is lower than before and nothing proves a loss, the consumer keeps the old value for this
-    many milliseconds. After that, a lower start offset is accepted. A lower end offset is not: it is reported as
-    unproven, and the old value is still returned.
+    many milliseconds. After that, a lower start offset is accepted. A lower end offset is not accepted even then: it is
+    reported as unproven, and the old value is still returned.
     """
     lineage_path: _Path | None
     """A file that keeps the leader epochs of the records that were read, for positions that are not committed to a

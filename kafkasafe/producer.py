@@ -88,8 +88,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             `send` and `flush`, until `resolve_undecidable`), "resend" (the batch may be in the log twice) or "skip" (it
             may be missing).
         on_corrupt (str): "raise": raise SpoolCorruptError if the spool is damaged. "quarantine": copy the damaged bytes
-            to another file and go on. Damage that is found while sending stops only the partition of the damaged
-            records (with "raise": until the file is restored).
+            to another file and go on. If the producer finds damage while it sends, it stops only the partition of the
+            damaged records (with "raise": until the file is restored).
         on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each record
             that the cluster rejected. It may send the record to a dead-letter topic, but through another producer.
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
@@ -97,8 +97,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             `kafkasafe.metrics.install`. Default: no.
         blocked_timeout_ms (int): The producer rejects records that the cluster has blocked for this long. Records are
             blocked if their topic is missing, forbidden or invalid, if their timestamps are too far in the future, or
-            if the broker fails on their batch. The time starts anew if the cluster gives another answer or none, or if
-            the producer is restarted. None: no limit. Default: seven days.
+            if the broker fails on their batch. The time starts anew if the cluster gives a different answer or none, or
+            if the producer is restarted. None: no limit. Default: seven days.
         on_blocked_topic (str): What `send` does while its topic is missing, forbidden or invalid: "raise"
             kafka-python's exception for the code (the record is not accepted), or "accept" the record, which then
             waits.
@@ -304,15 +304,15 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         The method also waits for records of earlier producers that this producer has taken over: from its spool
         directory, and, if that is the default one, from directories next to it. Undelivered records stay on disk, and
-        the next producer on the directory delivers them. A warning for each directory gives their number. With
-        `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again does nothing.
-        At the end of the interpreter, open producers are closed automatically.
+        the next producer on the directory delivers them. For each directory, a warning gives the number of undelivered
+        records. With `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again
+        does nothing. At the end of the interpreter, open producers are closed automatically.
 
         Args:
-            timeout: Seconds to wait for deliveries, and for a disk that fails. For a disk that is only slow, `close`
-                waits ten seconds at least. Default: until no record was delivered for 5 s (30 s with `spool="never"`).
-                If records cannot be sent before a known time, `close` waits until then, but prolongs its wait by two
-                request timeouts at most.
+            timeout: Number of seconds to wait for deliveries, and for a disk that fails. For a disk that is only slow,
+                `close` waits ten seconds at least. Default: until no record has been delivered for 5 s (30 s with
+                `spool="never"`). If the producer must pause until a known time before it can send records, `close`
+                waits until that time, but this adds two request timeouts at most.
 
         Raises:
             SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
@@ -321,14 +321,15 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             WrongClusterError: The pending records are meant for another cluster than that of these brokers. They are on
                 disk.
             DataLossError: As for `flush`. `close` raises one error for all losses that have not been raised yet; the
-                error's `others` has the further losses. If a check for losses did not end in time, a WARNING says so
-                (`data_loss_unknown`), and the next producer on the directory repeats the check.
+                error's `others` has the further losses. If a check for losses did not end in time, the producer logs a
+                WARNING (`data_loss_unknown`), and the next producer on the directory repeats the check.
             ValueError: The timeout is negative or nan. The producer is still open. After any other error it is closed.
         """
         self.parts.shutdown.close(timeout)
 
     def __del__(self) -> None:
-        """Handle a producer that was dropped without `close()`: its pump delivers for as long as `close()` would wait.
+        """Handle a producer that was dropped without `close()`: its pump goes on delivering until `close()` would stop
+        waiting.
 
         This method waits a second at most, as KafkaProducer's method does, so that the records of the next producer
         come after the records of this one. It takes no lock, because the garbage collector may call it at any time.
@@ -380,8 +381,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         Returns:
             The result of the last transaction for which an earlier producer called `commit_transaction`; None if this
-            spool knows none. (A transaction without such a call was never sent.) A second call does nothing and returns
-            None.
+            spool contains no such transaction. (A transaction without such a call was never sent.) A second call does
+            nothing and returns None.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.
@@ -425,7 +426,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Commit the transaction. Once it is on disk, the commit is final and survives any crash.
 
         The call returns when `read_committed` consumers can see the records. It waits without a limit. If it is
-        interrupted, call it again. If you do not, `init_transactions` of a later producer finishes the transaction.
+        interrupted, call it again. If you do not call it again, `init_transactions` of a later producer finishes the
+        transaction.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.

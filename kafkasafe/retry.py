@@ -63,7 +63,8 @@ class RetryEvent:
 _GaveUp = Literal["deadline", "attempts", "verdict"]
 
 _AGAIN: Final = frozenset({ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH})
-# Maximum number of failing partitions in the table of the rate limit. Partitions that may be retried now need no entry.
+# Maximum number of failing partitions in the table of the rate limit. A partition needs no entry if it may be retried
+# at once.
 _MAX_KEYS: Final = 10_000
 
 
@@ -210,7 +211,7 @@ class RetryPolicy:
     def on(
         self, partition: Hashable | Callable[..., Hashable] | None, *, api: str | None = None
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Returns a decorator that works like the policy, with a partition (or any other key) for the rate limit.
+        """Returns a decorator that works like the policy, but limits the rate for a partition or for any other key.
 
         Args:
             partition: The key, or a function that gets the arguments of the call and returns the key.
@@ -332,7 +333,7 @@ class _Counts:
                 self._stats.exhausted[api] += 1
 
     def samples(self) -> Iterator[Sample]:
-        """Yields the present values."""
+        """Yields the current values of the counts."""
         with self._lock:
             yield from list(self._stats.retry_samples())
 
@@ -421,8 +422,8 @@ class _Call:
     # --- the rate limit ---
 
     def _turn_s(self) -> float:
-        """Returns the seconds until this call's next attempt may begin. If that is after the deadline, raises the last
-        error.
+        """Returns the seconds until this call's next attempt may begin. If that attempt would begin after the deadline,
+        raises the last error.
         """
         if self._partition is None:
             return 0.0
@@ -535,8 +536,8 @@ class _Call:
             log.exception("on_retry failed for %s", event, event="hook_failed")
 
     def _note(self, error: Exception) -> None:
-        """Adds a note about the attempts to the raised error. Removes earlier such notes, because a function may raise
-        the same object each time.
+        """Adds a note about the attempts to the raised error. Removes such notes of earlier calls, because a function
+        may raise the same object each time.
         """
         if self._tries < 2:
             return

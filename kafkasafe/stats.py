@@ -83,8 +83,8 @@ class Definition:
         kind: Prometheus's type of the metric.
         text: HELP text.
         labels: Labels in addition to `client_id`.
-        merge: How gauges with the same labels are combined. Two producers with one client id have the same labels, for
-            example, or the producers of several processes.
+        merge: How gauges with the same labels are combined. For example, producers with the same client id have the
+            same labels, in one process or in several.
         left: For a gauge: its value after its source is closed, if several processes are scraped as one.
         per_partition: Whether the family is shown only after `install(..., partitions=True)`, because the number of
             partitions is unbounded.
@@ -100,7 +100,7 @@ class Definition:
 
 
 Sample: TypeAlias = tuple[Definition, tuple[str, ...], float | Histogram]
-"""One present value: the definition, the values of its labels, and the number."""
+"""The current value of a metric: the definition, the values of the labels, and the number or histogram."""
 
 _RETRIES: Final = (
     Definition(
@@ -468,7 +468,7 @@ class Stats(RetryStats):
         in_doubt_asked: Number of batches for which the cluster was asked whether they are in the log.
         produce_failures: Number of batches whose request got no response.
         produce_errors: By error code: number of batches whose response had this code.
-        pauses: How often an error caused a pause before delivery or a transaction continued.
+        pauses: How often an error caused a pause, after which delivery or a transaction continued.
         rejected_not_kept: How often rejected records could not be written to rejected/.
         spool_write_errors: Number of writes to the spool that failed.
         spool_displaced: How often files of the spool were found moved, deleted or truncated.
@@ -555,7 +555,7 @@ class ConsumerStats(RetryStats):
 
     Attributes:
         resets: By (topic, reason): how often `auto_offset_reset` set a position.
-        skipped_records: By topic: number of offsets that these resets skipped.
+        skipped_records: By topic: number of offsets that resets of positions skipped.
         regressions: By (topic, reason): how often an end offset was proven to have decreased.
         held: By (topic, reason): how often a lower end offset was ignored because nothing proved a loss.
         divergences: By topic: how often records that were read were found to be missing from the log.

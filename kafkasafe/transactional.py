@@ -213,7 +213,9 @@ class _Transaction(AtomicBatch):
         super().drop()  # clears the list
 
     def _call_errbacks(self, open_batch: OpenBatch) -> None:
-        """Call the errbacks, except those that an earlier call has taken. Runs on the callback thread."""
+        """Call the errbacks, except those that an earlier call of this method has taken over. Runs on the callback
+        thread.
+        """
         functions = take(open_batch.errbacks)[1::2]
         errors = [kafka_errors.TransactionAbortedError() for _ in functions]
         self._parts.delivery.callbacks.call(functions, errors)

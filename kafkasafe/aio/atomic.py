@@ -286,7 +286,7 @@ class AtomicBatch:
 
 
 class _SendingOffsets:
-    """The awaitable that `send_offsets` returns. It informs the batch once the program awaits it."""
+    """The awaitable that `send_offsets` returns. When the program awaits this object, the object informs the batch."""
 
     def __init__(
         self, awaited: Callable[[_SendingOffsets], object], send: Callable[[], Coroutine[Any, Any, None]]

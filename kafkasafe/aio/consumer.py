@@ -248,8 +248,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         """Continue from the first offset of these partitions, or of all assigned partitions.
 
         Returns:
-            Whether the new positions are known. If no broker has answered within `request_timeout_ms`, they are looked
-            up before the next record.
+            Whether the new positions are known. If no broker has answered within `request_timeout_ms`, the positions
+            are looked up before the next record is returned.
 
         Raises:
             ValueError: A partition is not assigned (see `seek`). In this case, no position has moved.

@@ -39,7 +39,7 @@ ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
 
 
 class Owner(Protocol):
-    """The producer of a future. It lives at least as long as the future."""
+    """The producer of a future. The producer exists at least as long as the future."""
 
     @property
     def opened(self) -> Opened:
@@ -64,7 +64,7 @@ class RecordFuture(metaclass=Tidy):
     # are not for programs, so `dir()` leaves them out.
     __init__ = object.__init__
     owner: Owner
-    """The producer. It lives at least as long as the future."""
+    """The producer, which exists at least as long as the future."""
     open_batch: Any
     """The open batch that has the record."""
     index: int
@@ -122,7 +122,7 @@ class RecordFuture(metaclass=Tidy):
                 yield from opened.waits_here().until(
                     open_batch, self.index, lambda: Fates(open_batch, ledger, durable=False)
                 )
-            # The first task that gets its result may set `acked`, for all tasks that wait for the batch.
+            # The first task that got its result may have set `acked`, which all tasks that wait for the batch can use.
             acked = open_batch.acked
             if acked is None:
                 return AcceptedRecord(opened.parts, open_batch, self.index).result(None)
@@ -212,7 +212,7 @@ class RecordFuture(metaclass=Tidy):
         self.owner.opened.callbacks.add(self, (id(self.open_batch), self.index), call, context)
 
     def remove_done_callback(self, call: Callable[[RecordFuture], object]) -> int:
-        """Remove a callback. Return how many times it had been added."""
+        """Remove a callback. Return how many times the callback had been added."""
         return self.owner.opened.callbacks.remove((id(self.open_batch), self.index), call)
 
     def __repr__(self) -> str:
@@ -252,7 +252,7 @@ class DoneCallbacks:
             self._loop.call_soon(call, future, context=context)
 
     def remove(self, key: Key, call: Call) -> int:
-        """Remove a callback. Return how many times it had been added."""
+        """Remove a callback. Return how many times the callback had been added."""
         known = self._waiting.get(key)
         if known is None:
             return 0
@@ -297,7 +297,7 @@ class DueBatches:
 
 @dataclass(frozen=True)
 class Opened:
-    """The objects that a producer has from `start` to its end.
+    """The objects of a started producer. They exist until the producer ends.
 
     Attributes:
         producer: The inner producer.

@@ -59,8 +59,8 @@ class _Turn:
     def wake(self) -> bool:
         """Wake the task if it waits. Return whether it waited.
 
-        A closed loop runs no task. When its tasks are dropped, they leave their lines. This wakes the next tasks of
-        those lines.
+        Do not wake a task of a closed loop: it cannot run. When this task is dropped, it leaves its line, which wakes
+        the next tasks of the line.
         """
         if self._waiter is None or self._waiter.done() or self._waiter.get_loop().is_closed():
             return False
@@ -74,7 +74,9 @@ class _Line:
     def __init__(self) -> None:
         self._turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
         self._awake: set[_Turn] = set()
-        """Turns that do not wait: they have just entered the line, or were woken and have not waited again yet."""
+        """Tasks that do not wait at the moment: they have just entered the line, or they were woken and do not wait
+        again yet.
+        """
         self._full_since: float | None = None
         """Monotonic time, in seconds, since which there has been no room for the first task. None if there is room."""
 
@@ -90,13 +92,13 @@ class _Line:
         self._awake.add(turn)
 
     def full_since(self, now: float) -> float:
-        """Note that there is no room now. Return the monotonic time since which there has been none."""
+        """Remember that there is no room now. Return the monotonic time since which there has been no room."""
         if self._full_since is None:
             self._full_since = now
         return self._full_since
 
     def has_room(self) -> None:
-        """Note that the first task has found room."""
+        """Remember that the first task has found room."""
         self._full_since = None
 
     def leave(self, turn: _Turn) -> None:

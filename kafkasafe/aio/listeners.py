@@ -114,7 +114,8 @@ class Rebalances:
         try:
             await call.call(method, partitions)
         finally:
-            # From now on, the consumer's thread executes the requests: none may run at the same time as its poll.
+            # New requests go to the consumer's thread again. Wait for the earlier ones first: no request may run at the
+            # same time as that thread's poll.
             self._call = None
             try:
                 await call.end()

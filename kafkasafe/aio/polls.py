@@ -1,4 +1,6 @@
-"""Notes of the consumer's thread about its polls, and about fetched records that have not arrived on the loop yet."""
+"""What the consumer's thread remembers about its polls, and about fetched records that have not arrived on the loop
+yet.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ class Polls:
     def ended(
         self, states: dict[TopicPartition, object], records: Mapping[TopicPartition, list[Any]]
     ) -> list[TopicPartition]:
-        """Note that a poll has ended, perhaps with an error. Return the partitions that were revoked during it."""
+        """Store the result of a poll that has ended, perhaps with an error. Return the partitions that were revoked
+        during the poll.
+        """
         self.number += 1
         gone = self.lost(states)
         self.forget(gone)
@@ -109,7 +113,7 @@ class Polls:
         return gone
 
     def know(self, seen: Seen) -> None:
-        """Note which records have arrived on the loop, and which of them the program has finished."""
+        """Store which records have arrived on the loop, and which of them the program has finished."""
         unhanded, kept = dict(seen.unhanded), seen.kept
         while self._sent and self._sent[0][0] <= kept:
             self._sent.popleft()

@@ -71,7 +71,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         partitioner = configs.get("partitioner")
         if callable(partitioner) and not hasattr(partitioner, "partition"):
             configs["partitioner"] = FunctionPartitioner(partitioner)
-        # Validate now, so that the constructor raises errors, and not `start`.
+        # Validate now, so that errors are raised by the constructor and not by `start`.
         if validate(dict(configs)).transactional_id is not None:
             raise ConfigError(
                 "transactional_id: this SafeProducer has no transaction() or begin_transaction(); leave the option"

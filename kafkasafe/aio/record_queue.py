@@ -38,16 +38,16 @@ class _Meanwhile:
         self._before: dict[TopicPartition, int] = {}
 
     def begin(self, fetched: Iterable[Fetched]) -> None:
-        """Note that a poll is requested."""
+        """Begin anew, because a poll is requested."""
         self.paused = set()
         self.compare_with(fetched)
 
     def compare_with(self, fetched: Iterable[Fetched]) -> None:
-        """From now on, let `handed` compare with the records that are fetched now."""
+        """Store the fetched records with which later calls of `handed` compare."""
         self._before = first_unhanded({}, fetched)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Note that the program pauses partitions."""
+        """Add partitions that the program pauses."""
         self.paused.update(partitions)
 
     def handed(self, fetched: Iterable[Fetched]) -> set[TopicPartition]:
@@ -63,10 +63,11 @@ class _Meanwhile:
 
 
 class _MoveLog:
-    """Gives numbers to the program's moves, so that it is known which records were fetched before a move.
+    """Gives a number to each of the program's moves, to show which records were fetched before a move. A move changes
+    positions, the subscription or the assignment.
 
     Attributes:
-        count: Number of the latest move or subscription.
+        count: Number of the latest move.
     """
 
     def __init__(self) -> None:
@@ -77,22 +78,22 @@ class _MoveLog:
         self._restarted = 0
 
     def move(self, partitions: Iterable[TopicPartition]) -> None:
-        """Note that the positions of these partitions move."""
+        """Count a move of the positions of these partitions."""
         self.count += 1
         self._moved.update(dict.fromkeys(partitions, self.count))
 
     def subscribe(self) -> None:
-        """Note a new subscription."""
+        """Count a new subscription."""
         self.count += 1
         self._subscribed = self.count
 
     def assign(self) -> None:
-        """Note an assignment that the program chooses."""
+        """Count an assignment that the program chooses."""
         self.count += 1
         self._assigned = self.count
 
     def restart(self) -> None:
-        """Note that all records fetched so far are outdated."""
+        """Count a restart, after which all records fetched so far are outdated."""
         self.count += 1
         self._restarted = self.count
 
@@ -188,7 +189,7 @@ class RecordQueue:
         return records
 
     def finish_all(self) -> None:
-        """Note that the program has finished all records that it has received."""
+        """Treat all records that the program has received as finished."""
         self._in_hand = {}
 
     def seen(self) -> Seen:
@@ -224,7 +225,7 @@ class RecordQueue:
         self._attend_at = 0.0
 
     def begin_poll(self) -> PollRequest:
-        """Note that a poll is requested now, and return its input."""
+        """Begin a poll that is requested now, and return its input."""
         self._meanwhile.begin(self._fetched)
         # Enough records of these partitions are fetched already.
         left_out = frozenset(each.tp for each in self._fetched) - self._paused
@@ -260,14 +261,14 @@ class RecordQueue:
         self._attend_at = 0.0
 
     def lose(self, gone: Collection[TopicPartition], assigned: frozenset[TopicPartition]) -> None:
-        """Drop the records of partitions that were revoked or moved back, and note the new assignment."""
+        """Drop the records of partitions that were revoked or moved back, and store the new assignment."""
         self._assigned = assigned
         if gone:
             self._handed_late |= not self._meanwhile.handed(self._fetched).isdisjoint(gone)
             self._drop(set(gone))
 
     def hand_over(self) -> HandedOut:
-        """Note that an atomic batch takes the offsets of all records that the program has received."""
+        """Let an atomic batch take the offsets of all records that the program has received."""
         self._in_hand = {}
         handed = HandedOut(self._handed_late, self._meanwhile.handed(self._fetched), self._kept)
         self._handed_late = False
@@ -303,7 +304,7 @@ class RecordQueue:
                 )
 
     def assign(self, partitions: frozenset[TopicPartition]) -> set[TopicPartition]:
-        """Note an assignment that the program chooses. Return the partitions that the program stops reading.
+        """Store an assignment that the program chooses. Return the partitions that the program stops reading.
 
         Partitions that stay assigned keep their positions and their fetched records.
         """
@@ -332,7 +333,7 @@ class RecordQueue:
 
         Args:
             partitions: The partitions.
-            overtakes_poll: Whether a running poll fetches from the positions before the move.
+            overtakes_poll: Whether a running poll fetches from the positions that applied before the move.
 
         Returns:
             The first offset that was dropped, by partition.

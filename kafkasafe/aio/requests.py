@@ -35,7 +35,8 @@ class RecordRequests:
         self._rebalances, self._lifecycle = rebalances, lifecycle
         self._asking = asyncio.Lock()
         self._polling: asyncio.Future[None] | None = None
-        """The running poll. If the task that waits for it is cancelled, the next task waits for the same poll."""
+        """The running poll. If the task that waits for this poll is cancelled, the next task waits for the same poll.
+        """
         self._failed: Exception | None = None
         """An error of a poll during `settle`. The next request for records raises it."""
 
@@ -100,8 +101,8 @@ class RecordRequests:
         """Serve the group membership before records are returned, because the program may process them for a long time.
 
         Returns:
-            Whether the records can be returned. They cannot during a rebalance, because another member may get the
-            partitions.
+            Whether the records can be returned. They cannot be returned during a rebalance, because another member may
+            get the partitions.
         """
         wait_ms = 0.0
         while self._records and self._records.must_attend:

@@ -102,8 +102,7 @@ class Selection:
 
 
 def _check_topics(names: Iterable[Any]) -> None:
-    """Check topic names as KafkaConsumer does. Otherwise a job that `start` executes would fail, and so would each
-    `start`.
+    """Check topic names as KafkaConsumer does. Otherwise each `start` would fail later, in a job that it executes.
 
     Raises:
         TypeError: A name is not a string.

@@ -62,7 +62,7 @@ class ThreadCalls:
         return at_start
 
     async def offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
-        """Return the data with which an atomic batch of this lane commits offsets. All returned records count as
+        """Return the data that an atomic batch of this lane needs to commit offsets. All returned records count as
         finished.
 
         See `kafkasafe._consuming.rereading.Rereading.offer`.

@@ -68,7 +68,8 @@ class ThreadSide:
         consumer = await call_in_thread(f"{_NAME}-start", self._made, undo=lambda made: made.close())
         # All commits take their offsets from this object. It counts only records that were returned to the program, not
         # records that were only fetched.
-        polls = self._polls = Polls()  # new: the consumer of a cancelled `start` may still use the old one
+        # Make a new object: the consumer of a cancelled `start` may still use the old one.
+        polls = self._polls = Polls()
         membership.commit_from(consumer, lambda: self._committable(consumer, polls))
         threads.reading_of(consumer).parts.hand_out_later(lambda: self._unhanded(polls))
         self._opened = consumer, Worker(f"{_NAME}-{consumer.client_id}")
@@ -163,7 +164,8 @@ class ThreadSide:
                     with reading.polls:
                         membership.keep_membership(consumer, timeout_ms)
                 joined = membership.has_joined(consumer)
-            finally:  # also after an error such as NoOffsetForPartitionError: the program may seek
+            finally:
+                # Do this after an error, too: after a NoOffsetForPartitionError, for example, the program may seek.
                 states = membership.states_of(consumer)
                 # The positions of the partitions in `gone` are now the committed ones.
                 gone = polls.ended(states, records)
@@ -209,7 +211,7 @@ class ThreadSide:
     def offering(
         self, fate: Callable[[], OffsetsFate], lane: ProducerLane, handed: HandedOut
     ) -> Callable[[], tuple[Any, ...]]:
-        """Return the job that collects the data with which an atomic batch of this lane commits offsets.
+        """Return the job that collects the data that an atomic batch of this lane needs to commit offsets.
 
         See `kafkasafe._consuming.rereading.Rereading.offer`.
         """

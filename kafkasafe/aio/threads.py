@@ -106,7 +106,7 @@ def retrieve(task: asyncio.Future[None]) -> None:
 
 
 def end_of(timeout_ms: float) -> float:
-    """Return the monotonic time, in seconds, at which a wait that begins now ends.
+    """Return the end of a wait that begins now, as monotonic time in seconds.
 
     Raises:
         TypeError: The time-out is not a number.

@@ -22,13 +22,14 @@ class LaneSeen:
     Attributes:
         name: Name of the lane's directory.
         owner_pid: Pid of the process that seems to own the lane; 0 if none does.
-        strays_to: The directory where the owner has the lane open, if it is another directory; otherwise, or if
-            unknown, empty.
+        strays_to: The directory in which the owner has the lane open, if the lane was moved or replaced meanwhile.
+            Empty if this did not happen or is unknown.
         size_bytes: Size of the lane's log.
         waiting_records: Number of records that are not delivered.
         oldest_s: Number of seconds for which the oldest of these records has waited.
-        in_doubt_batches: How many of the waiting batches may have been sent.
-        undecidable_batches: How many of these batches the owner found undecidable. They wait for `resolve_undecidable`.
+        in_doubt_batches: Number of undelivered batches that may already have been sent.
+        undecidable_batches: Number of these batches that the owner found undecidable. They wait for
+            `resolve_undecidable`.
         rejected_records: Number of records in `rejected/`, including those in deleted files.
         damaged: Number of damaged ranges and unreadable files.
     """
@@ -52,8 +53,8 @@ class SpoolSeen:
     Attributes:
         lanes: The lanes that can be read.
         unreadable: One sentence for each lane or file of the directory that cannot be read.
-        failing_starts: One sentence for each lane that would make the start of a new producer fail: the producer would
-            take the lane, and raise an error.
+        failing_starts: One sentence for each lane with which a new producer could not start: the producer would choose
+            this lane, and raise an error.
         free_bytes: Free space of the volume.
         read_only: Whether the volume is read-only.
         not_writable: A path that a producer of this user needs to write, but may not write; empty if there is no such

@@ -48,7 +48,8 @@ class ProducerHealth:
             for a liveness probe.
         connected: Whether the cluster answers.
         network_error: Why no broker can be used; None if the reason is unknown or a broker can be used.
-        waiting_records: Number of records in the spool without an outcome; with `spool="never"`, of records in memory.
+        waiting_records: Number of records without an outcome. They are in the spool or, with `spool="never"`, in
+            memory.
         oldest_record_age_s: Number of seconds for which the oldest of these records has waited; 0 if none waits.
         undecidable_batches: Number of batches that wait for `resolve_undecidable`.
         spool_bytes: Number of bytes that count against `spool_max_bytes`.
@@ -83,9 +84,9 @@ class ProducerSeen:
         closed: Why the producer no longer accepts records; empty while it is open.
         forked: Whether the producer is closed because it belongs to the parent process.
         failure: The error that ended the producer; empty if none did.
-        wrong_cluster: The evidence that another cluster answers; else empty.
+        wrong_cluster: Evidence that the answering brokers belong to the wrong cluster; empty if there is none.
         undecidable: The evidence about each batch that waits for a decision.
-        disk_trouble: Why the disk makes nothing durable at present; else empty.
+        disk_trouble: Why the producer cannot make records durable on its disk at the moment; empty if it can.
         disk_full: Whether the disk trouble is a lack of space.
         displaced: Whether the disk trouble is that the spool's path leads to another directory.
         undurable_s: Number of seconds for which the oldest record has waited for the disk.

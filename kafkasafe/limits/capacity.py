@@ -45,7 +45,7 @@ class Capacity:
     def keeps_up(self, needed: int) -> bool:
         """Whether the disk is fast enough for `needed` bytes more.
 
-        If no bytes wait for the disk, any size is accepted: an atomic batch of that size is in memory already.
+        If no bytes wait for the disk, any size is accepted, because even a large atomic batch is already in memory.
         """
         return not self.backlog_bytes or self.backlog_bytes + needed <= self.backlog_limit_bytes
 

@@ -1,7 +1,8 @@
-"""Decides from which partitions to fetch ahead: before the application has received all records of the last response.
+"""Decides from which partitions to fetch ahead, that is, before the application has received all records of the last
+response.
 
 kafka-python fetches from a partition only after the application has received all records of the last response. So it
-decodes and waits in turns. A fetch ahead starts at the offset where the waiting response ends. Its answer
+alternates between decoding and waiting. A fetch ahead starts at the offset where the waiting response ends. Its answer
 arrives while the application still receives the earlier records:
 
 1. A consumer at offset 100 receives a response with the records 100 to 199. The log goes on after them.
@@ -29,12 +30,12 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 class AheadOffset(int):
-    """The offset of a fetch that was sent before the position had reached it.
+    """Offset of a fetch that was sent before the position reached this offset.
 
     Attributes:
-        checked: The leadership object under which the position was valid when the fetch was sent. If the position has a
-            different object when the response is used, the position was checked again in between, and the response may
-            come from a former leader.
+        checked: An object for the leadership under which the position had been checked when the fetch was sent. If a
+            different object belongs to the position when the response is used, the position was checked again in
+            between, and the response may come from a former leader.
     """
 
     checked: Any
@@ -61,7 +62,7 @@ class ResponseEnd:
 
 
 class FetchAhead(Generic[_Place]):
-    """The ends of the responses that wait for the application. Only one thread may use this object."""
+    """For each partition, the end of the response that waits for the application. Only one thread may use it."""
 
     def __init__(self) -> None:
         self._ends: dict[_Place, ResponseEnd] = {}
@@ -92,7 +93,7 @@ class FetchAhead(Generic[_Place]):
         Args:
             positions: The positions of the partitions for which exactly one response waits.
             fetch_bytes: Requested size per partition.
-            count: Number of partitions that are fetched ahead already.
+            count: Number of partitions from which records were already fetched ahead.
         """
         chosen: dict[_Place, ResponseEnd] = {}
         left = AHEAD_BYTES - count * fetch_bytes

@@ -1,7 +1,7 @@
 """How many bytes of a partition to ask a broker for. Pure: times are arguments.
 
-Each response has a fixed cost, so large ones are cheaper. But a response that needs longer than the request timeout is
-worth nothing:
+Each response has a fixed cost, so large responses cost less per byte. But a response that needs longer than the request
+timeout is worth nothing:
 
 1. A consumer asks for 8 MB of each of six partitions, over a network with 10 Mbit/s.
 2. The response of 48 MB would take 40 s. After 30 s, the request times out.
@@ -10,7 +10,7 @@ worth nothing:
 Rule: begin small. Double the size only after a full response that came soon enough: a response of twice the size would
 still come early. So no request is much larger than a request that was answered.
 
-Records that are returned one by one stay in memory longer than batches, so their sizes have a lower limit:
+Records that are returned one by one stay in memory longer than batches. So their responses have a smaller maximum size:
 
 1. A consumer of 200 partitions processes each record for a millisecond. It falls behind, so all its responses are full.
 2. With 4 MB of each partition, 800 MB of records would wait for `poll`.
@@ -31,8 +31,8 @@ _ALL_RECORDS_BYTES: Final = 32 * 1024 * 1024
 """Sum of the sizes of all partitions, if records are returned one by one."""
 
 _SOON_S: Final = 1.0
-"""A response within this time came soon. A response of twice the size takes at most twice the time, which is still
-early: even followers have 3 s to answer (`ANSWER_S`).
+"""A response that arrives within this many seconds came soon. A response of twice the size takes at most twice as long.
+That is still early, because even a follower gets 3 s for its answer (`ANSWER_S`).
 """
 _SOON_SHARE: Final = 8
 """For short timeouts, "soon" means within the timeout divided by this."""

@@ -63,8 +63,8 @@ class Patience:
 
     Attributes:
         idle_s: How long the wait continues without progress.
-        pause_s: The longest wait for the known end of a pause. `close` does not wait for the end of a longer pause. 0:
-            `close` does not wait for pauses.
+        pause_s: How long `close` waits for the end of a pause if this end is known. After that, `close` no longer waits
+            for the end. 0: `close` does not wait for pauses.
     """
 
     idle_s: float

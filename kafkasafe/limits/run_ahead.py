@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
-"""The default limit. The producer keeps more bytes than this in memory, so that batches are not read back."""
+"""The default limit. It is less than what the producer keeps in memory, so batches need not be read back from disk."""
 
 _EASED_BYTES: Final = 1024 * 1024
 """A waiting sender continues once about this many bytes have been delivered: one large batch."""
@@ -39,7 +39,8 @@ class _Waiting:
     """The outstanding batches of one partition.
 
     Attributes:
-        since: When the partition last acknowledged a batch, or when its first batch was accepted. Monotonic seconds.
+        since: When the partition last acknowledged a batch; before that, when its first batch was accepted. Monotonic
+            seconds.
         counts: Whether the partition answers.
     """
 
@@ -73,8 +74,9 @@ class RunAhead:
         """Return whether a waiting sender should continue.
 
         The threshold is lower than that of `is_reached`. At the same threshold, each small delivery would wake senders,
-        and they would soon have to wait again. It is not much lower, because a sender that sleeps encodes nothing:
-        after the delivery of a few large batches, too few others would be ready.
+        and they would soon have to wait again. But it is only a little lower. Otherwise senders would sleep for longer,
+        and a sender that sleeps encodes nothing: after the delivery of a few large batches, too few encoded batches
+        would be left.
         """
         return self._outstanding_bytes + more_bytes < self._ceiling_bytes - min(
             self._limit_bytes // 4, _EASED_BYTES
@@ -141,6 +143,8 @@ class RunAhead:
             del self._waiting[address]
 
     def _lower(self, by_bytes: int) -> None:
-        """Lower the ceiling, to at most the outstanding bytes plus the limit, but not below the limit."""
+        """Lower the ceiling by this many bytes, and further to the outstanding bytes plus the limit, but never below
+        the limit.
+        """
         ceiling = min(self._ceiling_bytes - by_bytes, self._outstanding_bytes + self._limit_bytes)
         self._ceiling_bytes = max(self._limit_bytes, ceiling)

@@ -22,16 +22,16 @@ batches that were read back to be sent. One batch may always be read.
 """
 
 _SHARE: Final = 0.25
-"""The bytes in flight may take this fraction of the request timeout."""
+"""Sending the bytes in flight must not take more than this fraction of the request timeout."""
 _SAMPLES: Final = 16
 _SAMPLES_S: Final = 10.0
-"""The rate of a link is that of the fastest sample within the last `_SAMPLES` answers and this many seconds. The
-fastest one counts, because the link was idle for a part of most samples.
+"""The rate of a link is the highest rate among the last `_SAMPLES` samples, without samples older than this many
+seconds. The highest rate counts, because the link was idle during a part of most samples.
 """
 _FEW_BYTES: Final = 256 * 1024
 """Until a request has timed out, this many bytes may always be in flight: a slow broker may have a fast link."""
 _SLOWER: Final = 2.0
-"""A request is given up if the link has become more than this many times slower than measured."""
+"""A request is given up if the link has become slower than measured by more than this factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class UplinkBudget:
         return Ticket(node, size_bytes, read_bytes, now, self._delivered)
 
     def answered(self, ticket: Ticket, now: float) -> None:
-        """Record that the broker answered, whether with success or an error: it has received the batch."""
+        """Record that the broker answered. Even an error shows that the broker has received the batch."""
         self.out_bytes -= ticket.size_bytes
         self._delivered += ticket.size_bytes
         self.ready = True
@@ -136,6 +136,6 @@ class UplinkBudget:
         self.out_bytes -= ticket.size_bytes
         self.ready = False
         if timed_out:
-            # Earlier measurements no longer apply: send one batch alone again.
+            # Forget all measurements. Until the next one, only one batch, or a few small ones, can be in flight.
             self._samples.clear()
             self._few_bytes //= 2

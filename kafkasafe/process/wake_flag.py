@@ -6,7 +6,9 @@ import threading
 
 
 class WakeFlag:
-    """Like an Event, but an interrupt (Ctrl-C) cannot leave a lock taken: each method is a single call into C."""
+    """Like an Event, but an interrupt (Ctrl-C) cannot leave its lock locked, because each method is a single call into
+    C.
+    """
 
     def __init__(self) -> None:
         self._cleared = threading.Lock()

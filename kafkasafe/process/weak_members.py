@@ -1,4 +1,4 @@
-"""Reading a weak collection to which other threads may add."""
+"""Reading a weak collection while other threads may add members to it."""
 
 from __future__ import annotations
 
