@@ -57,8 +57,8 @@ class Doubt:
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:
-        """Record that a request got no answer. The broker may append the request until `dead_at`. Earlier requests may
-        arrive even later: those of an incarnation that had a longer request timeout.
+        """Record that a request got no answer. The broker may append the request until `dead_at`. A request of an
+        earlier incarnation may arrive even later, if that incarnation had a longer request timeout.
         """
         self.dead_at = max(self.dead_at, dead_at)
 

@@ -68,8 +68,8 @@ class Durability:
             self._follow(consequence)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """Record that these batches could not be written. Acknowledged batches among them are finished without the
-        disk. (With `durable_first`, no batch is acknowledged before it is written.)
+        """Record that these batches could not be written. Those of them that were acknowledged are finished without
+        being on disk. (With `durable_first`, no batch is acknowledged before it is written.)
 
         A failed write may leave a readable copy on disk, until the next group is written. If the process is killed
         before that, the next process reads the copy, treats the batch as in doubt, and finds it in the log. The copy

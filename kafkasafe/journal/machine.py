@@ -346,8 +346,8 @@ class Machine:
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
                 start,
                 acked_before=last is not None and first is not None and last.producer == first.producer,
-                # After a truncation, the log may have taken a late request out of order. The producer state would then
-                # suggest that the log has the batches before that request, although the log lacks them.
+                # After a truncation, the leader may have appended a late request out of order. The producer state would
+                # then suggest that the log has the batches before that request, but the log lacks them.
                 read_log=cut or any(self._clock.is_old(batch, turn.now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=cut,

@@ -183,7 +183,7 @@ class Persist:
         self.batches[:] = parts
 
     def keep_rest(self, rest: Sequence[Persist]) -> None:
-        """Keep only the parts of the group in `rest`, because the other parts are durable."""
+        """Keep only those parts of the group that are in `rest`, because the other parts are durable."""
         self.marks = [mark for part in rest for mark in part.marks]
         self.after = [each for part in rest for each in part.after]
         self.batches = [batch for part in rest for batch in part.batches]
@@ -457,8 +457,8 @@ class Outbox:
         self.postponed.clear()
 
     def take(self, *, wants_producer_id: bool) -> Ready:
-        """Take the actions decided since the last call. The batches of a division are written alone: if there is one,
-        the next call returns the other batches and the units.
+        """Take the actions decided since the last call. The batches of a division are written alone: if a division is
+        due, only the next call returns the other batches and the units.
         """
         ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)

@@ -1,4 +1,4 @@
-"""Records how long brokers may still append this lane's requests, so that the next incarnation waits no longer than
+"""Stores how long brokers may still append this lane's requests, so that the next incarnation waits no longer than
 that.
 
 1. An incarnation ends normally. Its last group has a QUIET mark (`marks.Quiet`): the time after which no broker can
@@ -24,7 +24,7 @@ _CLOCKS_DIFFER_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The current time, comparable with that of another incarnation.
+    """The current time, in a form that another incarnation can compare with its own.
 
     Attributes:
         wall_ms: Ms since the epoch. The clock may be set, even backwards.

@@ -38,8 +38,8 @@ class Replay:
     Attributes:
         index: Index of the next batch in the group.
         blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. Because
-            marks are lost, the id of a batch before this position does not show whether the batch was sent; nor does a
-            missing id.
+            marks are lost, nothing shows whether a batch before this position was sent: neither its id nor the lack of
+            an id.
         quiet: The QUIET mark of the previous incarnation's last group. After the mark's time, no broker can append a
             request of that incarnation. None if that incarnation wrote no such mark, or revoked it.
         parents: The batches that the group replaces, each with the indexes of the batches that replace it.

@@ -177,7 +177,7 @@ class Identities:
         """
         if self._home.producer_id < 0 or partition.ids.stale:
             # While the ids are stale, later batches still have ids, which the journal is about to take back. A new id
-            # for an earlier batch would get a higher sequence than theirs, but sequences must ascend in queue order.
+            # for an earlier batch would get a higher sequence than these ids, but sequences must ascend in queue order.
             return
         entries: list[m.Identity] = []
         moved: list[tuple[Batch, BatchId]] = []

@@ -47,8 +47,8 @@ class Snapshots:
         return marks
 
     def doubt(self) -> None:
-        """Record that a group could not be written. It may have had marks of the newest acknowledged batches, so
-        `newest` returns them once more.
+        """Record that a group could not be written. The group may have contained the marks of the newest acknowledged
+        batches, so `newest` returns these marks once more.
         """
         for partition in self._destinations.partitions.values():
             partition.log.tell(-1)
@@ -115,7 +115,8 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
 
 
 def _gap_marks(partition: Destination) -> list[m.Identified]:
-    """The mark that names the expected gaps. It outlives the segment whose marks or torn batches explain the gaps:
+    """The mark that names the expected gaps. It is needed because the spool may delete the segment whose marks or torn
+    batches explain the gaps:
 
     1. A power cut leaves a batch incomplete. Later batches of the same group are intact.
     2. The next incarnation copies the later batches forward, and deletes the segment. It is killed before these batches

@@ -323,8 +323,8 @@ class Views:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The AFTER marks. They list the debts (batches of other lanes) for which batches of this lane wait. Debts that
-        are known to be paid are left out.
+        """The AFTER marks. Each lists debts: batches of other lanes that must be delivered before batches of this lane.
+        The marks do not list debts that are known to be paid.
         """
         return self._precedence.afters
 

@@ -270,7 +270,7 @@ class _Whole:
             self.between += records
 
     def prove(self, synced: int) -> None:
-        """Notes that everything before the position `synced` was durable."""
+        """Marks everything before the position `synced` as durable."""
         while self._unproven and self._unproven[0][1] <= synced:
             segment, _, end = self._unproven.popleft()
             self.segments[segment].prove(end)
@@ -327,7 +327,8 @@ class _Rest:
         path = self._segments[item.segment].path
         self.damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
         self.entries.append(LostEntry(item.position, 0))
-        # No later batch gets the position of a damaged group, so that the next incarnation finds the damage again.
+        # No later batch may get the position of a damaged group, or the next incarnation would not find the damage
+        # again.
         self.next_position = max(item.position + 1, item.end_position)
 
     def _group(self, item: ReadGroup) -> None:
@@ -352,7 +353,7 @@ class _Rest:
             self.torn, self.next_position = (item.segment, cut[0]), cut[1]
 
     def _batches(self, item: ReadGroup, missing: set[int], cut: int | None) -> None:
-        """Adds the batches of a group that begin before the byte `cut`. A crash tore the batches that begin at the
+        """Adds those batches of a group that begin before the byte `cut`. A crash tore the batches that begin at the
         bytes `missing`.
         """
         segment = self._segments[item.segment]

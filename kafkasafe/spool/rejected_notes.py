@@ -85,7 +85,7 @@ def forget(files: Files, lane: Path, name: str) -> None:
 
 
 def mark_discarded(files: Files, lane: Path, name: str, records: int) -> None:
-    """Notes that the records of a file in `rejected/` were discarded on purpose. Durable on return.
+    """Stores that the records of a file in `rejected/` were discarded on purpose. Durable on return.
 
     Raises:
         OSError: The note may be missing.

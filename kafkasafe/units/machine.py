@@ -141,7 +141,7 @@ class Units:
         self.out.change()
 
     def moved(self) -> None:
-        """Record that another cluster is used from now on, so the grants of the former cluster are void."""
+        """Record that another cluster is now in use, so the grants of the former cluster are void."""
         self.ids.clear()
         self.ids.forget_producer_ids()
 
