@@ -85,7 +85,7 @@ class BatchEvent(enum.Enum):
     SKIPPED = "skipped"
     """The user decided to take an undecidable batch as delivered."""
     COMMITTED = "committed"
-    """The mark that records the acknowledgement is durable. Or the batch needs no mark, because it was never on disk.
+    """The mark that records the acknowledgement is durable, or no mark is needed, because the batch was never on disk.
     """
     LOST = "lost"
     """The cluster lost the acknowledged batch, and the journal sends it again."""
@@ -378,8 +378,8 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the batch into which several batches are merged. The merged batch has the sequences of all of them,
-        and takes the place of `first`, the first of them.
+        """Make this the batch into which several batches are merged. The merged batch has the sequences of all these
+        batches, and takes the place of the first one (`first`).
         """
         self.identity = identity
         self.gathered = self.owed = True

@@ -94,9 +94,9 @@ class Durability:
             case Begun(destination):
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
-                    # The baseline belongs to a log that the journal has forgotten. Or the journal asked for the
-                    # baseline twice (for example, before and after a move to another cluster), and has already used the
-                    # other answer.
+                    # This happens for one of two reasons. Either the baseline belongs to a log that the journal has
+                    # forgotten. Or the journal asked for the baseline twice, for example before and after a move to
+                    # another cluster, and has already used the other answer.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:

@@ -273,8 +273,8 @@ class Divide:
     def is_due(self) -> bool:
         """Whether the batch still has to be divided. After the journal asked for the division, it may have sent the
         batch again, or rejected it as a whole. While the batch is being written, the division is not due; the journal
-        asks again once the batch is durable. A batch of a unit must not be divided while a transaction sends it; if it
-        is refused again, the journal asks again.
+        asks again once the batch is durable. A batch of a unit must not be divided while it is in a transaction; if the
+        broker refuses the batch again, the journal asks again.
         """
         unit = self.batch.unit
         if unit is not None and unit.transaction is not None:

@@ -17,10 +17,10 @@ class ReadPlace(NamedTuple):
     """What the marks of a group say about one of its batches.
 
     Attributes:
-        moved: The move that copied the batch to its present position; None if the batch is not a copy.
+        moved: The move that copied the batch to its current position; None if the batch is not a copy.
         unit: The batch's unit; None if the batch belongs to no unit.
         parent: The batch that this batch replaces, as a whole or in part; None if it replaces none.
-        origin: Position where the batch's records were first written; -1 if that is the batch's present position.
+        origin: Position where the batch's records were first written; -1 if that is the batch's current position.
         given: Runs of the batch's records whose partition the caller gave.
     """
 

@@ -145,7 +145,9 @@ class Sealer:
         self._out.ready.persist.batches.append(batch)
 
     def rests(self, batch: Batch) -> bool:
-        """Whether the batch is on disk, or may stay in memory and is not being written."""
+        """Whether the batch need not wait for the disk: either it is on disk, or it may stay in memory and is not being
+        written.
+        """
         return batch.durable or not (self._durable_first or batch.writing)
 
     @staticmethod
@@ -208,8 +210,8 @@ class Identities:
     def reidentify(self, partition: Partition) -> None:
         """Take back the ids of all waiting batches. Each of them is proven absent from the log, or was never sent.
 
-        The next ids begin at sequence 0 of the next epoch. A broker that has seen the next epoch fences requests with
-        the present one (error 47).
+        The next ids begin at sequence 0 of the next epoch. A broker that has seen the next epoch refuses requests with
+        the current epoch (error 47).
         """
         partition.ids.renew(self._home)
         kept = []

@@ -71,9 +71,9 @@ def state_mark(partition: Destination) -> m.State:
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # The last acknowledged offset would be wrong here. The mark of its batch may not be durable yet. Or an earlier
-        # batch may be in doubt: a scan from the last acknowledged offset would not find that batch, and would take it
-        # for absent.
+        # The last acknowledged offset would be wrong here, for two reasons. The mark of its batch may not be durable
+        # yet. And an earlier batch may be in doubt: a scan that begins at the last acknowledged offset would not find
+        # that batch, even if the log has it.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,

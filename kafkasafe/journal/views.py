@@ -288,8 +288,8 @@ class Views:
         """Whether a batch outside units may have been sent. A batch is sent only with an id, and only once the
         partition's baseline is known.
 
-        The first send to a partition waits until the log's end is durable in the spool (`baseline`). If the partition
-        has no baseline, no broker has seen its batches, even if they have ids.
+        The first send to a partition waits until the spool durably contains the log's end offset (`baseline`). If the
+        partition has no baseline, no broker has seen its batches, even if they have ids.
         """
         partition = self._all[batch.destination]
         return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)

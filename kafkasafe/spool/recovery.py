@@ -179,14 +179,15 @@ def read_extent(files: Files, lane: Path) -> Extent:
 
 
 class _Whole:
-    """Processes the groups before the first one that is not intact. Nothing later in the log can change their meaning.
+    """Processes the groups before the first one that is not intact. Nothing later in the log can change the meaning of
+    these groups.
 
-    So these groups are processed while they are read. If there is an `each`, it gets their entries, and the entries are
-    not kept. All later groups are kept until it is known up to which position the log was durable.
+    So they are processed while they are read. If `each` is given, it gets the entries of these groups, and the entries
+    are not kept. All later groups are kept until it is known up to which position the log was durable.
 
     Attributes:
         extent: The claims, as they were before the log was read.
-        entries: The entries of the processed groups; empty if there is an `each`, which gets these entries instead.
+        entries: The entries of the processed groups; empty if `each` is given, because it gets these entries instead.
         rest: The first group that is not intact, and all later groups.
         ended: Whether all further groups belong to `rest`.
         synced: Everything before this position was durable, according to the groups. This is the largest position that
@@ -445,7 +446,7 @@ def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[i
 
 def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
     """Returns the damage if the first segments, or all segments, are missing; None if no segment is missing. A segment
-    before the claimed beginning was released, and is not missing.
+    before the claimed beginning does not count as missing, because the lane's owner has released it.
     """
     begin, end = extent.begin, extent.end
     if segments:

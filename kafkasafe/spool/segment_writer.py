@@ -114,7 +114,7 @@ class SegmentWriter:
         """Let the system use the page cache of the last segment for something else. What was written is synced.
 
         Otherwise, a system with much free memory keeps gigabytes of delivered records in memory. Then each write needs
-        pages that were not used for a long time.
+        memory pages that have not been used for a long time, and such a write takes longer.
         """
         size = self._segments[-1].size_bytes if self._handle >= 0 else 0
         if size - self._uncached_bytes >= _CACHED_BYTES:

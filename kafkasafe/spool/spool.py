@@ -107,8 +107,8 @@ class Spool:
         Args:
             lane: The lane's directory.
             files: The disk.
-            segment_bytes: Maximum size of a segment. Only a segment with a single larger group exceeds it. A segment
-                also ends when it has 16,384 batches.
+            segment_bytes: Maximum size of a segment. Only a segment that consists of a single larger group may exceed
+                this size. A segment also ends when it has 16,384 batches.
             sync: With "group" and "each", the method `sync` calls fdatasync. With "os", the operating system decides
                 when to write.
             snapshot: Returns the marks with which a new segment begins.

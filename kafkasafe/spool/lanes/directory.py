@@ -145,9 +145,9 @@ class SpoolDirectory:
     ) -> LaneLock:
         """Takes ownership of a lane: the requested one, or a free one.
 
-        With `client`, this method prefers the lowest free lane whose last owner had this client id, or drained the
-        lane. The second choice is a lane of this kind that another process has adopted: this method asks that process
-        to hand the lane back. The last choice is a new lane.
+        With `client`, this method prefers the lowest free lane whose last owner either had this client id or drained
+        the lane. The second choice is a lane of this kind that another process has adopted: this method asks that
+        process to hand the lane back. The last choice is a new lane.
 
         Args:
             number: Number of the requested lane.
