@@ -45,7 +45,7 @@ class Doubt:
         return 0 <= self.rescan_from < self.asked_from
 
     def ask(self, now: float, from_offset: int) -> None:
-        """Record that a question about batches in doubt begins."""
+        """Record that the journal asks the cluster about batches in doubt."""
         self.asked_at, self.asked_from = now, from_offset
 
     def survey(self, now: float) -> None:

@@ -11,7 +11,7 @@ from kafkasafe.journal.notices import Healed
 
 @dataclass(slots=True)
 class Healing:
-    """Batches that are sent again after a loss, until the last of them is finished.
+    """The batches that are sent again after a loss. The journal tracks them until the last one is finished.
 
     Attributes:
         keep_from: Spool position of the first of these batches. The spool keeps everything from this position on until

@@ -114,13 +114,13 @@ class UnitGroup:
 
 @dataclass(slots=True)
 class Persist:
-    """Groups to write and make durable together: groups of batches, and one group for each new unit.
+    """The groups to write and make durable together: groups of batches, and one group for each new unit.
 
     Attributes:
         batches: The batches to write, in this order.
         marks: The marks to write before the batches.
         atomic: Marks and batches are one group, which counts as a whole or not at all.
-        after: The consequences once the groups are durable; `persisted()` applies them.
+        after: What follows once the groups are durable; `persisted()` applies them.
         units: New units, each in a separate group.
     """
 

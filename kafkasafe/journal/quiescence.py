@@ -38,7 +38,7 @@ class Clock:
 
 
 def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float) -> float:
-    """For how many seconds, at most, brokers may still append requests of earlier incarnations.
+    """The maximum number of seconds for which brokers may still append requests of earlier incarnations.
 
     Args:
         quiet: The mark that the last incarnation wrote at its end; None if that incarnation wrote no such mark, or sent

@@ -1,4 +1,5 @@
-"""Rebuilds the journal's state: takes, in log order, the batches and marks that earlier incarnations left in the spool.
+"""Rebuilds the journal's state from the batches and marks that earlier incarnations left in the spool. Takes them in
+log order.
 
 Recovery writes and sends nothing. The journal asks the cluster about batches in doubt once the log is read.
 """
@@ -337,7 +338,7 @@ class Recovery:
         the log.
 
         Args:
-            numbers: Numbers that the shell hands out; each packed batch takes the next.
+            numbers: Yields numbers; each packed batch takes the next number.
         """
         self._drop_parents()
         self._backlogs.pack(numbers)

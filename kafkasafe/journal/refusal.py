@@ -95,7 +95,7 @@ class Missing:
         self.proven: dict[int, str] = {}
 
     def say(self, destination: int) -> None:
-        """Record that, according to an answer, a destination does not exist."""
+        """Record that an answer says that a destination does not exist."""
         self.said[destination] = None
 
     def take_back(self, destination: int) -> None:

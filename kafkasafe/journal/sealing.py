@@ -1,7 +1,7 @@
 """Passes new batches from the caller to the queue and to the disk, and gives batches their ids in queue order.
 
 A new batch gets its id when it is sealed, if all batches before it have an id. Other batches get their ids later, in
-queue order. The journal takes the ids of waiting batches back only if each of these batches was never sent, or is
+queue order. The journal takes back the ids of waiting batches only if each of these batches was never sent, or is
 proven absent from the log. `kafkasafe.history.identity` decides what the cluster's answers prove.
 """
 

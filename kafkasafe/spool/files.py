@@ -98,7 +98,7 @@ class Files(Protocol):
         """Size of an open file."""
 
     def list(self, directory: Path, *, at: int | None = None) -> list[str]:
-        """Names in a directory, in no particular order."""
+        """The names of the entries of a directory, in no particular order."""
 
     def make_directory(self, path: Path, *, at: int | None = None) -> bool:
         """Creates a directory and its parents. Returns False if it existed. Its name is durable on return."""

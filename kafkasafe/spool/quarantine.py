@@ -1,4 +1,4 @@
-"""Copies of damaged and torn bytes, in the directory `quarantine` of a lane."""
+"""The copies of damaged and torn bytes, which are in the directory `quarantine` of a lane."""
 
 from __future__ import annotations
 

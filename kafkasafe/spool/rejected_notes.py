@@ -1,4 +1,4 @@
-"""Notes about the files that a lane's `rejected/` should contain. Each note is an empty file in `rejected-notes/`.
+"""The notes about the files that a lane's `rejected/` should contain. Each note is an empty file in `rejected-notes/`.
 
 If a file of `rejected/` is deleted by hand, or by a program that deletes `*.log`, its note remains. A resend removes
 the file and the note. `kafkasafe spool discard` marks the note, which then shows that the records were discarded on

@@ -340,9 +340,9 @@ class Spool:
         """Close the files.
 
         Args:
-            closed_mark: Whether to record that this close was orderly, if anything was written at all.
-            marks: The last marks. If there are any, they are written even if nothing was written before. Without
-                `closed_mark`, they are not written.
+            closed_mark: Whether to record that this close was orderly. If nothing was written and there are no `marks`,
+                nothing is recorded.
+            marks: The last marks. They are written only with `closed_mark`.
 
         Raises:
             SpoolWriteError: The mark could not be written. The files are closed, and promised records are not affected.

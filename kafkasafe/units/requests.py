@@ -1,4 +1,4 @@
-"""Requests under a transactional id, and other actions for units. The answer to each is an event of `Units`.
+"""The requests that use a transactional id, and other actions for units. The answer to each is an event of `Units`.
 
 `outcome_of` reads the answer to `DescribeTxn`.
 """

@@ -64,8 +64,8 @@ def _restore(path: Path) -> str:
 def make_format(path: Path, files: Files) -> None:
     """Makes `path` a spool directory of this format, unless it already is one.
 
-    Writes FORMAT if the directory is empty. Also writes FORMAT if it is missing beside lanes: the content of each lane
-    names the format of that lane.
+    Writes FORMAT if the directory is empty. Also writes FORMAT if the directory has lanes but no FORMAT. This is safe,
+    because the content of each lane names the format of that lane.
     """
     files.make_directory(path)
     names = files.list(path)
