@@ -43,7 +43,7 @@ class AckedLog:
         known_from: Acknowledged batches that the journal does not remember are before this offset, if they are still in
             the log; -1 when unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks. These marks stay in
-            the spool when the batch is deleted. A later batch in the order may have a lower position: parts of a
+            the spool when the batch is deleted. Positions do not always ascend in the order of the batches: parts of a
             divided batch, and copies, are written to the spool after batches that follow them in the order.
         unwritten: How many baselines are being written to the disk.
         void: How many of these baselines belong to a log that the journal has forgotten in the meantime. They are the
@@ -329,7 +329,7 @@ class LossCase:
         hole: The hole to report if a survey finds every acknowledged batch in the log.
         gaps: The expected sequence gaps before waiting batches of earlier incarnations. Maps the first id after a gap
             (producer id, epoch, base sequence) to the first missing sequence. New segments repeat the gaps, because the
-            marks that explain a gap may be deleted earlier.
+            spool may delete the marks that explain a gap before these batches are finished.
     """
 
     suspicion: Suspicion | None = None
@@ -375,7 +375,7 @@ class LossCase:
     # -- changes of leader ---------------------------------------------------------------------------------------------
 
     def check(self, check: EpochCheck) -> None:
-        """Add a check for a change of leader. Checks for earlier changes may still be open."""
+        """Add a check for a change of leader. Checks for earlier changes of leader may still be open."""
         self.due.append(check)
 
     def next_check(self) -> EpochCheck:

@@ -190,9 +190,9 @@ class Answers:
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
-        # An answer is only about the request that it answers. So it proves nothing about the batch while the broker may
-        # still append an older request with it, whose answer was lost. The answer to a probe proves nothing either,
-        # because the leader already has the batch.
+        # An answer is only about the request that it answers. If the answer to an older request with the same batch was
+        # lost, the broker may still append that older request. Until that is impossible, the new answer proves nothing
+        # about the batch. The answer to a probe proves nothing either, because the leader already has the batch.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -331,8 +331,8 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether waiting helps: the broker refused the batch because its timestamps are too new, but will accept them
-        before the journal would reject the batch.
+        """Whether waiting helps. It helps if the broker refused the batch because its timestamps are too new, and will
+        accept them before the journal would reject the batch.
         """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

@@ -85,7 +85,7 @@ class BatchEvent(enum.Enum):
     SKIPPED = "skipped"
     """The user decided to take an undecidable batch as delivered."""
     COMMITTED = "committed"
-    """The mark that records the acknowledgement is durable. Or the batch needs no mark, because it was never on disk.
+    """The mark that records the acknowledgement is durable, or no mark is needed, because the batch was never on disk.
     """
     LOST = "lost"
     """The cluster lost the acknowledged batch, and the journal sends it again."""
@@ -182,12 +182,12 @@ class Fault:
     """
     unconfirmed: bool = False
     """The broker says that it did not append the batch; the producer state has not been checked yet. Invariant: only in
-    REFUSED, in PREPARED after error 59, and in IN_DOUBT if it follows one of these two states; never without an id.
+    REFUSED, in PREPARED after error 59, and in IN_DOUBT after one of these two states; never without an id.
     """
     condemned: bool = False
     """The journal rejects or divides the batch as soon as the cluster proves that the batch is not in the log.
-    Invariant: only in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED if they follow one of these two
-    states; only together with `code`. The proof makes the batch REFUSED.
+    Invariant: only in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after one of these two states; only
+    together with `code`. The proof makes the batch REFUSED.
     """
     overdue: bool = False
     """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. The field
@@ -378,8 +378,8 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the batch into which several batches are merged. The merged batch has the sequences of all of them,
-        and takes the place of `first`, the first of them.
+        """Make this the batch into which several batches are merged. The merged batch has the sequences of all these
+        batches, and takes the place of the first one (`first`).
         """
         self.identity = identity
         self.gathered = self.owed = True

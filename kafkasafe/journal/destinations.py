@@ -83,7 +83,7 @@ class Partition(Destination):
         self.gathers = False
 
     def forget_acknowledged(self) -> None:
-        """Forget acknowledged batches, because from now on the log is that of another cluster or another topic.
+        """Forget acknowledged batches, because the log is now that of another cluster or another topic.
 
         Waiting batches stay, and they keep their ids, because an id is never reused.
         """

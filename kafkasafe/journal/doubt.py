@@ -45,7 +45,7 @@ class Doubt:
         return 0 <= self.rescan_from < self.asked_from
 
     def ask(self, now: float, from_offset: int) -> None:
-        """Record that a question about batches in doubt begins."""
+        """Record that the journal asks the cluster about batches in doubt."""
         self.asked_at, self.asked_from = now, from_offset
 
     def survey(self, now: float) -> None:
@@ -57,8 +57,8 @@ class Doubt:
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:
-        """Record that a request got no answer. The broker may append the request until `dead_at`. Earlier requests may
-        arrive even later: those of an incarnation that had a longer request timeout.
+        """Record that a request got no answer. The broker may append the request until `dead_at`. A request of an
+        earlier incarnation may arrive even later, if that incarnation had a longer request timeout.
         """
         self.dead_at = max(self.dead_at, dead_at)
 

@@ -68,8 +68,8 @@ class Durability:
             self._follow(consequence)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """Record that these batches could not be written. Acknowledged batches among them are finished without the
-        disk. (With `durable_first`, no batch is acknowledged before it is written.)
+        """Record that these batches could not be written. Those of them that were acknowledged are finished without
+        being on disk. (With `durable_first`, no batch is acknowledged before it is written.)
 
         A failed write may leave a readable copy on disk, until the next group is written. If the process is killed
         before that, the next process reads the copy, treats the batch as in doubt, and finds it in the log. The copy
@@ -94,9 +94,9 @@ class Durability:
             case Begun(destination):
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
-                    # The baseline belongs to a log that the journal has forgotten. Or the journal asked for the
-                    # baseline twice (for example, before and after a move to another cluster), and has already used the
-                    # other answer.
+                    # This happens for one of two reasons. Either the baseline belongs to a log that the journal has
+                    # forgotten. Or the journal asked for the baseline twice, for example before and after a move to
+                    # another cluster, and has already used the other answer.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:

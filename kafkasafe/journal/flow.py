@@ -137,7 +137,7 @@ class FlowEvent(enum.Enum):
     DIVIDED = "divided"
     """A batch was divided."""
     FORGOTTEN = "forgotten"
-    """From now on, the partition's log is that of another cluster or another topic."""
+    """The partition's log is now that of another cluster or another topic."""
 
     __hash__ = object.__hash__
 

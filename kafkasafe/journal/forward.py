@@ -49,8 +49,8 @@ class CopyForward:
 
         Args:
             before_position: Only batches before this position.
-            most_bytes: Upper bound of the total size of the returned batches. If the first batch alone is larger, the
-                list has only this batch.
+            most_bytes: Upper bound of the total size of the returned batches. If the first batch alone exceeds this
+                bound, the list has only this batch.
         """
         if self._out.is_writing:
             return []  # marks that are about to be written may name the batches' positions

@@ -15,8 +15,8 @@ from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.state import JournalState
 
 GATHER_LEAST: Final = 8
-"""The journal merges batches only if at least this many wait behind those in flight, because each merge writes a group
-to the spool.
+"""The journal merges batches only if at least this many wait behind the batches in flight, because each merge writes a
+group to the spool.
 """
 _GATHER_MOST: Final = 256
 _GATHERED_SHARE: Final = 8

@@ -11,12 +11,12 @@ from kafkasafe.journal.notices import Healed
 
 @dataclass(slots=True)
 class Healing:
-    """Batches that are sent again after a loss, until the last of them is finished.
+    """The batches that are sent again after a loss. The journal tracks them until the last one is finished.
 
     Attributes:
         keep_from: Spool position of the first of these batches. The spool keeps everything from this position on until
-            the last of these batches is finished. The cluster may lose healed batches again, and the next incarnation
-            has to know all of them.
+            the last of these batches is finished. The cluster may lose these batches once more, so the next incarnation
+            must find all of them in the spool.
         left: How many of the batches are not finished.
         records: How many records are in the log again.
         first_offset: Offset of the first of these records in the log, -1 when not known.

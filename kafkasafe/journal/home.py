@@ -46,8 +46,8 @@ class Home:
 
         Args:
             cluster_id: Id of the cluster that answers.
-            assumed: The cluster to assume for the lane if no mark in the log names one. Then the lane has never met a
-                cluster, or an earlier version of kafkasafe, without this mark, wrote the log.
+            assumed: The cluster to assume for the lane if no mark in the log names one. Then either the lane has never
+                met a cluster, or the log was written by an earlier version of kafkasafe, which did not have this mark.
         """
         return (self.cluster_id or assumed or cluster_id) != cluster_id
 

@@ -335,7 +335,7 @@ class Journal:
         self._refusals.absent(destination, reason)
 
     def present(self, destination: int) -> None:
-        """Metadata: a partition that was reported missing exists."""
+        """Metadata: the partition exists, although it was reported as missing before."""
         self.missing.exists(destination)
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
@@ -419,7 +419,7 @@ class Journal:
         self._incarnations.hold_back(held)
 
     def halt(self, *, halted: bool) -> None:
-        """Another producer wants to take over this lane, or has withdrawn this request."""
+        """Another producer wants to take over this lane, or does not want this any more."""
         self._incarnations.halt(halted=halted)
 
     def slept(self, seconds: float, now: float) -> None:
@@ -439,7 +439,7 @@ class Journal:
         return self._snapshots.all()
 
     def tell_newest(self, before_position: int) -> list[m.Mark]:
-        """The marks of the newest acknowledged batches. The spool may delete up to this position only when these marks
-        are durable.
+        """The marks of the newest acknowledged batches. The spool may delete what is before this position only when
+        these marks are durable.
         """
         return self._snapshots.newest(before_position)

@@ -70,8 +70,8 @@ class Incarnations:
         """The QUIET mark of a producer that has stopped sending: the time after which no broker can append its
         requests.
 
-        None if the log already has the mark. Also None if no batch is unfinished or suspected to be lost, because the
-        next incarnation then has no question to ask.
+        None if the log already has the mark. Also None if every batch is finished and none is suspected to be lost:
+        then the next incarnation has nothing to ask the cluster.
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None

@@ -125,8 +125,8 @@ class Suspicions:
             self.stop(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
-        """Compare an acknowledged offset with the last one. Unless the new offset is higher, this raises
-        a suspicion.
+        """Compare the offset of a new acknowledgement with the last acknowledged offset. Unless the new one is higher,
+        this raises a suspicion.
         """
         last = partition.log.last_acked_offset
         if base_offset > last or base_offset < 0:
@@ -278,7 +278,7 @@ class Losses:
                 self._out.ready.notices.append(hole)
             log.confirm_until(end_offset)
             # The journal writes this mark even if no batch moved. Otherwise the next incarnation would find the same
-            # sign of a loss in the marks, and by then the spool may lack the batch that refutes the sign.
+            # sign of a loss in the marks, and by then the spool may lack the batch that proves the sign wrong.
             self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), moved))
             self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
@@ -289,8 +289,8 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append an earlier request with a lost batch: one that the journal sent before
-        the acknowledged request. Returns whether the partition pauses.
+        """Pause while a broker may still append an earlier request with a lost batch. Such a request was sent before
+        the one that was acknowledged. Returns whether the partition pauses.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at
@@ -364,14 +364,14 @@ class Losses:
             partition.ids.expire()
 
     def _quiet_at(self, partition: Partition, batch: Batch) -> float:
-        """The time from which no broker can append another request with this acknowledged batch."""
+        """The time after which no broker can append another request with this acknowledged batch."""
         former = self._quiescence.dead_at if batch.former_life else 0.0
         return max(former, partition.doubt.dead_at if batch.unanswered else 0.0)
 
     def revive(
         self, partition: Partition, positions: Sequence[int], given_up: Sequence[int], end_offset: int
     ) -> None:
-        """Queue finished batches again, before all batches that were never finished."""
+        """Put finished batches back into the queue, in front of all batches that were never finished."""
         back = partition.log.take_out(positions, given_up)
         for batch in reversed(back):
             batch.revive()
@@ -430,7 +430,7 @@ class _Extent:
         """
         bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
         begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
-        # Before the baseline, the log never had a batch of this lane.
+        # The log never had a batch of this lane at an offset before the baseline.
         begin = max(begin, baseline_offset)
         if begin > suspicion.last_acked_offset:
             return self
@@ -467,8 +467,9 @@ def _is_remembered(
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # The answer is yes in two more cases. Either all records up to that offset are ours. Or a remembered batch ends
-    # there, and each batch that has left the spool is still in the log at its known offset.
+    # The answer is yes in two more cases. In the first case, all records up to that offset are ours. In the second, a
+    # remembered batch ends at that offset, and each batch that has left the spool is still in the log at its known
+    # offset.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

@@ -52,8 +52,8 @@ def has_late_requests(turn: Turn) -> bool:
 
 
 def was_asked_early(turn: Turn) -> bool:
-    """The batches need new ids, and the journal searched for one of them while a broker could still append a request
-    with it.
+    """The batches need new ids. But the journal searched the log for one of them too early, when a broker could still
+    append a request with that batch.
     """
     return _ends_in_new_ids(turn) and any(
         batch.state is BatchState.PREPARED and batch.unanswered for batch in turn.partition.queue.near
@@ -221,8 +221,8 @@ class Machine:
             # `partition.doubt` records whether the leader refused a sequence, and whether a newer epoch exists: the
             # judgement of these batches depends on both.
             _Rule(was_asked_early, self._ask_again),
-            # A later rule may put a batch in doubt. The leader's statements about other batches must not count against
-            # that batch.
+            # A later rule may put a batch in doubt. What the leader said about other batches does not apply to that
+            # batch.
             _Rule(was_judged, self._end_doubt, ends=False),
             # A refused batch must be proven absent before it is rejected or divided.
             _Rule(has_unchecked_refusal, self._confirm),
@@ -346,8 +346,8 @@ class Machine:
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
                 start,
                 acked_before=last is not None and first is not None and last.producer == first.producer,
-                # After a truncation, the log may have taken a late request out of order. The producer state would then
-                # suggest that the log has the batches before that request, although the log lacks them.
+                # After a truncation, the leader may have appended a late request out of order. The producer state would
+                # then suggest that the log has the batches before that request, but the log lacks them.
                 read_log=cut or any(self._clock.is_old(batch, turn.now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=cut,

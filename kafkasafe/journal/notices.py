@@ -166,8 +166,8 @@ class Relented:
     Attributes:
         destination: Destination number.
         denial: The refusal.
-        accepted: True: the cluster accepts the destination now. False: no batch waits for it any more, or the cluster
-            refuses it for another reason.
+        accepted: True: the cluster accepts the destination now. False: no batch waits for the destination any more, or
+            the cluster now gives another reason for the refusal.
     """
 
     destination: int

@@ -7,9 +7,9 @@ far each of those lanes reached. In each topic-partition, the new incarnation's 
 unfinished batch before the recorded positions.
 
 Waits cannot be circular. An incarnation waits only for batches that were written before it began, and writes its own
-batches after that. A lane is first in, first out, so inside a lane, too, a batch waits only for earlier ones. So a
-batch only ever waits for batches that were written earlier, whichever producer delivers them. An incarnation does not
-wait for batches of owners that are still running, because kafkasafe promises no order between the batches of owners
+batches only after it began. A lane is first in, first out, so inside a lane, too, a batch waits only for earlier ones.
+So a batch only ever waits for batches that were written earlier, whichever producer delivers them. An incarnation does
+not wait for batches of owners that are still running, because kafkasafe promises no order between the batches of owners
 that run at the same time.
 """
 
@@ -142,7 +142,7 @@ class Owed:
 def holds(
     afters: Iterable[m.After], owed: Mapping[m.Debt, frozenset[Address] | None]
 ) -> Mapping[Address | None, int]:
-    """The positions from which a lane holds its batches back.
+    """For each address, the position in the lane from which batches are held back.
 
     Args:
         afters: The lane's AFTER marks.

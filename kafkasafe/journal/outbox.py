@@ -114,13 +114,13 @@ class UnitGroup:
 
 @dataclass(slots=True)
 class Persist:
-    """Groups to write and make durable together: groups of batches, and one group for each new unit.
+    """The groups to write and make durable together: groups of batches, and one group for each new unit.
 
     Attributes:
         batches: The batches to write, in this order.
         marks: The marks to write before the batches.
         atomic: Marks and batches are one group, which counts as a whole or not at all.
-        after: The consequences once the groups are durable; `persisted()` applies them.
+        after: What follows once the groups are durable; `persisted()` applies them.
         units: New units, each in a separate group.
     """
 
@@ -183,7 +183,7 @@ class Persist:
         self.batches[:] = parts
 
     def keep_rest(self, rest: Sequence[Persist]) -> None:
-        """Keep only the parts of the group in `rest`, because the other parts are durable."""
+        """Keep only those parts of the group that are in `rest`, because the other parts are durable."""
         self.marks = [mark for part in rest for mark in part.marks]
         self.after = [each for part in rest for each in part.after]
         self.batches = [batch for part in rest for batch in part.batches]
@@ -273,8 +273,8 @@ class Divide:
     def is_due(self) -> bool:
         """Whether the batch still has to be divided. After the journal asked for the division, it may have sent the
         batch again, or rejected it as a whole. While the batch is being written, the division is not due; the journal
-        asks again once the batch is durable. A batch of a unit must not be divided while a transaction sends it; if it
-        is refused again, the journal asks again.
+        asks again once the batch is durable. A batch of a unit must not be divided while it is in a transaction; if the
+        broker refuses the batch again, the journal asks again.
         """
         unit = self.batch.unit
         if unit is not None and unit.transaction is not None:
@@ -457,8 +457,8 @@ class Outbox:
         self.postponed.clear()
 
     def take(self, *, wants_producer_id: bool) -> Ready:
-        """Take the actions decided since the last call. The batches of a division are written alone: if there is one,
-        the next call returns the other batches and the units.
+        """Take the actions decided since the last call. The batches of a division are written alone: if a division is
+        due, only the next call returns the other batches and the units.
         """
         ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)

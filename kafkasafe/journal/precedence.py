@@ -16,8 +16,8 @@ from kafkasafe.journal.order import NEVER, Address, held_from
 
 
 class Precedence:
-    """Says which batches of this lane must wait. A batch waits until debts are paid, or because another producer takes
-    over the lane.
+    """Says which batches of this lane must wait. A batch waits either for debts to be paid, or because another producer
+    takes over the lane.
 
     Only the journal changes this object. Any thread may call `is_held`.
     """

@@ -368,8 +368,8 @@ class PartitionQueue:
         return self._has_before(batch, frozenset({BatchState.PREPARED, BatchState.REFUSED}))
 
     def explains_gap(self, batch: Batch) -> bool:
-        """Whether the sequences that the leader lacks may belong to an earlier batch that the broker refused or that
-        the journal has yet to send.
+        """Whether the sequences that the leader lacks may belong to an earlier batch: one that the broker refused, or
+        one that the journal still has to send.
         """
         return self._has_before(
             batch, frozenset({BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED})

@@ -1,4 +1,4 @@
-"""Records how long brokers may still append this lane's requests, so that the next incarnation waits no longer than
+"""Stores how long brokers may still append this lane's requests, so that the next incarnation waits no longer than
 that.
 
 1. An incarnation ends normally. Its last group has a QUIET mark (`marks.Quiet`): the time after which no broker can
@@ -24,7 +24,7 @@ _CLOCKS_DIFFER_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The current time, comparable with that of another incarnation.
+    """The current time, in a form that another incarnation can compare with its own.
 
     Attributes:
         wall_ms: Ms since the epoch. The clock may be set, even backwards.
@@ -38,7 +38,7 @@ class Clock:
 
 
 def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float) -> float:
-    """For how many seconds, at most, brokers may still append requests of earlier incarnations.
+    """The maximum number of seconds for which brokers may still append requests of earlier incarnations.
 
     Args:
         quiet: The mark that the last incarnation wrote at its end; None if that incarnation wrote no such mark, or sent

@@ -1,4 +1,5 @@
-"""Rebuilds the journal's state: takes, in log order, the batches and marks that earlier incarnations left in the spool.
+"""Rebuilds the journal's state from the batches and marks that earlier incarnations left in the spool. Takes them in
+log order.
 
 Recovery writes and sends nothing. The journal asks the cluster about batches in doubt once the log is read.
 """
@@ -257,8 +258,8 @@ class Recovery:
             elif done is None and repeats:
                 pass  # the STATE mark that follows says up to which offset all batches are finished
             elif done is None and base_offset >= 0 and at not in ended:
-                # The spool released this batch, so this batch and all earlier ones, except moved ones, were finished.
-                # The batch's record count is unknown.
+                # The spool released this batch, so this batch was finished, and so were all earlier batches that were
+                # not moved. The batch's record count is unknown.
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
@@ -337,14 +338,14 @@ class Recovery:
         the log.
 
         Args:
-            numbers: Numbers that the shell hands out; each packed batch takes the next.
+            numbers: Yields numbers; each packed batch takes the next number.
         """
         self._drop_parents()
         self._backlogs.pack(numbers)
 
     def recovered(self, now: float, clock: Clock | None = None) -> None:
-        """Finish recovery, after `recovered_log`. From now on, each batch that an earlier incarnation may have sent is
-        in doubt, and the journal asks about it.
+        """Finish recovery, after `recovered_log`. Each batch that an earlier incarnation may have sent is then in
+        doubt, and the journal asks the cluster about it.
 
         Args:
             now: The current time in seconds.
@@ -382,8 +383,8 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # The journal sends only the first batches of a queue. Lost batches that it later queued before the sent
-            # ones have no id. If marks are lost, any batch with an id may have been among the first ones.
+            # The journal sends only the first batches of a queue. If it later put lost batches in front of these, the
+            # lost batches have no id. If marks are lost, any batch with an id may have been one of the first.
             most = None if blind else self._backlogs.sent_at_most
             doubt = list(
                 islice((batch for batch in partition.queue.near if batch.identity is not None), most)
@@ -391,8 +392,9 @@ class Recovery:
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue.near[0].identity is None:
-                # An earlier incarnation queued lost batches again, before those in doubt. The journal sends the lost
-                # batches first, so batches in doubt that the log does not have need other ids.
+                # An earlier incarnation put lost batches into the queue again, in front of the batches in doubt. The
+                # journal sends the lost batches first, so each batch in doubt that the log does not have needs a new
+                # id.
                 partition.ids.expire()
             if doubt:
                 # The broker may still append the last requests of an earlier incarnation.
@@ -408,8 +410,8 @@ class Recovery:
             self._packer.touch(partition)
 
     def _recover_revived(self, mark: m.Revived, following: Sequence[m.Mark]) -> None:
-        """Apply the result of an earlier incarnation's survey: lost batches wait again. `following` has the next mark
-        of the group.
+        """Apply the result of an earlier incarnation's survey: the lost batches go back into the queue. `following` has
+        the next mark of the group.
         """
         known = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(known, ANYWHERE)
@@ -508,7 +510,7 @@ class Recovery:
         partition = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
-            # The mark voids the ids of all waiting batches. None of those that are still packed gets a new id from it.
+            # The mark voids the ids of all waiting batches. It gives no new id to a batch that is still packed.
             partition.queue.packed.forget_identities()
         elif mark.void_from > 0:
             self._backlogs.reach(partition, ANYWHERE)
@@ -541,7 +543,7 @@ def _is_reset(mark: m.Mark) -> bool:
 
 def _newest_of(identified: m.Mark, committed: m.Mark) -> tuple[m.Identity, int, int] | None:
     """The identity, position and base offset of the batch that both marks name. None unless each mark names exactly one
-    batch, and both the same one (see `snapshots`).
+    batch, and both marks name the same batch (see `snapshots`).
     """
     if not (isinstance(identified, m.Identified) and isinstance(committed, m.Committed)):
         return None
@@ -571,8 +573,9 @@ def _is_found_late(partition: Destination, batch: Batch) -> bool:
     1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, the answer to batch 1 is lost.
     2. The journal searches for batch 1, finds it at offset 11, and commits it after batch 2.
 
-    Both batches are in order, so nothing suggests that offset 12 is lost. If an acknowledgement has a lower offset
-    because the log was truncated, it also has another leader epoch. The journal then asks where the earlier epoch ends.
+    Both batches are in order, so nothing suggests that offset 12 is lost. After a truncation of the log, an
+    acknowledgement may have a lower offset than the one before it, but then it also has another leader epoch. The
+    journal then asks where the earlier epoch ends.
     """
     return partition.log.leader_epoch >= 0 and any(
         other.rank > batch.rank

@@ -16,8 +16,8 @@ from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Denial
 
 SILENCE_S: Final = 300.0
-"""If more seconds than this pass between two refusals, the duration is counted from the second one, because another
-answer between them may have been lost.
+"""If more than this many seconds pass between two refusals, the duration is counted from the second one, because a
+different answer may have been lost in between.
 """
 CONFIRMED_S: Final = 1.0
 """A refusal that lasts for this long is not a stray answer."""
@@ -95,7 +95,7 @@ class Missing:
         self.proven: dict[int, str] = {}
 
     def say(self, destination: int) -> None:
-        """Record that, according to an answer, a destination does not exist."""
+        """Record that an answer says that a destination does not exist."""
         self.said[destination] = None
 
     def take_back(self, destination: int) -> None:

@@ -21,7 +21,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Rejecter:
-    """Rejects refused batches, and voids files of `rejected/` whose records the lane's log has again."""
+    """Rejects refused batches. Also voids those files of `rejected/` whose records are in the lane's log again."""
 
     def __init__(
         self, state: JournalState, packer: Packer, refusals: Refusals, identities: Identities, sealer: Sealer

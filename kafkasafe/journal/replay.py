@@ -17,10 +17,10 @@ class ReadPlace(NamedTuple):
     """What the marks of a group say about one of its batches.
 
     Attributes:
-        moved: The move that copied the batch to its present position; None if the batch is not a copy.
+        moved: The move that copied the batch to its current position; None if the batch is not a copy.
         unit: The batch's unit; None if the batch belongs to no unit.
         parent: The batch that this batch replaces, as a whole or in part; None if it replaces none.
-        origin: Position where the batch's records were first written; -1 if that is the batch's present position.
+        origin: Position where the batch's records were first written; -1 if that is the batch's current position.
         given: Runs of the batch's records whose partition the caller gave.
     """
 
@@ -38,8 +38,8 @@ class Replay:
     Attributes:
         index: Index of the next batch in the group.
         blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. Because
-            marks are lost, the id of a batch before this position does not show whether the batch was sent; nor does a
-            missing id.
+            marks are lost, nothing shows whether a batch before this position was sent: neither its id nor the lack of
+            an id.
         quiet: The QUIET mark of the previous incarnation's last group. After the mark's time, no broker can append a
             request of that incarnation. None if that incarnation wrote no such mark, or revoked it.
         parents: The batches that the group replaces, each with the indexes of the batches that replace it.

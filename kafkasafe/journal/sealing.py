@@ -1,7 +1,7 @@
 """Passes new batches from the caller to the queue and to the disk, and gives batches their ids in queue order.
 
 A new batch gets its id when it is sealed, if all batches before it have an id. Other batches get their ids later, in
-queue order. The journal takes the ids of waiting batches back only if each of these batches was never sent, or is
+queue order. The journal takes back the ids of waiting batches only if each of these batches was never sent, or is
 proven absent from the log. `kafkasafe.history.identity` decides what the cluster's answers prove.
 """
 
@@ -145,7 +145,9 @@ class Sealer:
         self._out.ready.persist.batches.append(batch)
 
     def rests(self, batch: Batch) -> bool:
-        """Whether the batch is on disk, or may stay in memory and is not being written."""
+        """Whether the batch need not wait for the disk: either it is on disk, or it may stay in memory and is not being
+        written.
+        """
         return batch.durable or not (self._durable_first or batch.writing)
 
     @staticmethod
@@ -177,7 +179,7 @@ class Identities:
         """
         if self._home.producer_id < 0 or partition.ids.stale:
             # While the ids are stale, later batches still have ids, which the journal is about to take back. A new id
-            # for an earlier batch would get a higher sequence than theirs, but sequences must ascend in queue order.
+            # for an earlier batch would get a higher sequence than these ids, but sequences must ascend in queue order.
             return
         entries: list[m.Identity] = []
         moved: list[tuple[Batch, BatchId]] = []
@@ -208,8 +210,8 @@ class Identities:
     def reidentify(self, partition: Partition) -> None:
         """Take back the ids of all waiting batches. Each of them is proven absent from the log, or was never sent.
 
-        The next ids begin at sequence 0 of the next epoch. A broker that has seen the next epoch fences requests with
-        the present one (error 47).
+        The next ids begin at sequence 0 of the next epoch. A broker that has seen the next epoch refuses requests with
+        the current epoch (error 47).
         """
         partition.ids.renew(self._home)
         kept = []

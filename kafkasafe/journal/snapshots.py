@@ -47,8 +47,8 @@ class Snapshots:
         return marks
 
     def doubt(self) -> None:
-        """Record that a group could not be written. It may have had marks of the newest acknowledged batches, so
-        `newest` returns them once more.
+        """Record that a group could not be written. The group may have contained the marks of the newest acknowledged
+        batches, so `newest` returns these marks once more.
         """
         for partition in self._destinations.partitions.values():
             partition.log.tell(-1)
@@ -71,9 +71,9 @@ def state_mark(partition: Destination) -> m.State:
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # The last acknowledged offset would be wrong here. The mark of its batch may not be durable yet. Or an earlier
-        # batch may be in doubt: a scan from the last acknowledged offset would not find that batch, and would take it
-        # for absent.
+        # The last acknowledged offset would be wrong here, for two reasons. The mark of its batch may not be durable
+        # yet. And an earlier batch may be in doubt: a scan that begins at the last acknowledged offset would not find
+        # that batch, even if the log has it.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,
@@ -115,7 +115,8 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
 
 
 def _gap_marks(partition: Destination) -> list[m.Identified]:
-    """The mark that names the expected gaps. It outlives the segment whose marks or torn batches explain the gaps:
+    """The mark that names the expected gaps. It is needed because the spool may delete the segment whose marks or torn
+    batches explain the gaps:
 
     1. A power cut leaves a batch incomplete. Later batches of the same group are intact.
     2. The next incarnation copies the later batches forward, and deletes the segment. It is killed before these batches

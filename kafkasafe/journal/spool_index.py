@@ -158,7 +158,7 @@ class SpoolIndex:
 
     @property
     def resent(self) -> list[m.Resent]:
-        """Void files of `rejected/` that are not deleted yet."""
+        """The void files of `rejected/` that are not deleted yet."""
         return list(self._resent)
 
     def is_disowned(self, mark: m.Resent) -> bool:

@@ -67,8 +67,8 @@ class Verdicts:
             return
         self._refusals.note_answer(partition)
         if partition.doubt.is_partial and shrunk_to < 0:
-            # After the journal asked, it found that the log has to be read from a lower offset. So the answer is
-            # incomplete.
+            # After the journal asked, it found that the log has to be read from a lower offset than the question named.
+            # So the answer is incomplete.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
@@ -115,8 +115,8 @@ class Verdicts:
         self._packer.touch(partition)
 
     def _prove(self, partition: Partition, newest: Batch, now: float) -> None:
-        """Send the newest present batch again, to learn that the replicas have it. While the batch is above the high
-        watermark, a change of leader can still remove it.
+        """The leader has the batches: send the newest of them again, to learn whether the replicas have it, too. While
+        the batch is above the high watermark, a change of leader can still remove it.
         """
         if now - partition.doubt.asked_at > self._request_timeout_s:
             # The answer is too old, because the process was suspended. If the leader has dropped our producer state

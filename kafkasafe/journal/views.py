@@ -288,8 +288,8 @@ class Views:
         """Whether a batch outside units may have been sent. A batch is sent only with an id, and only once the
         partition's baseline is known.
 
-        The first send to a partition waits until the log's end is durable in the spool (`baseline`). If the partition
-        has no baseline, no broker has seen its batches, even if they have ids.
+        The first send to a partition waits until the spool durably contains the log's end offset (`baseline`). If the
+        partition has no baseline, no broker has seen its batches, even if they have ids.
         """
         partition = self._all[batch.destination]
         return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)
@@ -323,8 +323,8 @@ class Views:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The AFTER marks. They list the debts (batches of other lanes) for which batches of this lane wait. Debts that
-        are known to be paid are left out.
+        """The AFTER marks. Each lists debts: batches of other lanes that must be delivered before batches of this lane.
+        The marks do not list debts that are known to be paid.
         """
         return self._precedence.afters
 

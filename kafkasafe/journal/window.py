@@ -51,7 +51,8 @@ class SendWindow:
     """The producer state that the leader is known to have.
 
     1. A broker without state of a producer id accepts any base sequence.
-    2. Batches 1 and 2 are sent. Batch 1 fails. Batch 2 arrives at a leader without our state, which appends it.
+    2. Batches 1 and 2 are sent. Batch 1 fails. Batch 2 arrives at a leader that has no state of our producer id, so the
+       leader appends it.
     3. The journal sends batch 1 again, and the leader appends it after batch 2.
 
     So the first batch under an id is sent alone, and so is the first batch after a pause in which the leader may have
@@ -82,7 +83,7 @@ class SendWindow:
             now: The current time in seconds.
             old: The batch is so old that the leader may drop our producer state after appending it. Then the leader
                 would append any request that is still in transit, even if we no longer wait for its answer.
-            late: A request may still be in transit although we no longer wait for its answer.
+            late: A request whose answer we no longer wait for may still be in transit.
         """
         if in_flight.any and (old or in_flight.old or not self.is_open(identity, now)):
             return Admission.WAITS

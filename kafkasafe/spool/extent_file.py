@@ -117,7 +117,8 @@ class ExtentFile:
             self._drop()
 
     def _open(self) -> None:
-        """Open the file, or create it. Claims that exist already are durable on return. Otherwise this could happen:
+        """Open the file, or create it. On return, the claims that the file already contains are durable. Otherwise this
+        could happen:
 
         1. The sync of a claim fails, and the owner dies before it deletes the file.
         2. The next owner reads this claim from the page cache, and overwrites the older claim, which is the only

@@ -98,7 +98,7 @@ class Files(Protocol):
         """Size of an open file."""
 
     def list(self, directory: Path, *, at: int | None = None) -> list[str]:
-        """Names in a directory, in no particular order."""
+        """The names of the entries of a directory, in no particular order."""
 
     def make_directory(self, path: Path, *, at: int | None = None) -> bool:
         """Creates a directory and its parents. Returns False if it existed. Its name is durable on return."""
@@ -303,13 +303,13 @@ def _is_directory(path: Path, at: int | None) -> bool:
 
 
 class DirectoryFiles:
-    """A disk on which one path always means an open directory, even after that directory was moved.
+    """A disk on which one path always leads to the same open directory, even after that directory was moved.
 
     Paths below `path` are resolved relative to the handle of the directory. All other paths are passed on unchanged.
     Implements `Files`.
 
     Attributes:
-        path: The path that means the open directory.
+        path: The path that leads to the open directory.
     """
 
     __slots__ = ("_below", "_files", "_handle", "_places", "path")
@@ -319,7 +319,7 @@ class DirectoryFiles:
         self.now_at(path, handle)
 
     def now_at(self, path: Path, handle: int) -> None:
-        """From now on, `path` means the open directory `handle`. The caller closes the former handle."""
+        """Make `path` lead to the open directory `handle`. The caller closes the former handle."""
         self.path = path
         self._handle = handle
         self._below = f"{path}/"

@@ -124,8 +124,8 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """The marks about resent files. These are files in `rejected/` of any lane whose records were resent into this
-    lane.
+    """The marks about resent files. These are files in any lane's `rejected/`; the records of these files were resent
+    into this lane.
     """
     return [
         mark
@@ -148,7 +148,7 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
         files: The disk.
         lane: The lane's directory.
         notes: The lane's notes. The caller must have read the notes before it lists the files.
-        resent: Marks, from all lanes, that name resent files.
+        resent: The marks of all lanes that name resent files.
     """
     try:
         there = {*files.list(lane / "rejected"), *(mark.file for mark in resent if mark.lane == lane.name)}
@@ -261,7 +261,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     Args:
         lane: The lane's directory.
         files: The disk.
-        resent: Marks of other lanes that name resent files of `rejected/`.
+        resent: The marks of other lanes that name resent files of `rejected/`.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.

@@ -122,7 +122,7 @@ class Log:
         doomed: Segments after a torn tail. They have to be deleted.
         next_position: Position after the last record.
         synced_position: Position after the last record that is proven to have been durable.
-        lane_id: Id of the lane; None if neither a group nor `extent` shows it.
+        lane_id: Id of the lane; None if neither a group nor `extent` contains the id.
         closed: Whether the last group was written by an orderly close.
         manifest: Maps (segment, byte offset) of each damaged data batch to its entry in the manifest of its group.
         skipped: Positions of torn batches that are followed by intact batches of the same group.

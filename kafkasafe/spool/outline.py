@@ -23,8 +23,8 @@ from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.segment_reader import ReadGroup, address_bytes, group_at
 
 LARGE_BYTES: Final = 65_536
-"""The content of a batch of at least this size is not read. Reading and checking a smaller one is hardly slower than
-a seek.
+"""The content of a batch of at least this size is not read. To read and check a smaller batch takes hardly longer than
+a seek past it.
 """
 _NEAR_BYTES: Final = 4096
 _FAR_BYTES: Final = 1 << 20

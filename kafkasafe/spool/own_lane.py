@@ -31,8 +31,8 @@ class OwnLane:
     in_memory: bool = field(compare=False)
 
     def adopts(self, other: OwnLane) -> bool:
-        """Return whether this lane's producer will deliver the other lane's batches. It will if both lanes are on disk,
-        in the same directory.
+        """Return whether this lane's producer will deliver the other lane's batches. This is the case if both lanes are
+        on disk, in the same directory.
         """
         return not self.in_memory and not other.in_memory and self.path.parent == other.path.parent
 

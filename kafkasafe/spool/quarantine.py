@@ -1,4 +1,4 @@
-"""Copies of damaged and torn bytes, in the directory `quarantine` of a lane."""
+"""The copies of damaged and torn bytes, which are in the directory `quarantine` of a lane."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ def already_quarantined(files: Files, lane: Path, damage: Damage) -> bool:
     Raises:
         OSError: A file cannot be read.
     """
-    # A segment of another lane is moved away when it is reported. So if it is still in the lane, it was not reported.
+    # A segment of another lane is moved away when it is reported. So the damage was not reported if such a segment is
+    # still in the lane.
     return damage.other_lane is None and read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
 
 

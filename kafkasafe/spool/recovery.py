@@ -179,14 +179,15 @@ def read_extent(files: Files, lane: Path) -> Extent:
 
 
 class _Whole:
-    """Processes the groups before the first one that is not intact. Nothing later in the log can change their meaning.
+    """Processes the groups before the first one that is not intact. Nothing later in the log can change the meaning of
+    these groups.
 
-    So these groups are processed while they are read. If there is an `each`, it gets their entries, and the entries are
-    not kept. All later groups are kept until it is known up to which position the log was durable.
+    So they are processed while they are read. If `each` is given, it gets the entries of these groups, and the entries
+    are not kept. All later groups are kept until it is known up to which position the log was durable.
 
     Attributes:
         extent: The claims, as they were before the log was read.
-        entries: The entries of the processed groups; empty if there is an `each`, which gets these entries instead.
+        entries: The entries of the processed groups; empty if `each` is given, because it gets these entries instead.
         rest: The first group that is not intact, and all later groups.
         ended: Whether all further groups belong to `rest`.
         synced: Everything before this position was durable, according to the groups. This is the largest position that
@@ -270,7 +271,7 @@ class _Whole:
             self.between += records
 
     def prove(self, synced: int) -> None:
-        """Notes that everything before the position `synced` was durable."""
+        """Marks everything before the position `synced` as durable."""
         while self._unproven and self._unproven[0][1] <= synced:
             segment, _, end = self._unproven.popleft()
             self.segments[segment].prove(end)
@@ -327,7 +328,8 @@ class _Rest:
         path = self._segments[item.segment].path
         self.damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
         self.entries.append(LostEntry(item.position, 0))
-        # No later batch gets the position of a damaged group, so that the next incarnation finds the damage again.
+        # No later batch may get the position of a damaged group, or the next incarnation would not find the damage
+        # again.
         self.next_position = max(item.position + 1, item.end_position)
 
     def _group(self, item: ReadGroup) -> None:
@@ -352,7 +354,7 @@ class _Rest:
             self.torn, self.next_position = (item.segment, cut[0]), cut[1]
 
     def _batches(self, item: ReadGroup, missing: set[int], cut: int | None) -> None:
-        """Adds the batches of a group that begin before the byte `cut`. A crash tore the batches that begin at the
+        """Adds those batches of a group that begin before the byte `cut`. A crash tore the batches that begin at the
         bytes `missing`.
         """
         segment = self._segments[item.segment]
@@ -444,7 +446,7 @@ def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[i
 
 def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
     """Returns the damage if the first segments, or all segments, are missing; None if no segment is missing. A segment
-    before the claimed beginning was released, and is not missing.
+    before the claimed beginning does not count as missing, because the lane's owner has released it.
     """
     begin, end = extent.begin, extent.end
     if segments:

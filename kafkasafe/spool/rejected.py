@@ -65,7 +65,7 @@ class KeptFile:
 
     @property
     def void(self) -> bool:
-        """Whether all batches of the file are unfinished in the log, so that no entry counts as rejected."""
+        """Whether no entry of the file counts as rejected, because all of its batches are unfinished in the log."""
         return self.content is not None and not self.entries
 
 

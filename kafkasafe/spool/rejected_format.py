@@ -189,8 +189,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     batch = queue[index]
     marks: list[m.Mark] = [m.Rejected(position, OPERATOR, SET_ASIDE)]
     if batch.identity is not None:
-        # New ids are necessary, because the leader would not accept the later sequences without the sequences of this
-        # batch.
+        # New ids are necessary, because this batch's sequences would be missing, and so the leader would refuse the
+        # later ones.
         kept = tuple(
             m.Identity(
                 b.position, b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence

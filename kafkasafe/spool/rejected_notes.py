@@ -1,4 +1,4 @@
-"""Notes about the files that a lane's `rejected/` should contain. Each note is an empty file in `rejected-notes/`.
+"""The notes about the files that a lane's `rejected/` should contain. Each note is an empty file in `rejected-notes/`.
 
 If a file of `rejected/` is deleted by hand, or by a program that deletes `*.log`, its note remains. A resend removes
 the file and the note. `kafkasafe spool discard` marks the note, which then shows that the records were discarded on
@@ -85,7 +85,7 @@ def forget(files: Files, lane: Path, name: str) -> None:
 
 
 def mark_discarded(files: Files, lane: Path, name: str, records: int) -> None:
-    """Notes that the records of a file in `rejected/` were discarded on purpose. Durable on return.
+    """Stores that the records of a file in `rejected/` were discarded on purpose. Durable on return.
 
     Raises:
         OSError: The note may be missing.

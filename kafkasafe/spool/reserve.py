@@ -159,8 +159,8 @@ class Reserve:
             )
 
     def restore_after_release(self, wanted: int) -> None:
-        """If the reserve was deleted, create it again with `wanted` bytes. If these do not fit, create a reserve for
-        marks only.
+        """If the reserve was deleted, create it again with `wanted` bytes. If there is no room for this many bytes,
+        create a reserve for marks only.
         """
         if self._size == 0 and not self.ensure(wanted):
             self.ensure(_MARKS_BYTES)

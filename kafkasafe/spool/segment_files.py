@@ -55,7 +55,7 @@ class SegmentFiles:
                 self._files.close(handle)
 
     def limit(self) -> None:
-        """Notes that the newest segment gets no more records. It stays open, unless too many segments are held open."""
+        """Called when the newest segment gets no more records. It stays open unless too many segments are held open."""
         if len(self._held) > _HELD:
             at = next(reversed(self._held))
             self._files.close(self._held.pop(at))

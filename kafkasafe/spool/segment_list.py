@@ -199,8 +199,8 @@ class SegmentList(Sequence[StoredSegment]):
         return segment.first_position in self._lost or self.has_file(segment)
 
     def see_written(self, synced_position: int) -> None:
-        """Check that every segment's file still has its name, and that the files with records after `synced_position`
-        are complete.
+        """Check two things: the file of every segment still has its name, and each file with records after
+        `synced_position` still has all bytes that were written to it.
 
         Raises:
             FileNotFoundError: A check failed. The caller must not promise anything.

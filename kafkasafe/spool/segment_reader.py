@@ -199,7 +199,7 @@ def group_at(content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | N
 def _may_miss_more(
     content: Content, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
 ) -> bool:
-    """Whether the file ends inside the group's last batch, so that later groups may also be missing.
+    """Whether later groups may also be missing, because the file ends inside the group's last batch.
 
     Such groups may have had marks. So the reader must not assume that only the batch is missing.
     """

@@ -50,7 +50,9 @@ class SegmentWriter:
         return bool(self._unwritten)
 
     def has_reserved(self, size_bytes: int, segment_bytes: int) -> bool:
-        """Whether the last segment, of at most `segment_bytes`, has `size_bytes` more reserved on the disk."""
+        """Whether enough disk space is reserved to append `size_bytes` to the last segment. A segment may have at most
+        `segment_bytes`.
+        """
         if self._handle < 0 or self._preallocated >= _NEVER_PREALLOCATED:
             return False
         left = min(self._preallocated, segment_bytes) - self._segments[-1].size_bytes
@@ -112,7 +114,7 @@ class SegmentWriter:
         """Let the system use the page cache of the last segment for something else. What was written is synced.
 
         Otherwise, a system with much free memory keeps gigabytes of delivered records in memory. Then each write needs
-        pages that were not used for a long time.
+        memory pages that have not been used for a long time, and such a write takes longer.
         """
         size = self._segments[-1].size_bytes if self._handle >= 0 else 0
         if size - self._uncached_bytes >= _CACHED_BYTES:
@@ -165,7 +167,8 @@ class SegmentWriter:
             segment = self._segments[-1]
             continued, kept = self._continued or (-1, -1)
             continues = continued == segment.first_position
-            # Bytes that cannot be cut off are abandoned: the next segment starts at the position of the first of them.
+            # If the bytes cannot be cut off, they are abandoned: the next segment starts at the position of the first
+            # abandoned byte.
             with contextlib.suppress(OSError):
                 if self._segments.has_file(segment):
                     with opened(self._files, segment.path, write=True) as handle:

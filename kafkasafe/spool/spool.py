@@ -41,8 +41,8 @@ maximum:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
 2. The spool deletes a segment when all batches of the segment are divided.
-3. So dividing the first segment needs as much free space as the segment has. Dividing the next segment uses the space
-that the first segment has freed.
+3. So dividing the first segment needs as much free space as the segment occupies. Dividing the next segment uses the
+space that the first segment has freed.
 """
 _DIVIDED_SEGMENTS: Final = 512
 
@@ -107,8 +107,8 @@ class Spool:
         Args:
             lane: The lane's directory.
             files: The disk.
-            segment_bytes: Maximum size of a segment. Only a segment with a single larger group exceeds it. A segment
-                also ends when it has 16,384 batches.
+            segment_bytes: Maximum size of a segment. Only a segment that consists of a single larger group may exceed
+                this size. A segment also ends when it has 16,384 batches.
             sync: With "group" and "each", the method `sync` calls fdatasync. With "os", the operating system decides
                 when to write.
             snapshot: Returns the marks with which a new segment begins.
@@ -181,8 +181,8 @@ class Spool:
             batches: (destination, bytes) of each batch. The batch's address is written into the bytes.
             atomic: Whether recovery must keep either the whole group or nothing of it.
             closed: Whether the group records an orderly close.
-            makes_room: Whether the batches replace other batches, whose space is free afterwards. If so, the batches
-                may use the reserve.
+            makes_room: Whether the batches replace other batches, so that the space of the replaced ones can be freed.
+                If so, the new batches may use the reserve.
             divisible: Whether the batches will be divided. If so, the segments that contain them stay small.
             more: Whether another group follows before `sync`. If so, both groups go to the disk in one write. The
                 caller must not change the batches before that write.
@@ -290,9 +290,9 @@ class Spool:
 
         Args:
             before_position: All batches before this position are done.
-            retain_bytes: Keep this many bytes, although their batches are done.
-            retain_since_ms: Keep segments written at or after this time (ms since the epoch), although their batches
-                are done.
+            retain_bytes: Keep this many bytes, even if all their batches are done.
+            retain_since_ms: Keep segments that were written at or after this time (ms since the epoch), even if all
+                their batches are done.
             at_most_bytes: Stop once at least this many bytes are freed. Only whole segments are deleted.
 
         Returns:
@@ -340,9 +340,9 @@ class Spool:
         """Close the files.
 
         Args:
-            closed_mark: Whether to record that this close was orderly, if anything was written at all.
-            marks: The last marks. They are written only with `closed_mark`, but in this case even if nothing was
-                written before.
+            closed_mark: Whether to record that this close was orderly. If nothing was written and there are no `marks`,
+                nothing is recorded.
+            marks: The last marks. They are written only with `closed_mark`.
 
         Raises:
             SpoolWriteError: The mark could not be written. The files are closed, and promised records are not affected.
@@ -369,7 +369,7 @@ class Spool:
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def stands_at(self, lane: Path) -> None:
-        """Note the directory's new path. The directory was moved on the disk already."""
+        """Note the directory's new path. The caller has already moved the directory on the disk."""
         self._lane = lane
         self._segments.stands_at(lane)
         self._extent.stands_at(lane)
@@ -385,7 +385,7 @@ class Spool:
         return all(map(self._segments.is_whole, self._segments)) and self._extent.in_place
 
     def restore(self) -> list[tuple[int, int]]:
-        """Write the files again that were deleted, renamed or cut. Their content comes from the files that are held
+        """Restore the files that were deleted, renamed or cut. Their content is copied from the files that are held
         open. The new files are durable on return.
 
         Call this method only after everything that was written was synced.

@@ -98,7 +98,7 @@ class UnitLog:
         return self.prepare_acknowledged_ms >= 0
 
     def begin(self, transactional_id: str, producer_id: int, producer_epoch: int) -> None:
-        """Record that the atomic batch is sent in this transaction from now on."""
+        """Record the transaction in which the atomic batch is sent."""
         self.transactional_id = transactional_id
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.void()
@@ -112,7 +112,7 @@ class UnitLog:
         self.prepare_acknowledged_ms, self.offsets = -1, {}
 
     def end(self, outcome: m.UnitOutcome, reason: str, written_ms: int) -> None:
-        """Note the outcome, and when it was written."""
+        """Record the outcome, and when it was written."""
         self.outcome, self.reason, self.ended_ms = outcome, reason, written_ms
 
     def add(self, position: int) -> None:
@@ -127,7 +127,7 @@ class UnitLog:
 def steps_of(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """Returns the times of plain batches by position, and all atomic batches. The atomic batches are in the order of
+    """Returns two things: the times of the steps of plain batches, by position; and all atomic batches, in the order of
     the log.
 
     Args:
@@ -232,7 +232,7 @@ class _Steps:
         unit.begin(mark.transactional_id, mark.producer_id, mark.producer_epoch)
 
     def _void(self, left: UnitLog) -> None:
-        """Note that an atomic batch leaves its transaction. If the batch was staged, the transaction cannot be
+        """Record that an atomic batch leaves its transaction. If the batch was staged, the transaction cannot be
         committed, so none of the transaction's atomic batches is staged any more.
         """
         if not left.is_staged:
@@ -254,9 +254,9 @@ class _Steps:
         Args:
             written_ms: When the group was written.
             batches: A pair for each batch: its position, and whether it has an id.
-            members: Maps the index of a batch to its atomic batch and a position. For a part of a divided batch, this
-                is the position of the divided batch; otherwise it is -1.
-            moved: Maps the index of a batch that was copied forward to its former position.
+            members: Maps the index of a batch to a pair: the atomic batch that contains it, and a position. For a part
+                of a divided batch, the position is that of the divided batch; otherwise it is -1.
+            moved: For each batch that was copied forward: maps its index to the position that the batch had before.
         """
         replaced: dict[int, list[int]] = {}
         for index, (position, identified) in enumerate(batches):

@@ -1,4 +1,4 @@
-"""Units: batches of any partitions, and consumer offsets, that are written to Kafka in one transaction or not at all.
+"""Units: groups of batches and consumer offsets that are written to Kafka in one transaction, or not at all.
 
 The package does no I/O. The *shell* (`delivery/engine`) reports what happened, takes the actions of `advance()` and
 carries them out. If a request fails, the shell calls `failed`. If the request must be repeated, `advance()` returns a

@@ -127,7 +127,7 @@ class FailurePolicy:
         elif code is None and failure.sent and transaction.grant.protocol < 2:
             # The request may still arrive. Then the broker would add the request's contents to the next transaction of
             # the producer id, unless that transaction has a newer epoch. So the request is not repeated. Instead, the
-            # present transaction is aborted, which raises the epoch.
+            # current transaction is aborted, which raises the epoch.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._inside(request, attempt, failure, lasting=failure.lasting or code in _NO_OFFSETS)

@@ -86,7 +86,7 @@ class TransactionalIds:
         return sum(tid.fencing and tid.transaction is None for tid in self._known.values())
 
     def is_open(self, destination: int) -> bool:
-        """Whether a transaction that includes the partition may be open, or its end is not durable yet."""
+        """Whether a transaction with this partition may still be open, or has an end that is not durable yet."""
         return any(
             destination in tid.aborting
             or (tid.transaction is not None and destination in tid.transaction.destinations)

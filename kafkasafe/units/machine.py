@@ -141,7 +141,7 @@ class Units:
         self.out.change()
 
     def moved(self) -> None:
-        """Record that another cluster is used from now on, so the grants of the former cluster are void."""
+        """Record that another cluster is now in use, so the grants of the former cluster are void."""
         self.ids.clear()
         self.ids.forget_producer_ids()
 
@@ -179,7 +179,7 @@ class Units:
         self.out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """Record the answer to the EndTxn that is sent before InitProducerId with `keep`. Returns whether to send
+        """Record the answer to EndTxn, which is sent before an InitProducerId with `keep`. Returns whether to send
         InitProducerId, or None if this is not decided yet.
 
         The coordinator checks the epoch of InitProducerId only if no transaction is open. So InitProducerId would also

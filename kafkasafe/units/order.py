@@ -18,8 +18,8 @@ class Lines:
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
-        batchless: The unfinished units that have no batches. The spool must keep the entries of these units, too,
-            although it has no unfinished batch of them.
+        batchless: The unfinished units that have no batches. The spool must keep the entries of these units, too, even
+            though these units have no batch in it.
     """
 
     def __init__(self) -> None:

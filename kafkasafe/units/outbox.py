@@ -27,7 +27,8 @@ class UnitOutbox:
         self._actions: list[Action] = []
         self._marks: list[m.Mark] = []
         self._begun_marks: list[m.Mark] = []
-        """BEGUN marks. Nothing waits until they are durable, so the journal writes them only together with other marks.
+        """BEGUN marks. Nothing depends on their being durable, so the journal writes them only together with other
+        marks.
         """
         self._changed = False
 

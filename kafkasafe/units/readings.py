@@ -33,8 +33,8 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether the unit is superseded. This is so if another reading moved the group's offset past the start of this
-        unit's reading, and this unit's reading had begun before that.
+        """Whether the unit is superseded. This is so if, after this unit's reading had begun, another reading moved the
+        group's offset past the start of this unit's reading.
 
         1. A consumer uses `assign`, so it has no generation. The consumer is closed while its unit with records 0 to 9
            waits in the spool.

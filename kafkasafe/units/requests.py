@@ -1,4 +1,4 @@
-"""Requests under a transactional id, and other actions for units. The answer to each is an event of `Units`.
+"""The requests that use a transactional id, and other actions for units. The answer to each is an event of `Units`.
 
 `outcome_of` reads the answer to `DescribeTxn`.
 """
@@ -148,9 +148,9 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
         # The end of the transaction raised the epoch by one. A higher epoch means that other transactions followed.
         return True
     if own and state in _ABORTED:
-        # With protocol 1, the transaction timed out or was fenced while it was open. A described commit would prove
-        # nothing: with protocol 1, a commit does not raise the epoch, so the description may be about an earlier
-        # transaction. For a user's id, even a described abort proves nothing, so the shell asks for the outcome after
-        # InitProducerId.
+        # With protocol 1, the transaction timed out or was fenced while it was open. A description that says
+        # "committed" would prove nothing: with protocol 1, a commit does not raise the epoch, so the description may be
+        # about an earlier transaction. For an id that a user chose, even "aborted" proves nothing, so the shell asks
+        # for the outcome after InitProducerId.
         return False
     return None

@@ -23,7 +23,7 @@ class Schedule:
         front: Returns True if two conditions are met: the batch may be sent, and only batches of units precede it in
             the queue of its partition.
         lines: The unfinished units.
-        readings: Knows which readings are broken off, and which units are superseded.
+        readings: Tells which readings are broken off, and which units are superseded.
         ids: The transactional ids.
         sharing: Chooses the units that share a transaction.
         transitions: Changes units.
@@ -53,7 +53,7 @@ class Schedule:
         """No new unit is begun; only staged units are brought to their ends."""
 
     def pause(self, only: frozenset[bytes] | None) -> None:
-        """Begin no unit from now on, and commit only these units (None: all)."""
+        """Begin no more units, and commit only these units (None: all)."""
         self.paused, self._only = True, only
 
     def advance(self) -> None:

@@ -18,7 +18,9 @@ GroupPartition: TypeAlias = tuple[str, str, int]
 """(group, topic, partition): a consumer group's offset of one partition."""
 
 Line: TypeAlias = int | GroupPartition
-"""A line is a destination, or a group's offset of a partition. Each line has its own order of units."""
+"""A line is either a destination, or the offset of a consumer group for one partition. Each line has its own order of
+units.
+"""
 
 POOL: Final = 4
 """Number of transactional ids that a lane has for transactions without a user's id. So at most this many of these
@@ -88,7 +90,8 @@ class Grant:
     Attributes:
         producer_id: The producer id.
         epoch: The producer epoch.
-        protocol: 1 or 2. With 2 (KIP-890), each transaction has its own epoch, and needs no AddPartitionsToTxn.
+        protocol: 1 or 2. With protocol 2 (KIP-890), each transaction has its own epoch, and needs no
+            AddPartitionsToTxn.
     """
 
     producer_id: int

@@ -582,7 +582,7 @@ class TransactionalId:
         self.unsure = True
 
     def note_end(self, *, timed_out: bool) -> None:
-        """Record that the open transaction may be over. `timed_out`: EndTxn had the epoch that follows a timeout."""
+        """Record that the open transaction may be over. `timed_out`: see `InitProducerId`."""
         self.opened = self.opened and timed_out
 
     def note_alone(self) -> None:
@@ -590,7 +590,7 @@ class TransactionalId:
         self.alone = True
 
     def count_failure(self, action: Hashable) -> int:
-        """Count a failure of this request. Returns how often it has failed in this turn."""
+        """Count a failure of this request. Returns how often the request has failed in this turn."""
         self.attempts[action] = self.attempts.get(action, 0) + 1
         return self.attempts[action]
 

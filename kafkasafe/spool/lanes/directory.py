@@ -145,9 +145,9 @@ class SpoolDirectory:
     ) -> LaneLock:
         """Takes ownership of a lane: the requested one, or a free one.
 
-        With `client`, this method prefers the lowest free lane whose last owner had this client id, or drained the
-        lane. The second choice is a lane of this kind that another process has adopted: this method asks that process
-        to hand the lane back. The last choice is a new lane.
+        With `client`, this method prefers the lowest free lane whose last owner either had this client id or drained
+        the lane. The second choice is a lane of this kind that another process has adopted: this method asks that
+        process to hand the lane back. The last choice is a new lane.
 
         Args:
             number: Number of the requested lane.
@@ -193,7 +193,8 @@ class SpoolDirectory:
 
     def _take_number(self, number: int, client: str) -> LaneLock | None:
         """Takes a lane if it has no owner. If another process has locked the lane, tries again after a moment: that
-        process may only be finding out whether the lane has an owner. An adopting process does this outside `births`.
+        process may only be finding out whether the lane has an owner. A process that looks for lanes to adopt finds
+        this out without holding the lock `births`.
         """
         for tries in range(_GLANCE_TRIES):
             if tries:
@@ -375,7 +376,7 @@ class SpoolDirectory:
         return taken
 
     def offer_again(self, number: int) -> None:
-        """Notes that a lane could not be adopted, so that `dead_lanes` returns it again."""
+        """Makes `dead_lanes` return a lane again, because the lane could not be adopted."""
         self._offered.pop(number, None)
 
     @property
@@ -470,7 +471,7 @@ class SpoolDirectory:
                     continue
                 with contextlib.ExitStack() as unused:
                     unused.callback(give_up, self._files, *taken)
-                    # A lane with other files has the content of an owner that has died.
+                    # If the lane has other files, they are the content of an owner that has died.
                     if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
                         unused.pop_all()
                         lock.replace(number, *taken)
@@ -482,8 +483,8 @@ class SpoolDirectory:
         return self.owners.owner(number)
 
     def starting_lanes(self) -> dict[int, str]:
-        """The lanes on which a new producer would start. They have no owner. Maps their numbers to that producer's
-        client id.
+        """The lanes on which a new producer would start. These lanes have no owner. Maps the number of each lane to the
+        client id of the new producer.
 
         The client id is empty for a lane that a producer with any client id may take. The result is only good enough
         for messages, because this method does not touch the locks.

@@ -62,9 +62,10 @@ def _restore(path: Path) -> str:
 
 
 def make_format(path: Path, files: Files) -> None:
-    """Ensures that `path` is a spool directory of this format. Writes FORMAT if the directory is empty.
+    """Makes `path` a spool directory of this format, unless it already is one.
 
-    Also writes FORMAT if the directory has lanes but no FORMAT, because the content of a lane names its own format.
+    Writes FORMAT if the directory is empty. Also writes FORMAT if the directory has lanes but no FORMAT. This is safe,
+    because the content of each lane names the format of that lane.
     """
     files.make_directory(path)
     names = files.list(path)

@@ -165,7 +165,7 @@ class LaneLock:
         return identity == self._identities[0]
 
     def fetched(self, number: int) -> None:
-        """Notes that the directory was moved back, as the lane with this number."""
+        """Called after the directory was moved back, as the lane with this number."""
         self._stands(number, self._directory, self._handle)
 
     @property

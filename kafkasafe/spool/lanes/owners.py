@@ -96,7 +96,8 @@ class Owners:
         return pid if held else 0
 
     def strays_to(self, number: int) -> Path | None:
-        """The path at which the process named in the lock file has this lane open; None if it is the lane's own path.
+        """The path under which the owner has this lane open, if that is not the lane's own path; otherwise None. The
+        owner is the process that the lock file names.
 
         If the result is a path, the directory was moved or replaced while its producer was running. The result is also
         None for a process of another user or on another host, because the operating system shows nothing about such a
