@@ -40,7 +40,7 @@ class BatchFate:
         self._late = False
 
     def forget(self) -> None:
-        """Called when these offsets have left the batch: it now has other offsets of the group, or none."""
+        """Called when these offsets have left the batch: the batch now has other offsets of the group, or none."""
         self._replaced = True
 
     def miss(self) -> None:

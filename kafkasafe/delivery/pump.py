@@ -77,7 +77,7 @@ class PumpState:
 
 @dataclass(frozen=True, slots=True)
 class _Retire:
-    """The producer was dropped. The pump ends when everything is delivered, or when its patience ends."""
+    """The producer was dropped. The pump ends when everything is delivered, or when `patience` ends the wait."""
 
     began: float
     patience: Patience
@@ -85,7 +85,7 @@ class _Retire:
 
 @dataclass(frozen=True, slots=True)
 class _SetPatience:
-    """A caller waits for the end of a retiring pump, and gives the pump another patience."""
+    """A caller waits for the end of a retiring pump, and replaces the pump's `patience`."""
 
     patience: Patience
 
@@ -416,7 +416,7 @@ class Pump:
         return not self._thread.is_alive()
 
     def retire(self, patience: Patience, then: Callable[[], None]) -> None:
-        """Lets the pump end when everything is delivered, or when the patience ends.
+        """Lets the pump end when everything is delivered, or when `patience` ends the wait.
 
         Takes no lock, because the garbage collector may call it.
 
@@ -441,8 +441,8 @@ class Pump:
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
     def set_patience(self, patience: Patience, timeout_s: float) -> bool:
-        """Gives a retiring pump a new patience, counted from `retire`. Returns whether the pump ended within
-        `timeout_s`.
+        """Replaces the `patience` of a retiring pump. The pump's wait still counts from the call of `retire`. Returns
+        whether the pump ended within `timeout_s`.
         """
         self._post(_SetPatience(patience))
         return self.join(timeout_s)

@@ -228,7 +228,7 @@ class Decoder:
                     self._ended = True
                     break
                 if self._passes(header):
-                    # Decompress one batch at a time: the size of its records is unknown before.
+                    # Decompress one batch at a time, because the size of its records is known only afterwards.
                     body = self._body(self._at, header) if header.attributes & _COMPRESSED else None
                     if header.count or body != b"":
                         found.append(_Found(self._at, header, body))
@@ -250,7 +250,7 @@ class Decoder:
             self.next_offset, self.leader_epoch = after
 
     def _before_damage(self, found: Sequence[_Found]) -> tuple[tuple[int, int], _Parsed]:
-        """Decode the intact batches before the first batch whose records contradict its header."""
+        """Decode the intact batches that precede the first batch whose records contradict its header."""
         good, error = next(
             (index, its) for index, its in enumerate(map(self._damage, found)) if its is not None
         )
@@ -355,7 +355,7 @@ def _parse(
     from_offset: int,
     schema: Any,
 ) -> _Parsed:
-    """Read field by field, each for the records of all batches at once.
+    """Read one field after the other, each field for the records of all batches at once.
 
     Returns:
         The records.

@@ -44,9 +44,7 @@ class DeletedTopics:
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
-        """Forget a topic, because the topic exists, because records wait for it, or because the journal has forgotten
-        it.
-        """
+        """Remove a topic from this list: it exists again, records wait for it, or the journal has forgotten it."""
         self._since.pop(topic, None)
 
 
@@ -225,7 +223,7 @@ class EngineContext:
         self.progress = DeliveryProgress(clock)
 
     def now(self) -> float:
-        """The journal's time: seconds, including those during which the machine was suspended."""
+        """The journal's time, in seconds. It includes the time during which the machine was suspended."""
         return self._sleeping.now()
 
     def moment(self) -> Moment:

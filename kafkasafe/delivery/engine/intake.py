@@ -50,8 +50,8 @@ class _Growing:
         lane: The unit's lane.
         unit: The unit with the batches taken so far.
         topic: The topic whose batches may still join the unit; empty if no batch may.
-        left: Maximum number of batches that may still join.
-        room: Maximum number of bytes that may still join.
+        left: Number of further batches that may join the unit.
+        room: Number of further bytes that may join the unit.
     """
 
     lane: Lane

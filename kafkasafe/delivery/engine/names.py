@@ -104,8 +104,8 @@ class RefusedNames:
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
-    """Yields the refused names for which units wait. With `topic`, only names for which records of that topic wait. Any
-    thread may call this function.
+    """Yields the refused names that make units wait. With `topic`, yields only names that make records of that topic
+    wait. Any thread may call this function.
     """
     for lane in lanes:
         for name, found in lane.names.items():

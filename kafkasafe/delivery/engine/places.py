@@ -138,7 +138,9 @@ class PlaceKeeper:
         return self._problem(lane) is None or self._restore(lane)
 
     def at_end(self, lane: Lane) -> Elsewhere | None:
-        """The present place of a lane that could not be restored before its producer ended; None if it is in place."""
+        """The current place of a lane that could not be restored before its producer ended; None for a lane in its
+        place.
+        """
         if lane not in self._troubles:
             return None
         return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.views.spooled_records)
