@@ -100,8 +100,8 @@ class Pump:
         files: The disk.
         choose: (topic, partitions, keys, values) → partition of each record. Called for records that were accepted
             before their topic was known.
-        seal_due: Called in each turn with the time. Seals open batches that have lingered, and returns the time of the
-            next call.
+        seal_due: Called in each turn with the time. Seals open batches that have lingered, and returns the time at
+            which to call it next.
         on_topic: Called with a topic and its partition count, when no record of the topic waits for a partition to be
             chosen.
         released: Context in which a caller waits. It releases the locks that the caller's thread may hold, for example

@@ -130,7 +130,7 @@ def bring_back(
     """Returns rejected records to a lane without an owner, in the order of their rejection.
 
     On return, the records are durable in that lane, and deleted from `rejected/`. The producer that adopts or drains
-    the lane delivers them.
+    the lane delivers the records.
 
     Args:
         directory: The spool directory. Producers may be using it.

@@ -4,10 +4,10 @@ A response holds many batches, most of them small, and decoding one batch with n
 So the decoder goes through the batches one by one only to read headers, check CRCs, choose the batches to deliver,
 decompress them, and find where records begin. Then it reads the fields of the records of all batches together.
 
-Keys and values are collected as follows. The starts and ends of the fields, in turn, are the offsets of an Arrow array
-whose data are the unchanged records. Every second item of this array is a field, and `take` copies these items. The
-other items are the bytes between the fields. If views (Arrow's `binary_view`) are wanted, the bytes stay in place, and
-the column holds only their positions.
+Keys and values are collected as follows. The starts and ends of the fields, alternating, are the offsets of an Arrow
+array whose data are the unchanged records. Every second item of this array is a field, and `take` copies these items.
+The other items are the bytes between the fields. If views (Arrow's `binary_view`) are wanted, the bytes stay in place,
+and the column holds only their positions.
 
 The decoder delivers the same batches as Kafka's consumer. It never delivers control batches. With `read_committed`, it
 also leaves out the aborted transactions that the broker lists. An aborted transaction consists of its producer's

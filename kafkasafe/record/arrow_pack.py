@@ -156,7 +156,7 @@ class ArrowPacker:
         offsets: npt.NDArray[np.int64],
         now: int,
     ) -> Iterator[_Piece]:
-        """Cuts a partition's rows into batches, and numbers them."""
+        """Cuts a partition's rows into batches, and sets the offset delta of each row."""
         opened = self._open[place]
         while at < end:
             if not opened.rows:

@@ -109,9 +109,9 @@ def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> P
     """Reads records that have the layout of the first one: each field has the same size as in the first record, and no
     record has headers.
 
-    The bytes at the same place of all records form a column. So the function never handles a single record, and does
-    not copy `body`, which may be a memoryview. All records have the length of the first record, so where each begins is
-    known. The function compares these lengths, and all other bytes that define the layout.
+    The bytes at the same place of all records form a column. So the function never handles records one by one, and does
+    not copy `body`, which may be a memoryview. Each record has the length of the first one, so it is known where each
+    record begins. The function compares these lengths, and all other bytes that define the layout.
 
     Returns:
         At least `_MANY` and at most `count` records; None if fewer than `_MANY` have this layout. Then `read` has to

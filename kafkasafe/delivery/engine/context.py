@@ -109,7 +109,7 @@ class DeliveryProgress:
         """How far the log of each partition was read (exclusive)."""
 
     def note(self) -> None:
-        """Record that deliveries have made progress now."""
+        """Record that deliveries have just made progress."""
         self._last = self._clock.monotonic()
 
     def note_read(self, topic: str, partition: int, next_offset: int) -> None:

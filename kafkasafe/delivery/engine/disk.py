@@ -492,7 +492,7 @@ def _is_written(parcel: Parcel) -> bool:
 
     1. Small batches of a partition are durable. The engine joins them into one batch, whose records are therefore
        durable.
-    2. Before the joined batch is written, another group is written, and the memory for batches is exceeded.
+    2. Before the joined batch is written, another group is written, and the batches in memory exceed their limit.
     3. The bytes of the joined batch are in memory only, so they must not be dropped.
     """
     return parcel.durable and parcel.batch is not None and parcel.batch.durable

@@ -309,7 +309,7 @@ class Ledger:
 
         Args:
             error: The error of durable parcels; with `final`, of all parcels.
-            final: Whether an error ended the producer, rather than `close`.
+            final: Whether the producer was ended by an error, and not by `close`.
             elsewhere: Where the producer's own lane is, if it is not in its place.
         """
         with self.lock:

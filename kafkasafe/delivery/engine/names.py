@@ -135,7 +135,7 @@ def _is_of_offsets(action: u.Request) -> bool:
 
 
 def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
-    """Returns a text that names the permission for writing a unit's marker, and the marker's destination.
+    """Returns two values: a text that names the permission for writing a unit's marker, and the marker's destination.
 
     The marker is an offset that is committed for the partition of the unit's first batch. The commit needs READ
     permission, which writing records does not need. The result is ("", -1) if the request writes no such marker.

@@ -70,7 +70,7 @@ class LaneOrder:
         ones.
 
         Returns:
-            Numbers of the lanes with pending records that no process owns.
+            Numbers of the lanes that have pending records but no owner.
         """
         if self._context.config.in_memory:
             return ()

@@ -300,7 +300,8 @@ def leaves(parcel: Parcel) -> list[Parcel]:
 
 def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
     """Decide how to divide a refused batch. If the broker named some records as bad, the parts are runs of good and of
-    bad records. If it named none or all, the parts have about the same size: two parts, or up to four without `halves`.
+    bad records. If the broker named no record or all of them, the batch is divided into parts of about the same size:
+    two parts, or up to four without `halves`.
     """
     if (not bad or len(bad) == count) and not halves:
         return np.array_split(np.arange(count), min(4, count))

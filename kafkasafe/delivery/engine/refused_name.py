@@ -42,7 +42,7 @@ class RefusedName:
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:
-        """Record another refusal with the same code. If the last one was more than `SILENCE_S` ago, the refusal's
+        """Record another refusal with the same code. If the previous refusal was more than `SILENCE_S` ago, the
         duration is counted from `now`.
         """
         if now - self.last_at > SILENCE_S:

@@ -156,7 +156,8 @@ class Sender:
         self._let_out()
 
     def tries(self, topic: str, partition: int) -> t.PartitionInfo | None:
-        """Record the partition's leader and topic, before a request to it. Returns the leader if it is known."""
+        """Record the partition's leader and topic id before a request about the partition. Returns the leader if known.
+        """
         leader = self._context.leader(topic, partition)
         self._tried[topic, partition] = leader, self._context.topic_id(topic)
         return leader
@@ -183,7 +184,9 @@ class Sender:
         return leader != tried and (tried is None or not refused)
 
     def link_answered(self, message: LinkAnswered) -> None:
-        """Send held batches if their leader's connection is ready. If it failed, the batches count as failed."""
+        """Send held batches if the connection to their leader is ready. If the connection failed, the batches count as
+        failed.
+        """
         failure = message.answer
         for address in self._send_queue.reached(message):
             if isinstance(failure, t.Failure):

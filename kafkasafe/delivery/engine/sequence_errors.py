@@ -61,8 +61,8 @@ class SequenceErrors:
             self._stats.sequence_errors[found[0], verdict] += 1
 
     def absent(self, address: Address) -> None:
-        """Record that the batch is not in the log, and that no acknowledged record is missing. Counts an
-        UNKNOWN_PRODUCER_ID that waits for this answer.
+        """Record that the batch is not in the log, and that no acknowledged record is missing. Counts a pending
+        UNKNOWN_PRODUCER_ID, because its meaning is known now.
         """
         name, trimmed = self._pending.get(address, ("", False))
         if name == _UNKNOWN_PRODUCER:

@@ -27,7 +27,7 @@ from kafkasafe.record.batch.header import (
     verify,
 )
 
-_PADDING: Final = 64  # at most five numbers are read after the end of the body, and they take fewer bytes
+_PADDING: Final = 64  # at most five numbers are read after the end of the body: fewer bytes than this
 _STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
 _ROW_BYTES: Final = 1024  # up to this size of a field, copying rows is faster than slicing
 _MIN_RECORD_BYTES: Final = 7  # seven fields, one byte each, when key, value and headers are empty
