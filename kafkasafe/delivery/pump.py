@@ -65,7 +65,7 @@ class PumpState:
     Attributes:
         gauges: The values of the gauges, by name.
         last_acked_offsets: Offset of the last acknowledged record, by (topic, partition).
-        refused: Destinations that the cluster refuses. A second answer has confirmed each refusal.
+        refused: Destinations that the cluster refuses. Each refusal was confirmed by a second answer.
         units: Number of atomic batches without an outcome, by step.
     """
 
@@ -559,13 +559,13 @@ class Pump:
 
     @property
     def refused_topics(self) -> Mapping[str, RefusedDestination]:
-        """Topics that the cluster refuses as a whole, by name. A second answer has confirmed each refusal."""
+        """Topics that the cluster refuses as a whole, by name. Each refusal was confirmed by a second answer."""
         return self.engine.endings.refused_topics
 
     @property
     def refused_partitions(self) -> Mapping[tuple[str, int], RefusedDestination]:
-        """Partitions that the cluster refuses although it accepts their topics. A second answer has confirmed each
-        refusal.
+        """Partitions that the cluster refuses although it accepts their topics. Each refusal was confirmed by a
+        second answer.
         """
         return self.engine.endings.refused_partitions
 

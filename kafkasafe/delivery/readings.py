@@ -200,7 +200,7 @@ class ReadingRun:
     @property
     def undecided(self) -> list[OffsetClaim]:
         """The batches that may still move the group. A batch's own producer may deliver the batch. If that producer has
-        ended, another one may deliver it.
+        ended, another producer may deliver the batch.
         """
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
@@ -361,7 +361,7 @@ class Earlier(Generic[_Partition]):
         self._tidy(partition)
 
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
-        """Return the batches that a lane other than that of `mine` may still commit.
+        """Return the batches that may still be committed by a lane other than the lane of `mine`.
 
         Three kinds of batches are left out. The lane of `mine` compares its own batches itself. The group refuses the
         batches of a former member. Batches that were left in memory are lost. If the last request of a lost batch began

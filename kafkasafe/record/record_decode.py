@@ -373,7 +373,7 @@ def _fields(
         raise _IrregularError
     sizes = lengths.tolist()
     if shortest > 0 and shortest == lengths.max():
-        # View the body as overlapping items of this size, one from each byte on, and select the items that are fields.
+        # View the body as overlapping items of this size, one beginning at each byte. Select the items that are fields.
         every = np.ndarray((len(body) - shortest + 1,), np.dtype((np.void, shortest)), body, 0, (1,))
         return every[at].tolist(), sizes, at + lengths
     after = at + lengths if shortest >= 0 else at + np.maximum(lengths, 0)

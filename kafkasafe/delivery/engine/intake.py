@@ -197,7 +197,7 @@ class Intake:
         """Divide batches in order. If the spool cannot be read for now (too many open files), the lane pauses.
 
         1. A disk is full of batches whose partitions only become known now.
-        2. The engine divides them in portions, while there is space for a portion (`Spool.has_room`).
+        2. The engine divides the batches in portions, while there is space for a portion (`Spool.has_room`).
         3. When all batches of a segment are divided, the engine deletes the segment (`Engine.drive`). The deletion
            makes space for the next portion.
         4. If the disk has no space for the next portion, divisions wait, and nothing else does.

@@ -184,9 +184,9 @@ class Ledger:
     def settled(self, number: int) -> bool:
         """Whether all parcels up to `number` have a final outcome, and `flush` has nothing else to wait for.
 
-        Besides parcels, `flush` waits for three things. No acknowledged records may be in doubt. Lost records that the
-        engine sent again must have a final outcome. Lanes that earlier producers left must be drained or have another
-        owner.
+        Besides parcels, `flush` waits for three things. All doubts about acknowledged records must have ended. Lost
+        records that the engine sent again must have a final outcome. Lanes that earlier producers left must be drained
+        or have another owner.
         """
         # Read `doubted` first: the engine revives parcels before it ends the doubt, so `parcels` then includes them.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)

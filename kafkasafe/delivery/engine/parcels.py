@@ -284,7 +284,7 @@ def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]
 
 
 def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
-    """Whether the last of these headers may come from an earlier version, which stored the given partition in it."""
+    """Whether the last of these headers may come from an earlier version, which kept the given partition in one."""
     if not headers or headers[-1][0] != _GIVEN:
         return False
     value = headers[-1][1] or b""

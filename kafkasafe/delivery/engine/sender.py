@@ -156,8 +156,7 @@ class Sender:
         self._let_out()
 
     def tries(self, topic: str, partition: int) -> t.PartitionInfo | None:
-        """Record the partition's leader and topic id before a request about the partition. Returns the leader if known.
-        """
+        """Record the partition's leader and topic id before a request. Returns the leader; None if it is unknown."""
         leader = self._context.leader(topic, partition)
         self._tried[topic, partition] = leader, self._context.topic_id(topic)
         return leader

@@ -42,7 +42,8 @@ class Columns:
         keys: Keys, None for null.
         values: Values, None for null.
         headers: Headers of the records, by record index. Records without headers are left out.
-        timestamps: Ms since the epoch. If the broker set them, all are the header's `max_timestamp`.
+        timestamps: Timestamps in ms since the epoch. If the broker set them, all are equal to the header's
+            `max_timestamp`.
         offsets: Offsets. Consecutive numbers (a `range`), unless the log was compacted.
     """
 

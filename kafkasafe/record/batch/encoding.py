@@ -156,7 +156,7 @@ def _encode_few(records: Sequence[tuple[bytes, bytes]], timestamp: int) -> bytea
     buf = bytearray(_BLANK_HEADER)
     lengths = _VARINTS
     for index, (key, value) in enumerate(records):
-        # Attributes and timestamp delta 0, no headers.
+        # The attributes and the timestamp delta are 0, and there are no headers.
         body = b"".join(
             (b"\0\0", lengths[index], lengths[len(key)], key, lengths[len(value)], value, _EMPTY_HEADERS)
         )
@@ -323,7 +323,7 @@ def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
 
 
 def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
-    """All bytes between the previous record's value and the first variable bytes of a record."""
+    """For each record, all bytes between the previous record's value and the record's own first variable bytes."""
     offsets = _table(_offsets_cached, count, _ZERO, after)
     prefixes: list[bytes] = []
     for offset_bytes, start, end in _offset_ranges(count):
