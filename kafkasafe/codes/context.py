@@ -19,8 +19,8 @@ class ErrorContext:
             record was ever acknowledged; some clients write a negative number instead.
         log_start_offset: First offset of the partition's log, as the answer gave it; −1 if the protocol version of the
             answer has no such offset.
-        resend: True if the batch had been sent before; False if this request was the first with the batch.
-        tiered: The topic keeps older segments in remote storage.
+        resend: True if the batch had been sent before; False if this request was the first one with the batch.
+        tiered: Whether the topic keeps older segments in remote storage.
         position: The offset that was to be read (Fetch).
         in_log: What DescribeProducers, or a scan of the log, showed. True: the log has the batch. False: the log has
             neither the batch nor its predecessors.

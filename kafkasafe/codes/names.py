@@ -83,8 +83,8 @@ def code_of_name(name: str) -> int | None:
     """The code with this name; None if no code matches. The name is a present or former name in Kafka, or a Java
     exception class.
 
-    Case and punctuation do not matter. The name of a Java class may begin with the package. In logs, it may also begin
-    with the enclosing class of a nested class.
+    Case and punctuation do not matter. The name of a Java class may begin with the package. For a nested class, it may
+    begin with the enclosing class, as in logs.
     """
     name = class_name(name)
     found = _CODES.get(_squeezed(name))

@@ -6,9 +6,10 @@ most important of these facts is whether the answer *proves* that the broker did
 proof, the journal asks the broker before it sends the batch again, because a broker that lost a producer's state would
 append the same bytes twice. `BY_API` has the cells of other request kinds.
 
-The flags of a row are those of the exception class that Kafka's `org.apache.kafka.common.protocol.Errors` gives the
-code (retriable: `RetriableException`; refresh: `RefreshRetriableException`, the parent of `InvalidMetadataException`);
-a test compares the flags with that class. A row that differs on purpose says why in its `note`.
+Kafka's `org.apache.kafka.common.protocol.Errors` assigns an exception class to each code. The flags of a row follow
+from that class (retriable: `RetriableException`; refresh: `RefreshRetriableException`, the parent of
+`InvalidMetadataException`); a test compares the flags with the class. A row that differs on purpose says why in its
+`note`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ErrorAction(enum.Enum):
     REJECT_RECORD = "reject_record"
     """The broker will never accept these records: set them aside, inform their owner, continue with the next."""
     FATAL = "fatal"
-    """No retry helps: an operator has to change something, or has to know."""
+    """No retry helps: an operator has to change something, or has to be informed."""
 
 
 class AnswerAction(enum.Enum):

@@ -172,7 +172,7 @@ class ProduceVerdict:
         absent: The answer proves that the batch was not appended by this request.
         refresh_metadata: The leader may have moved.
         splittable: A batch of several records may contain good ones, so the journal divides the batch before it rejects
-            any.
+            any record.
         explanation: Human-readable text.
         scope: What the journal rejects after it retried the batch for a long time without success.
     """

@@ -68,7 +68,7 @@ class AcceptedRecords(Protocol):
 
 
 class _Plain:
-    """A subject for coroutines that check their own condition each time."""
+    """A subject without a condition of its own: each coroutine brings a function that says whether it can continue."""
 
     def stirred(self) -> bool:
         return True
@@ -177,7 +177,7 @@ class _Group:
         return bool(self.left) or self.again
 
     def look_again(self) -> None:
-        """Records that the subject has changed, so that the next `look` checks the coroutines."""
+        """Makes the next `look` check the coroutines, because the subject has changed."""
         self.again = True
 
 

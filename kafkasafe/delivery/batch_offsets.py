@@ -40,7 +40,7 @@ class BatchFate:
         self._late = False
 
     def forget(self) -> None:
-        """Called when these offsets have left the batch: it now has other offsets of the group, or none."""
+        """Called when these offsets have left the batch: the batch now has other offsets of the group, or none."""
         self._replaced = True
 
     def miss(self) -> None:
@@ -89,8 +89,8 @@ class GivenOffsets:
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # Draw the number now: before the program gives the first offsets, batches of earlier incarnations may commit
-        # offsets.
+        # Draw the number now, not when the program gives the first offsets: until then, batches of earlier incarnations
+        # may commit offsets.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:

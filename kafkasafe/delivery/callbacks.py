@@ -27,8 +27,8 @@ _DUE_LIMIT: Final = 100_000
 _DUE_MOST: Final = 1_000_000
 """If this many callbacks are due, `send` waits even if no callback finishes."""
 _STUCK_S: Final = 1.0
-"""If a callback runs longer than this, it may be waiting for a thread that itself waits in `send` for callbacks. So
-that thread then stops waiting.
+"""If no callback ends for this long, the running callback may be waiting for a thread that itself waits in `send`. So
+`send` then waits only if `_DUE_MOST` callbacks are due.
 """
 _CLOSE_STUCK_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.25
@@ -89,7 +89,7 @@ class CallbackThread:
     def call(
         self, functions: Sequence[Callable[[Any], object]], arguments: Iterable[Any], due: int = 0
     ) -> None:
-        """Calls each function with its argument, on the thread.
+        """Calls each function with its argument, on the callback thread.
 
         Args:
             functions: The application's functions. If one of them raises an exception, the thread logs it and calls the
@@ -152,7 +152,7 @@ class CallbackThread:
         Returns:
             Number of callbacks that have not run yet.
         """
-        self._stopping = True  # first: a later job may still start the thread, which then ends by itself
+        self._stopping = True  # set this first: a thread that a later job starts then ends by itself
         if not self._started:
             self._run_here()
             return 0
@@ -179,9 +179,7 @@ class CallbackThread:
         return self._ident == threading.get_ident()
 
     def _run_here(self) -> None:
-        """Runs the queued jobs on the caller's thread, if there is no callback thread: it has ended, or could not be
-        started.
-        """
+        """Runs the queued jobs on the caller's thread. The callback thread has ended, or could not be started."""
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._queue.get_nowait()

@@ -1,4 +1,4 @@
-"""Clocks that include the time during which the machine is suspended, and timestamps that a later incarnation can
+"""Clocks that count the time during which the machine is suspended, and timestamps that a later incarnation can
 compare.
 
 On Linux, `time.monotonic` stops while a laptop or a virtual machine is suspended. But the brokers' timeouts continue.

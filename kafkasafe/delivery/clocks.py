@@ -29,8 +29,7 @@ class Clocks:
 
     Args:
         now: Monotonic seconds.
-        state_age_s: Number of seconds after a batch's timestamp for which a broker is certain to keep the producer
-            state.
+        state_age_s: A broker is certain to keep the producer state for this many seconds after a batch's timestamp.
     """
 
     def __init__(self, now: float, state_age_s: float) -> None:
@@ -61,7 +60,7 @@ class Clocks:
         self.at_least_ms = 0
 
     def asks(self, address: _Address, now: float) -> bool:
-        """Whether to ask for the largest timestamp of a partition now, after a batch there was acknowledged."""
+        """Whether to ask now for the largest timestamp of a partition in which a batch was just acknowledged."""
         if now < self._next or now < self._next_of.get(address, now):
             return False
         self._next = now + _PAUSE_S

@@ -34,10 +34,10 @@ def copy_before(
     - If the log uses at most half of its limit, nothing is copied.
     - If it uses more, the first segments are worth copying, provided that waiting batches make up at most half of their
       bytes. As few such segments as possible are chosen.
-    - If it uses more than three quarters, waiting batches may make up to three quarters of the first segments' bytes.
+    - If it uses more than three quarters, the permitted share of waiting batches is three quarters instead of half.
 
     Args:
-        closed: The log's first segments, but never the last one. Each can be deleted once no batch in it waits.
+        closed: The closed segments at the beginning of the log. Each can be deleted once no batch in it waits.
         waiting: (position, bytes) of the waiting batches, by ascending position.
         used_bytes: Size of the log.
         limit_bytes: Limit of the log's size.

@@ -1,4 +1,4 @@
-"""Numbers the readings of all consumers of this process: see `kafkasafe.delivery.readings`."""
+"""Assigns numbers to the readings of all consumers of this process: see `kafkasafe.delivery.readings`."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class PumpState:
     Attributes:
         gauges: The values of the gauges, by name.
         last_acked_offsets: Offset of the last acknowledged record, by (topic, partition).
-        refused: Destinations that the cluster refuses. A second answer has confirmed each refusal.
+        refused: Destinations that the cluster refuses. Each refusal was confirmed by a second answer.
         units: Number of atomic batches without an outcome, by step.
     """
 
@@ -77,7 +77,7 @@ class PumpState:
 
 @dataclass(frozen=True, slots=True)
 class _Retire:
-    """The producer was dropped. The pump ends when everything is delivered, or when its patience ends."""
+    """The producer was dropped. The pump ends when everything is delivered, or when `patience` ends the wait."""
 
     began: float
     patience: Patience
@@ -85,7 +85,7 @@ class _Retire:
 
 @dataclass(frozen=True, slots=True)
 class _SetPatience:
-    """A caller waits for the end of a retiring pump, and gives the pump another patience."""
+    """A caller waits for the end of a retiring pump, and replaces the pump's `patience`."""
 
     patience: Patience
 
@@ -100,8 +100,8 @@ class Pump:
         files: The disk.
         choose: (topic, partitions, keys, values) → partition of each record. Called for records that were accepted
             before their topic was known.
-        seal_due: Called in each turn with the time. Seals open batches that have lingered, and returns the time of the
-            next call.
+        seal_due: Called in each turn with the time. Seals open batches that have lingered, and returns the time at
+            which to call it next.
         on_topic: Called with a topic and its partition count, when no record of the topic waits for a partition to be
             chosen.
         released: Context in which a caller waits. It releases the locks that the caller's thread may hold, for example
@@ -416,7 +416,7 @@ class Pump:
         return not self._thread.is_alive()
 
     def retire(self, patience: Patience, then: Callable[[], None]) -> None:
-        """Lets the pump end when everything is delivered, or when the patience ends.
+        """Lets the pump end when everything is delivered, or when `patience` ends the wait.
 
         Takes no lock, because the garbage collector may call it.
 
@@ -441,8 +441,8 @@ class Pump:
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
     def set_patience(self, patience: Patience, timeout_s: float) -> bool:
-        """Gives a retiring pump a new patience, counted from `retire`. Returns whether the pump ended within
-        `timeout_s`.
+        """Replaces the `patience` of a retiring pump. The pump's wait still counts from the call of `retire`. Returns
+        whether the pump ended within `timeout_s`.
         """
         self._post(_SetPatience(patience))
         return self.join(timeout_s)
@@ -559,13 +559,13 @@ class Pump:
 
     @property
     def refused_topics(self) -> Mapping[str, RefusedDestination]:
-        """Topics that the cluster refuses as a whole, by name. A second answer has confirmed each refusal."""
+        """Topics that the cluster refuses as a whole, by name. Each refusal was confirmed by a second answer."""
         return self.engine.endings.refused_topics
 
     @property
     def refused_partitions(self) -> Mapping[tuple[str, int], RefusedDestination]:
-        """Partitions that the cluster refuses although it accepts their topics. A second answer has confirmed each
-        refusal.
+        """Partitions that the cluster refuses although it accepts their topics. Each refusal was confirmed by a
+        second answer.
         """
         return self.engine.endings.refused_partitions
 

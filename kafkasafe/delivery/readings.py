@@ -74,7 +74,7 @@ class Numbers:
         """The last number that was drawn."""
 
     def draw(self) -> int:
-        """Draw the number of a new reading. Call it before asking the group for its offset."""
+        """Draw the number of a new reading. Call this method before the group is asked for its offset."""
         self.newest = max(self.newest, number := next(self._next))
         return number
 
@@ -194,13 +194,13 @@ class ReadingRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether a batch with the reading's offsets is still open: the program has not committed it."""
+        """Whether there is a batch with the reading's offsets that the program has neither committed nor dropped."""
         return any(claim.fate() is OffsetsFate.OPEN for claim in self._claims)
 
     @property
     def undecided(self) -> list[OffsetClaim]:
         """The batches that may still move the group. A batch's own producer may deliver the batch. If that producer has
-        ended, another one may deliver it.
+        ended, another producer may deliver the batch.
         """
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
@@ -216,7 +216,7 @@ class ReadingRun:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the reading began at the group's offset, none of its batches has moved the group, and none may still
+        """Whether the reading began at the group's offset, and no batch of the reading has moved the group or may still
         move it.
 
         Rejected batches do not move the group. So if all batches of this reading were rejected, an undecided batch of
@@ -254,7 +254,7 @@ class ReadingRun:
         return consumed != (self.first if handed is None else handed)
 
     def step_back(self) -> None:
-        """Void batches that the program has not committed, because the consumer goes back to `accepted`."""
+        """Void the batches that the program has not committed. Called when the consumer goes back to `accepted`."""
         for claim in self._claims:
             if claim.fate() is OffsetsFate.OPEN:
                 claim.revoke()
@@ -330,7 +330,8 @@ class Readings(Generic[_Partition]):
         return run is not None and run.waits
 
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
-        """Whether the reading continues: none of its batches was dropped, and nothing else has moved the group.
+        """Whether the reading continues. It does if none of its batches was dropped, and nothing else has moved the
+        group.
 
         Otherwise another reading begins at the group's offset, even if the consumer is already there. The reason: the
         consumer may have handed out records that are in no batch, and other members have processed these records
@@ -360,7 +361,7 @@ class Earlier(Generic[_Partition]):
         self._tidy(partition)
 
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
-        """Return the batches that a lane other than that of `mine` may still commit.
+        """Return the batches that may still be committed by a lane other than the lane of `mine`.
 
         Three kinds of batches are left out. The lane of `mine` compares its own batches itself. The group refuses the
         batches of a former member. Batches that were left in memory are lost. If the last request of a lost batch began
@@ -380,8 +381,8 @@ class Earlier(Generic[_Partition]):
         ]
 
     def forget(self, partition: _Partition, claim: OffsetClaim) -> None:
-        """Forget a decided batch. Also forget the batches of the same carrier that were left, because they are then
-        decided too.
+        """Forget a decided batch. If other batches of the same carrier were left (`OffsetsFate.LEFT`), they are decided
+        now, too, so forget them as well.
         """
         self._claims[partition] = [
             each

@@ -40,7 +40,8 @@ class Discardable:
 def find_discardable(
     directory: SpoolDirectory, numbers: Sequence[int], topics: Collection[str] = ()
 ) -> list[Discardable]:
-    """Finds rejected files in the order of rejection, and files that were deleted by hand. Changes nothing.
+    """Lists the files of each lane's `rejected/`, in the order of rejection. The files that were deleted by hand
+    follow. Changes nothing.
 
     Two kinds of batches do not count as rejected: those that are unfinished in the lane's log, and those that a resend
     has returned to a log.
@@ -48,7 +49,7 @@ def find_discardable(
     Args:
         directory: The spool directory. Producers may be using it.
         numbers: Numbers of the lanes.
-        topics: Only these topics, and no files with an unknown topic; empty: all files.
+        topics: If given, only files of these topics are returned. A file whose topic is unknown is then left out.
 
     Raises:
         SpoolError: A lane cannot be read.

@@ -17,8 +17,8 @@ _TOO_MANY_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE})
 class HeldSegments(OsFiles):
     """The operating system's files. Holds segments of lanes open from the first reading on. For one thread.
 
-    The owner of a lane deletes its oldest segments first, and a reader of the lane opens them first. If the segments
-    are very many, only those that were opened first are held. The end of the context closes them.
+    The owner of a lane deletes its oldest segments first, and a reader of the lane opens them first. If there are very
+    many segments, only those that were opened first are held. The end of the context closes them.
     """
 
     __slots__ = ("_handles", "_most")
@@ -55,12 +55,12 @@ class HeldSegments(OsFiles):
             except OSError as error:
                 if error.errno not in _TOO_MANY_OPEN or not self._handles:
                     raise
-            # Other files of this command need the room.
+            # Too many files are open, so hold one segment less.
             super().close(self._handles.popitem()[1])
             self._most = len(self._handles)
 
     def close(self, handle: int) -> None:
-        """Closes a handle, but not that of a held segment."""
+        """Closes a handle, unless it is the handle of a held segment."""
         if handle not in self._handles.values():
             super().close(handle)
 

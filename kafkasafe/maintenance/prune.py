@@ -138,7 +138,8 @@ def prune_lane(directory: SpoolDirectory, number: int) -> str:
     except LaneBusyError as error:
         return f"in use by process {error.pid}"
     try:
-        # While this process holds the lock, no other process writes. So this content is what will be deleted.
+        # While this process holds the lock, no other process writes. So the content that is checked here is exactly
+        # what is deleted.
         if kept := _content(directory, lane, _resent(directory)):
             return kept
         doomed = directory.path / f"{_DOOMED}{lane.name}-{os.getpid()}"

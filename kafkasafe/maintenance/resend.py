@@ -80,9 +80,9 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
     numbers = directory.lanes()
     cluster_id = directory.cluster_id()
     try:
-        # List the files before reading the logs. The batches of a listed file were in the lane's log before, so the log
-        # that is read afterwards has their outcome. The mark of a resent file stays in the log until the file is
-        # deleted.
+        # List the files before reading the logs. The batches in a listed file were in the lane's log before the file
+        # was written, so a log that is read after the listing shows their outcome. The mark of a resent file stays in
+        # the log until the file is deleted.
         names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in numbers}
         resent = [mark for log in logs.values() for mark in resent_in(log)]
@@ -130,7 +130,7 @@ def bring_back(
     """Returns rejected records to a lane without an owner, in the order of their rejection.
 
     On return, the records are durable in that lane, and deleted from `rejected/`. The producer that adopts or drains
-    the lane delivers them.
+    the lane delivers the records.
 
     Args:
         directory: The spool directory. Producers may be using it.
@@ -151,7 +151,7 @@ def bring_back(
             try:
                 own, spool, journal = stack.enter_context(_own_lane(directory.take_lane(), clock_ms))
             except SpoolCorruptError:
-                # The lane is damaged. What to do about that is not decided here: any other lane is suitable.
+                # The lane is damaged. Leave the damage to other commands, and use a new lane.
                 lock = directory.take_lane(max(directory.lanes()) + 1)
                 own, spool, journal = stack.enter_context(_own_lane(lock, clock_ms))
             found = replace(found, lane=own.path.name)

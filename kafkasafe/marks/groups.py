@@ -60,7 +60,7 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
 
 
 def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) -> int:
-    """Upper bound of the bytes that a rejected batch takes in the control batch of its group in `rejected/`.
+    """Maximum number of bytes that a rejected batch adds to the control batch of its group in `rejected/`.
 
     Args:
         message: The message of the batch's REJECTED mark.

@@ -50,7 +50,7 @@ class Group:
         lane_id: Random id of the lane, 16 bytes, made together with the lane.
         position: Position of this control batch.
         synced_position: Everything before this position (exclusive) was durable when the group was written.
-        atomic: The group counts as a whole or not at all.
+        atomic: If a part of the group is missing, nothing of the group counts.
         snapshot: The group is the first one of a segment.
         closed: The group was written when the lane was closed in an orderly way.
         manifest: The data batches that follow, in order, without holes in their positions.
@@ -175,7 +175,8 @@ class Committed:
 class Replaced:
     """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
 
-    If several marks name the same data batches, these count as old as the batch that the first mark replaces.
+    If several marks name the same data batches, these batches are considered as old as the batch that the first of the
+    marks replaces.
 
     Attributes:
         position: Position of the replaced batch, which is in an earlier group.
@@ -220,11 +221,12 @@ class Quiet:
     """Gives the time after which no broker can append a request that an owner of this lane sent before this mark.
 
     Attributes:
-        until_ms: That time by the wall clock, ms since the epoch; -1: not known, because the owner sends requests after
-            this mark.
-        written_ms: When the mark was written, by the wall clock.
+        until_ms: No broker can append such a request after this time by the wall clock (ms since the epoch). -1: the
+            time is not known, because the owner sends requests after this mark.
+        written_ms: Time at which the mark was written, by the wall clock, in ms since the epoch.
         boot_id: Boot id of the machine when the mark was written, 16 bytes; zeros when unknown.
-        boot_ms: When the mark was written, ms since that boot, without the time for which the machine slept.
+        boot_ms: Time at which the mark was written, in ms since that boot. Time during which the machine slept does not
+            count.
     """
 
     until_ms: int
@@ -293,8 +295,8 @@ class Given:
 
     Attributes:
         index: Index of the batch in this group's manifest.
-        runs: (index of the first record, number of records, partition), ascending. The partitions of all other records
-            are to be chosen.
+        runs: (index of the first record, number of records, partition), ascending. For all other records, a partition
+            must still be chosen.
     """
 
     index: int
@@ -384,7 +386,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Names the readings from which the offsets of a unit come. A reading is a consumer's uninterrupted pass through a
+    """Tells from which readings the offsets of a unit come. A reading is a consumer's uninterrupted pass through a
     partition.
 
     Attributes:

@@ -35,7 +35,7 @@ class Body:
         self._at = 0
 
     def peek(self, size: int) -> bytes:
-        """The next `size` bytes, which stay unread."""
+        """The next `size` bytes. The next read returns them again."""
         content = self._value[self._at : self._at + size]
         if len(content) != size:
             raise MarkError(f"A {self._name} mark of {len(self._value)} bytes is too short")

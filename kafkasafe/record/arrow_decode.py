@@ -4,10 +4,10 @@ A response holds many batches, most of them small, and decoding one batch with n
 So the decoder goes through the batches one by one only to read headers, check CRCs, choose the batches to deliver,
 decompress them, and find where records begin. Then it reads the fields of the records of all batches together.
 
-Keys and values are collected as follows. The starts and ends of the fields, in turn, are the offsets of an Arrow array
-whose data are the unchanged records. Every second item of this array is a field, and `take` copies these items. The
-other items are the bytes between the fields. If views (Arrow's `binary_view`) are wanted, the bytes stay in place, and
-the column holds only their positions.
+Keys and values are collected as follows. The starts and ends of the fields, alternating, are the offsets of an Arrow
+array whose data are the unchanged records. Every second item of this array is a field, and `take` copies these items.
+The other items are the bytes between the fields. If views (Arrow's `binary_view`) are wanted, the bytes stay in place,
+and the column holds only their positions.
 
 The decoder delivers the same batches as Kafka's consumer. It never delivers control batches. With `read_committed`, it
 also leaves out the aborted transactions that the broker lists. An aborted transaction consists of its producer's
@@ -228,7 +228,7 @@ class Decoder:
                     self._ended = True
                     break
                 if self._passes(header):
-                    # Decompress one batch at a time: the size of its records is unknown before.
+                    # Decompress one batch at a time, because the size of its records is known only afterwards.
                     body = self._body(self._at, header) if header.attributes & _COMPRESSED else None
                     if header.count or body != b"":
                         found.append(_Found(self._at, header, body))
@@ -250,7 +250,7 @@ class Decoder:
             self.next_offset, self.leader_epoch = after
 
     def _before_damage(self, found: Sequence[_Found]) -> tuple[tuple[int, int], _Parsed]:
-        """Decode the intact batches before the first batch whose records contradict its header."""
+        """Decode the intact batches that precede the first batch whose records contradict its header."""
         good, error = next(
             (index, its) for index, its in enumerate(map(self._damage, found)) if its is not None
         )
@@ -355,7 +355,7 @@ def _parse(
     from_offset: int,
     schema: Any,
 ) -> _Parsed:
-    """Read field by field, each for the records of all batches at once.
+    """Read one field after the other, each field for the records of all batches at once.
 
     Returns:
         The records.

@@ -26,8 +26,8 @@ _Numbers = npt.NDArray[np.int64]
 _BINARY: Final = _arrow.binary()
 _NOTHING: Final = _arrow.scalar(b"", _BINARY)
 _MAX_VARINT: Final = 10
-# The most bytes that a record needs besides its contents: length (≤ 5), attributes, timestamp delta (≤ 10), offset
-# delta (≤ 5), lengths of key and value (≤ 5 each), number of headers (≤ 5).
+# Maximum number of bytes that a record needs in addition to its contents: length (≤ 5), attributes, timestamp delta (≤
+# 10), offset delta (≤ 5), lengths of key and value (≤ 5 each), number of headers (≤ 5).
 _OVERHEAD_BYTES: Final = 36
 _NO_HEADERS: Final = _arrow.scalar(b"\0", _BINARY)
 _NULL: Final = b"\1"  # the length of a key that is null

@@ -71,7 +71,7 @@ class ArrowPacker:
             full.
         head_rows: Largest number of rows in the first batch of a partition; see `head_from`. (The sender reads such a
             batch back.)
-        head_from: `head_rows` applies only to a partition that gets more rows than this in its first `add`.
+        head_from: `head_rows` applies only to a partition that gets more than this many rows in its first `add`.
         head_base: Computes the base timestamp of such a first batch from the timestamp of its records. If it is None,
             the base timestamp is the timestamp of the records, as in all other batches.
         compression: How to compress batches.
@@ -156,7 +156,7 @@ class ArrowPacker:
         offsets: npt.NDArray[np.int64],
         now: int,
     ) -> Iterator[_Piece]:
-        """Cuts a partition's rows into batches, and numbers them."""
+        """Cuts a partition's rows into batches, and sets the offset delta of each row."""
         opened = self._open[place]
         while at < end:
             if not opened.rows:
@@ -200,8 +200,8 @@ class ArrowPacker:
 
 
 def _fit(total: npt.NDArray[np.int64], at: int, end: int, room: int) -> int:
-    """The largest index up to `end` such that the rows from `at` to this index take at most `room` bytes. `total` has,
-    for each row, the size of all rows before it.
+    """The largest index up to `end` such that the rows from `at` to this index take at most `room` bytes. `total[i]` is
+    the size of all rows before row *i*.
     """
     return min(end, int(np.searchsorted(total, total[at] + room, side="right")) - 1)
 

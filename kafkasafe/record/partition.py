@@ -113,8 +113,8 @@ def _partitions(
 def _partitions_of_one_size(data: bytes, size: int, count: int, n: int) -> npt.NDArray[np.int64]:
     """Return `partition_for_key` of `count` keys of `size` bytes each, padded as for `_partitions`.
 
-    Because all keys have the same size, their words are columns of the buffer, and no word must be looked up by its
-    place.
+    All keys have the same size. So the first words of the keys form a column of the buffer, as do the second words and
+    so on, and no words have to be gathered one by one.
     """
 
     def column(at: int) -> npt.NDArray[np.uint32]:

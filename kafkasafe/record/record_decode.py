@@ -95,7 +95,7 @@ def read(body: bytes, at: int, count: int, place: Place) -> Piece | None:
     """Reads `count` records of a batch, from byte `at` of `body` on.
 
     Returns:
-        The records; None if one of them is not as Kafka writes it.
+        The records; None if any of them is not encoded exactly as Kafka encodes records.
     """
     if abs(place.base_offset) > _SAFE or abs(place.base_timestamp) > _SAFE:
         return None
@@ -109,13 +109,13 @@ def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> P
     """Reads records that have the layout of the first one: each field has the same size as in the first record, and no
     record has headers.
 
-    The bytes at the same place of all records form a column. So the function never handles a single record, and does
-    not copy `body`, which may be a memoryview. All records have the length of the first record, so where each begins is
-    known. The function compares these lengths, and all other bytes that define the layout.
+    The bytes at the same place of all records form a column. So the function never handles records one by one, and does
+    not copy `body`, which may be a memoryview. Each record has the length of the first one, so it is known where each
+    record begins. The function compares these lengths, and all other bytes that define the layout.
 
     Returns:
-        At least `_MANY` and at most `count` records; None if fewer records have this layout, so that `read` has to read
-        them.
+        At least `_MANY` and at most `count` records; None if fewer than `_MANY` have this layout. Then `read` has to
+        read them.
     """
     if count < _MANY or abs(place.base_offset) > _SAFE or abs(place.base_timestamp) > _SAFE:
         return None
@@ -142,8 +142,8 @@ def _read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> 
     count = min(count, (len(body) - at) // step)
     if count < _MANY:
         return None
-    # The records' numbers may have other values than the first record's. But each of their bytes must have the same
-    # continuation bit as in the first record.
+    # The numbers of a record may differ from those of the first record. But each of their bytes must have the same
+    # continuation bit as the byte at the same place of the first record.
     mask = np.full(key_at, 0xFF, np.uint8)
     mask[after_size + 1 : after_offset] = 0x80
     wanted = np.frombuffer(front, np.uint8, key_at) & mask
@@ -373,7 +373,7 @@ def _fields(
         raise _IrregularError
     sizes = lengths.tolist()
     if shortest > 0 and shortest == lengths.max():
-        # View each place of the body as the beginning of a field of this size, and select those where a field begins.
+        # View the body as overlapping items of this size, one beginning at each byte. Select the items that are fields.
         every = np.ndarray((len(body) - shortest + 1,), np.dtype((np.void, shortest)), body, 0, (1,))
         return every[at].tolist(), sizes, at + lengths
     after = at + lengths if shortest >= 0 else at + np.maximum(lengths, 0)
@@ -447,7 +447,7 @@ def _numbers(data: _Bytes, at: _Numbers) -> tuple[_Numbers, _Numbers]:
         if shift > _LAST_SHIFT:
             raise _IrregularError
         byte = data[at[longer]].astype(np.int64)
-        # Subtracting one removes the bit of the previous byte which said that this byte follows.
+        # Subtracting one removes the previous byte's continuation bit, which is still in the number.
         number[longer] += (byte - 1) << shift
         at[longer] += 1
         longer = longer[byte > 0x7F]

@@ -177,7 +177,7 @@ class Binding:
         met = self._context.own_cluster.cluster_id is not None
         reading = self._reading()
         if any(met or path.parent != directory.path for path in reading):
-            return False  # the lane's records may be for the present cluster
+            return False  # the lane's records may be for the cluster that answers now
         ours = {lane.lock.path for lane in self._context.lanes}
         if any(
             met or batch.former_life

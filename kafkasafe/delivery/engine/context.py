@@ -44,9 +44,7 @@ class DeletedTopics:
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
-        """Forget a topic, because the topic exists, because records wait for it, or because the journal has forgotten
-        it.
-        """
+        """Remove a topic from this list: it exists again, records wait for it, or the journal has forgotten it."""
         self._since.pop(topic, None)
 
 
@@ -111,7 +109,7 @@ class DeliveryProgress:
         """How far the log of each partition was read (exclusive)."""
 
     def note(self) -> None:
-        """Record that deliveries have made progress now."""
+        """Record that deliveries have just made progress."""
         self._last = self._clock.monotonic()
 
     def note_read(self, topic: str, partition: int, next_offset: int) -> None:
@@ -225,7 +223,7 @@ class EngineContext:
         self.progress = DeliveryProgress(clock)
 
     def now(self) -> float:
-        """The journal's time: seconds, including those during which the machine was suspended."""
+        """The journal's time, in seconds. It includes the time during which the machine was suspended."""
         return self._sleeping.now()
 
     def moment(self) -> Moment:

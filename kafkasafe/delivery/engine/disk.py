@@ -468,7 +468,7 @@ class DiskWriter:
         """`spool="on_error"`: spill parcels that have waited for `spool_after_ms`."""
         self._spill_due = False
         self.spill(self._config.spool_after_s)
-        # If a caller adds a parcel from now on, a message follows and starts the timer.
+        # If a caller adds a parcel after this check, a message follows and starts the timer.
         if self._ledger.undurable:
             self.watch_undurable()
 
@@ -492,7 +492,7 @@ def _is_written(parcel: Parcel) -> bool:
 
     1. Small batches of a partition are durable. The engine joins them into one batch, whose records are therefore
        durable.
-    2. Before the joined batch is written, another group is written, and the memory for batches is exceeded.
+    2. Before the joined batch is written, another group is written, and the batches in memory exceed their limit.
     3. The bytes of the joined batch are in memory only, so they must not be dropped.
     """
     return parcel.durable and parcel.batch is not None and parcel.batch.durable
@@ -519,12 +519,12 @@ def _groups(
     runs: Sequence[tuple[j.UnitGroup | None, Sequence[j.Batch]]],
     data: Sequence[tuple[int, bytearray]],
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
-    """Divides `persist` into the groups to write. Returns (marks, batches, atomic) of each group.
+    """Divides `persist` into the groups to write. Returns one tuple (marks, batches, atomic) for each group.
 
-    If callers gave the partitions of some records of a batch, a mark names these partitions. The batch then begins a
-    new group, because the spool writes all marks of a group together with the group's first batch, even if it splits a
-    group that is too large. A unit is always one group. An empty `persist` gives one empty group. `runs` are the runs
-    of `persist`. `data` has (destination, bytes) of each batch in these runs.
+    If callers chose partitions for some records of a batch, a mark names these partitions. That batch is then the first
+    one of a group: if the spool splits a large group, it writes all marks of the group together with the first batch. A
+    unit is always one group. If `persist` is empty, the result is one empty group. `runs` are the runs of `persist`.
+    `data` has one tuple (destination, bytes) for each batch in these runs.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks or not runs:

@@ -156,7 +156,7 @@ class EndCheck:
     def _failed(self, code: int) -> None:
         if self._idle:
             if self._elected:
-                # Forget that this election was checked, so that the next check is a full one: routine checks ask less.
+                # Forget that this election was checked. Then the next check is a full one. Routine checks ask for less.
                 self._lane.checks.forget_leader(self._check.destination)
         elif self._lane in self._context.lanes and not self._context.close_state.closing:
             # Callers wait for the answer, so ask again. Refresh the metadata first, because the leader may have moved.

@@ -179,7 +179,7 @@ class Engine:
         self.disk.publish_used()
 
     def listen(self) -> None:
-        """Register for metadata and connections of the cluster. Call it before the cluster is started."""
+        """Register for news about the cluster's metadata and connections. Call this before the cluster is started."""
         context = self._context
         context.cluster.pin_cluster(
             on_other_cluster=lambda cluster_id: context.post(OtherClusterAnswered(cluster_id)),

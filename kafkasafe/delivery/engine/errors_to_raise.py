@@ -67,7 +67,7 @@ class ErrorsToRaise:
             self._guard.waiters.notify_all()
 
     def hand_over(self, lane: Lane) -> None:
-        """Let calls raise no error about this lane's batches any more: another producer owns the lane."""
+        """Stop raising errors about this lane's batches, because another producer owns the lane."""
         with self._guard.lock:
             for key in [key for key in self.undecided if key[0] is lane]:
                 del self.undecided[key]

@@ -50,8 +50,8 @@ class _Growing:
         lane: The unit's lane.
         unit: The unit with the batches taken so far.
         topic: The topic whose batches may still join the unit; empty if no batch may.
-        left: Maximum number of batches that may still join.
-        room: Maximum number of bytes that may still join.
+        left: Number of further batches that may join the unit.
+        room: Number of further bytes that may join the unit.
     """
 
     lane: Lane
@@ -197,7 +197,7 @@ class Intake:
         """Divide batches in order. If the spool cannot be read for now (too many open files), the lane pauses.
 
         1. A disk is full of batches whose partitions only become known now.
-        2. The engine divides them in portions, while there is space for a portion (`Spool.has_room`).
+        2. The engine divides the batches in portions, while there is space for a portion (`Spool.has_room`).
         3. When all batches of a segment are divided, the engine deletes the segment (`Engine.drive`). The deletion
            makes space for the next portion.
         4. If the disk has no space for the next portion, divisions wait, and nothing else does.

@@ -36,7 +36,7 @@ class WriteBacklog:
 
     @property
     def has_decision(self) -> bool:
-        """Whether a decision of the journal is not on disk yet."""
+        """Whether the journal has made a decision that is not on disk yet."""
         return any(_decides(group) for group in self._groups)
 
     @property
@@ -60,7 +60,7 @@ class WriteBacklog:
         self._groups.extend(groups)
 
     def take(self) -> tuple[int, j.Persist]:
-        """Take the group to write next: decisions first. Returns its index among the groups, and the group."""
+        """Take the group to write next. Groups with decisions come first. Returns the group's index, and the group."""
         index = next((i for i, group in enumerate(self._groups) if _decides(group)), 0)
         group = self._groups[index]
         del self._groups[index]
@@ -175,7 +175,7 @@ class Divisions:
         self._room_at = 0.0
 
     def add_unwritten(self, size: int) -> None:
-        """Record that parts with this many bytes are to be written."""
+        """Add the size of parts that still have to be written."""
         self.unwritten_bytes += size
 
     def written(self) -> None:
@@ -307,7 +307,7 @@ class ProducerIdRequest:
 
 
 class LossChecks:
-    """The results of the checks for losses, so that no check is repeated needlessly."""
+    """Stores the results of the checks for losses, so that no check is repeated needlessly."""
 
     __slots__ = ("_epochs", "_unproven")
 
@@ -318,7 +318,7 @@ class LossChecks:
         """Maps a destination to the last acknowledged offset that was reported as unproven."""
 
     def see_leader(self, destination: int, epoch: int) -> bool:
-        """Record a partition's leader epoch. Returns whether the epoch is new, so that the log has to be checked."""
+        """Record a partition's leader epoch. Returns whether the epoch is new. If it is, the log has to be checked."""
         before = self._epochs.get(destination)
         self._epochs[destination] = epoch
         return before is None or epoch > before
@@ -437,8 +437,8 @@ class Lane:
 
     @property
     def held(self) -> bool:
-        """Whether a decision is not on disk yet. Until it is, the journal makes no other decision. Unwritten batches do
-        not count.
+        """Whether the journal has made a decision that is not on disk yet. Until that decision is on disk, the journal
+        makes no other one. Unwritten batches do not count.
         """
         return self.write_backlog.has_decision
 

@@ -35,7 +35,7 @@ _GRACE_S: Final = 3.0
 """A lane is adopted once it has had no owner for this long, so that a restarted producer gets its own lane back."""
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""Added to the number of failures from which a pause is computed, so that even the first pause is long."""
+"""This is added to the number of failures before a pause is computed from it, so that even the first pause is long."""
 _MISSING_GRACE_S: Final = 60.0
 """How long a topic may be missing before the producer reports this: brokers that have just started know no topics."""
 _LAST_WRITES: Final = 3

@@ -123,8 +123,8 @@ class Ledger:
         return self._guard.waiters
 
     def forked(self, error: BaseException) -> None:
-        """Accept nothing more in a forked child. Create a new lock, because a thread that the child lacks may hold the
-        old one.
+        """Accept nothing more in a forked child. Create a new lock: the thread that holds the old one may not exist in
+        the child.
         """
         self._guard.renew()
         self.failure = error
@@ -184,16 +184,16 @@ class Ledger:
     def settled(self, number: int) -> bool:
         """Whether all parcels up to `number` have a final outcome, and `flush` has nothing else to wait for.
 
-        Besides parcels, `flush` waits for three things. No acknowledged records may be in doubt. Lost records that the
-        engine sent again must have a final outcome. Lanes that earlier producers left must be drained or have another
-        owner.
+        Besides parcels, `flush` waits for three things. All doubts about acknowledged records must have ended. Lost
+        records that the engine sent again must have a final outcome. Lanes that earlier producers left must be drained
+        or have another owner.
         """
         # Read `doubted` first: the engine revives parcels before it ends the doubt, so `parcels` then includes them.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
-        """Record that a transactional id was taken over or, with `error`, that it is refused. With `trouble`, record
-        why neither has happened yet. The engine tries again.
+        """Record that a transactional id was taken over or, with `error`, that it is refused. If neither has happened
+        yet, `trouble` says why, and the engine tries again.
         """
         with self.lock:
             self.name_trouble[name] = trouble
@@ -221,7 +221,9 @@ class Ledger:
         return max(0.0, (self._clock.wall_ms() - oldest.max_timestamp) / 1000)
 
     def last_number(self) -> int:
-        """Draws a number above those of all parcels accepted so far, and below those of all later ones."""
+        """Returns a number that is higher than the numbers of all parcels accepted so far, and lower than those of all
+        parcels accepted later.
+        """
         return next(self.parcels.numbers)
 
     def idle(self) -> bool:
@@ -307,7 +309,7 @@ class Ledger:
 
         Args:
             error: The error of durable parcels; with `final`, of all parcels.
-            final: Whether an error ended the producer, rather than `close`.
+            final: Whether the producer was ended by an error, and not by `close`.
             elsewhere: Where the producer's own lane is, if it is not in its place.
         """
         with self.lock:

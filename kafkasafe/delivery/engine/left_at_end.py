@@ -52,7 +52,7 @@ def lost_from_memory(
     Args:
         undurable: The parcels that are not durable.
         error: The error that ended the producer.
-        final: Whether an error ended the producer, rather than `close`.
+        final: Whether the producer was ended by an error, and not by `close`.
         log: The engine's log.
     """
     parts = [leaf for parcel in undurable for leaf in leaves(parcel) if not leaf.durable]

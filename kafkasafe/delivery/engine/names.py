@@ -104,8 +104,8 @@ class RefusedNames:
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
-    """Yields the refused names for which units wait. With `topic`, only names for which records of that topic wait. Any
-    thread may call this function.
+    """Yields the refused names that make units wait. With `topic`, yields only names that make records of that topic
+    wait. Any thread may call this function.
     """
     for lane in lanes:
         for name, found in lane.names.items():
@@ -135,7 +135,7 @@ def _is_of_offsets(action: u.Request) -> bool:
 
 
 def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
-    """Returns a text that names the permission for writing a unit's marker, and the marker's destination.
+    """Returns two values: a text that names the permission for writing a unit's marker, and the marker's destination.
 
     The marker is an offset that is committed for the partition of the unit's first batch. The commit needs READ
     permission, which writing records does not need. The result is ("", -1) if the request writes no such marker.

@@ -66,10 +66,11 @@ class LaneOrder:
         """Dropped producers that still own their lanes."""
 
     def begin(self, lane: Lane) -> Sequence[int]:
-        """Begin an incarnation on its own lane: find out what earlier incarnations owe, before anything is accepted.
+        """Begin an incarnation on its own lane: before anything is accepted, find the undelivered records of earlier
+        ones.
 
         Returns:
-            Numbers of the lanes with pending records that no process owns.
+            Numbers of the lanes that have pending records but no owner.
         """
         if self._context.config.in_memory:
             return ()

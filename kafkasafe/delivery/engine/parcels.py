@@ -74,7 +74,7 @@ class Parcel:
             into which it was joined. Each is (child, indexes of the child's records in this parcel).
         parent: The parcel that contains this one, or the first of `parents`.
         parents: The small pending parcels that were joined into this one, if any.
-        shift: If this parcel was joined into another one, the index in that parcel of the first record of this parcel.
+        shift: If this parcel was joined into another one: the index that this parcel's first record has in that parcel.
         given: If `partition` is UNCHOSEN, the partitions that the caller gave for some of the records: see
             `journal.Batch`.
         unit_handle: The handle of the parcel's unit; None if the parcel is not part of a unit. The first parcel of a
@@ -128,7 +128,7 @@ class Parcel:
         self.number = number
 
     def restart(self, now: float) -> None:
-        """Measure the parcel's age from now on, because it is sent again after a loss."""
+        """Count the parcel's age from `now`, because the parcel is sent again after a loss."""
         self.sealed_at = now
 
     def take(self) -> None:
@@ -240,7 +240,7 @@ class Parcel:
         self.error = error
 
     def expire(self) -> None:
-        """Record that `delivery_timeout_ms` is over."""
+        """Record that `delivery_timeout_ms` has expired."""
         self.expired = True
 
     def end(self) -> None:
@@ -284,7 +284,7 @@ def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]
 
 
 def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
-    """Whether the last of these headers may come from an earlier version, which stored the given partition in it."""
+    """Whether the last of these headers may come from an earlier version, which kept the given partition in one."""
     if not headers or headers[-1][0] != _GIVEN:
         return False
     value = headers[-1][1] or b""
@@ -300,7 +300,8 @@ def leaves(parcel: Parcel) -> list[Parcel]:
 
 def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
     """Decide how to divide a refused batch. If the broker named some records as bad, the parts are runs of good and of
-    bad records. If it named none or all, the parts have about the same size: two parts, or up to four without `halves`.
+    bad records. If the broker named no record or all of them, the batch is divided into parts of about the same size:
+    two parts, or up to four without `halves`.
     """
     if (not bad or len(bad) == count) and not halves:
         return np.array_split(np.arange(count), min(4, count))
@@ -319,7 +320,7 @@ def first(numbers: Iterable[int], default: int) -> int:
 
 
 def last(numbers: Reversible[int]) -> int:
-    """The last key of a dict that another thread may be changing, or 0."""
+    """The last key of a dict that another thread may be changing; 0 if the dict is empty."""
     while True:
         with contextlib.suppress(RuntimeError):
             return next(reversed(numbers), 0)

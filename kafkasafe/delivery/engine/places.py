@@ -1,8 +1,8 @@
 """Checks that lanes are in their places, and restores those that are not, because the next start looks nowhere else.
 
-A lane is the directory that was locked. An operator or a cleanup job may move it, delete it, or delete files of it
-while its owner works. Then the next start does not find the lane's records, although the fsyncs succeeded. So the
-engine checks each lane after each group, and each second, and restores a lane that is displaced:
+A lane is the directory that was locked. While the lane's owner works, an operator or a cleanup job may move the lane,
+delete it, or delete some of its files. Then the next start does not find the lane's records, although the fsyncs
+succeeded. So the engine checks each lane after each group, and each second, and restores a lane that is displaced:
 
 1. If the lane was moved, the engine renames it back.
 2. If files were deleted, renamed or cut, the engine writes them again from its open files.
@@ -138,7 +138,9 @@ class PlaceKeeper:
         return self._problem(lane) is None or self._restore(lane)
 
     def at_end(self, lane: Lane) -> Elsewhere | None:
-        """The present place of a lane that could not be restored before its producer ended; None if it is in place."""
+        """The current place of a lane that could not be restored before its producer ended; None for a lane in its
+        place.
+        """
         if lane not in self._troubles:
             return None
         return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.views.spooled_records)

@@ -225,7 +225,7 @@ class OutcomeInquiry:
         """Search the log for the offsets of the batches that the producer state contains.
 
         Returns:
-            False if the log contradicts the producer state, so that the whole log must be searched.
+            False if the log contradicts the producer state. Then the whole log must be searched.
         """
         ask = self._ask
         started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
@@ -262,8 +262,8 @@ class OutcomeInquiry:
         whole, cut_at = True, -1
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
         if epoch >= 0 and ask.from_offset > 0:
-            # A log that was truncated and has grown again may contain the batches in doubt at lower offsets than the
-            # last acknowledged one.
+            # A log that was truncated and has grown again may contain the batches in doubt below the last acknowledged
+            # offset.
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
@@ -369,10 +369,10 @@ class LossInquiry:
     def _require_same_topic(self, topic_id: bytes) -> Procedure[None]:
         """Check that the log that was read is the log of this topic.
 
-        Requests refer to the topic by name. So the leader may have answered them from the log of a recreated topic,
-        while the metadata came from a broker that did not know the new topic yet. A broker knows a topic's id before it
-        answers requests for the topic's log. So after the survey, the leader reports the id of the topic whose log was
-        read.
+        Requests refer to the topic by name. So the leader may have read the log of a recreated topic, although the
+        metadata still had the former topic's id: the broker that sent the metadata did not know the new topic yet. A
+        broker knows a topic's id before it answers requests for the topic's log. So after the survey, the leader
+        reports the id of the topic whose log was read.
         """
         if not any(topic_id):
             return

@@ -1,4 +1,4 @@
-"""The transactional ids and groups that the cluster refuses to one lane."""
+"""The transactional ids and groups that the cluster does not let a lane use."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class RefusedName:
         transactional_id: The transactional id whose units wait; empty if the units of the lane's own ids wait. If
             `group` is set, `group` alone decides which units wait.
         group: The group whose offsets the waiting units would commit; empty if the refusal is not about a user's group.
-        destination: The destination of the first batch of each waiting unit; -1 if units wait whatever their first
-            batch is.
+        destination: The destination of the first batch of each waiting unit; -1 if units wait regardless of their first
+            batch.
         reported: Whether the refusal was reported.
     """
 
@@ -42,7 +42,7 @@ class RefusedName:
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:
-        """Record another refusal with the same code. If the last one was more than `SILENCE_S` ago, the refusal's
+        """Record another refusal with the same code. If the previous refusal was more than `SILENCE_S` ago, the
         duration is counted from `now`.
         """
         if now - self.last_at > SILENCE_S:
@@ -71,7 +71,7 @@ class RefusedName:
 
 
 class NameRefusals:
-    """Maps texts such as "group orders" to the transactional ids and groups that the cluster refuses to one lane.
+    """Maps texts such as "group orders" to transactional ids and groups that the cluster does not let one lane use.
 
     Any thread may read this object.
     """

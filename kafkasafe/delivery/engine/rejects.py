@@ -1,5 +1,5 @@
-"""Saves a copy of each batch that is given up, before the batch's end is recorded: in `rejected/`, or in `quarantine/`
-if the batch is damaged.
+"""Saves a copy of each batch that is given up: in `rejected/`, or in `quarantine/` if the batch is damaged. Only then
+is the end of the batch recorded.
 """
 
 from __future__ import annotations

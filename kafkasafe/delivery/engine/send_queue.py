@@ -52,7 +52,7 @@ class SendQueue:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in memory of durable batches that are held or in flight."""
+        """Size of the durable batches in memory that are held or in flight."""
         return self._disk.memory + self.read_bytes
 
     def hold(self, address: Address, leader: t.PartitionInfo | None, lane: Lane, batch: j.Batch) -> None:

@@ -57,14 +57,14 @@ _ID_FAILURES: Final = 3
 _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
-"""After a period without inquiries, this much time is saved up. Inquiries then begin immediately until they have used
-it up (`_TURN_S` each).
+"""While no inquiry begins, time is saved up, but not more than this. Each inquiry takes `_TURN_S` of the saved time. It
+begins immediately if enough is left.
 """
 
 
 class ClockQuestion:
-    """Asks for the largest timestamp in a partition. If other producers also write there, the timestamp shows the
-    present time.
+    """Asks for the largest timestamp in a partition. If other producers write there, too, that timestamp is close to
+    the current time.
 
     The timestamp is only a hint: without an answer, the engine asks again later.
     """
@@ -156,7 +156,7 @@ class Sender:
         self._let_out()
 
     def tries(self, topic: str, partition: int) -> t.PartitionInfo | None:
-        """Record the partition's leader and topic, before a request to it. Returns the leader if it is known."""
+        """Record the partition's leader and topic id before a request. Returns the leader; None if it is unknown."""
         leader = self._context.leader(topic, partition)
         self._tried[topic, partition] = leader, self._context.topic_id(topic)
         return leader
@@ -183,7 +183,9 @@ class Sender:
         return leader != tried and (tried is None or not refused)
 
     def link_answered(self, message: LinkAnswered) -> None:
-        """Send held batches if their leader's connection is ready. If it failed, the batches count as failed."""
+        """Send held batches if the connection to their leader is ready. If the connection failed, the batches count as
+        failed.
+        """
         failure = message.answer
         for address in self._send_queue.reached(message):
             if isinstance(failure, t.Failure):
@@ -327,8 +329,8 @@ class Sender:
                 if self._clocks.asks(address, now) and not self._context.close_state.closing:
                     self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._context.cluster.topic(address[0]))
-            # Use the leader epoch at the time of sending, if it is known: if a leader was elected since then, it is not
-            # the one that acknowledged the batch.
+            # Use the leader epoch at the time of sending, if that epoch is known. A leader that was elected later is
+            # not the one that acknowledged the batch.
             epoch = epoch if epoch >= 0 else self._context.leader_epoch(*address)
             lane.journal.acked(
                 batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._context.clock.wall_ms()
@@ -432,7 +434,7 @@ class Sender:
             self._context.progress.pause(self._context.clock.monotonic() + pause_s)
         self._context.stats.pauses.add()
         self._context.stats.backoff_s["produce"] += pause_s
-        # Without brokers, the transport logs why it cannot use any broker. A line for each partition would repeat that.
+        # If no broker is connected, the transport logs the reason. A line for each partition would only repeat it.
         connected = self._context.cluster.connected
         self._log.limited(
             logging.DEBUG if not connected else logging.WARNING if wait.attempt > 3 else logging.INFO,

@@ -22,8 +22,9 @@ Address = tuple[str, int]
 class SequenceErrors:
     """The last sequence error of each partition, until the error is judged.
 
-    The verdict on batches in doubt also judges the sequence error. UNKNOWN_PRODUCER_ID usually puts no batch in doubt:
-    it says that the batch was not appended. For this error, the engine makes the distinction of KAFKA-5793:
+    The verdict on the batches in doubt also decides what the sequence error meant. UNKNOWN_PRODUCER_ID usually puts no
+    batch in doubt: it says that the batch was not appended. For this error, the engine makes the distinction of
+    KAFKA-5793:
 
     1. A broker (Kafka 1.0 to 2.4) answers a batch with this error, and reports where its log starts.
     2. If the log starts after the last acknowledged offset, retention removed the producer's records. Nothing is lost.
@@ -60,8 +61,8 @@ class SequenceErrors:
             self._stats.sequence_errors[found[0], verdict] += 1
 
     def absent(self, address: Address) -> None:
-        """Record that the batch is not in the log, and that no acknowledged record is missing. Counts an
-        UNKNOWN_PRODUCER_ID that waits for this answer.
+        """Record that the batch is not in the log, and that no acknowledged record is missing. Counts a pending
+        UNKNOWN_PRODUCER_ID, because its meaning is known now.
         """
         name, trimmed = self._pending.get(address, ("", False))
         if name == _UNKNOWN_PRODUCER:

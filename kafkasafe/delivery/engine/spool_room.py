@@ -110,7 +110,7 @@ class SpoolRoom:
             self._guard.waiters.notify_all()
 
     def measure_free(self, free: float) -> bool:
-        """Record the disk's free bytes, infinite if they cannot be measured. Returns whether they grew."""
+        """Record the number of free bytes on the disk (infinity if unknown). Returns whether the number has grown."""
         before, self.free = self.free, free
         return free > before
 

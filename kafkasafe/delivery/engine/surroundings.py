@@ -116,12 +116,12 @@ class Surroundings:
             self._ledger.lanes.seek_siblings(on=False)
 
     def read(self, path: Path) -> None:
-        """Record that all lanes taken from a directory are open, or cannot be read."""
+        """Record that each lane that was taken from a directory is either open or unreadable."""
         self.unread.pop(path, None)
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:
-        """Adopt a directory. Returns whether this producer or another one drains the directory's lanes. Errors go to
-        `refused`.
+        """Adopt a directory. Returns whether the directory's lanes are being drained, by this producer or by others.
+        Errors go to `refused`.
         """
         if self._refused.get(sibling.path) == sibling.content:
             return False

@@ -118,8 +118,8 @@ class Transactor:
         if kept is None:
             self._init(lane, action, None)
             return
-        # The open transaction is the lane's own, so it is aborted with EndTxn. InitProducerId would abort it under a
-        # newer epoch, as if another producer had taken over the id.
+        # The open transaction is the lane's own, so it is aborted with EndTxn. InitProducerId would abort the
+        # transaction under a newer epoch, as if another producer had taken over the id.
         keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
         self._context.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
@@ -267,7 +267,9 @@ class Transactor:
 
     @staticmethod
     def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed) -> bool | None:
-        """The outcome; None if the broker cannot tell it (before Kafka 3.0). Fencing and the marker then show it."""
+        """The outcome; None if the broker cannot report it (before Kafka 3.0). In that case, fencing and the marker
+        show it.
+        """
         grant = action.transaction.grant
         if answer.error_code:
             return None

@@ -77,7 +77,7 @@ class UnitEndings:
         lane.journal.units.put_aside(unit, kept=True)
 
     def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:
-        """Finish units whose outcome is final and durable. The units' batches were finished before."""
+        """Finish units whose outcome is final and durable. The batches of these units are finished already."""
         for unit, fate in ended:
             records = sum(batch.count for batch in unit.batches)
             outcome = fate.value

@@ -15,7 +15,7 @@ from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import UnitDue
 
 _SOON_S: Final = 0.01
-"""Pause while the coordinator or a leader still completes the previous transaction, which takes milliseconds."""
+"""Pause if the coordinator or a leader is still completing the previous transaction. That takes milliseconds."""
 _SOON: Final = frozenset({19, 51, 88})
 
 

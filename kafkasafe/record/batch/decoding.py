@@ -27,7 +27,7 @@ from kafkasafe.record.batch.header import (
     verify,
 )
 
-_PADDING: Final = 64  # at most five numbers are read after the end of the body, and they take fewer bytes
+_PADDING: Final = 64  # at most five numbers are read after the end of the body: fewer bytes than this
 _STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
 _ROW_BYTES: Final = 1024  # up to this size of a field, copying rows is faster than slicing
 _MIN_RECORD_BYTES: Final = 7  # seven fields, one byte each, when key, value and headers are empty
@@ -42,7 +42,8 @@ class Columns:
         keys: Keys, None for null.
         values: Values, None for null.
         headers: Headers of the records, by record index. Records without headers are left out.
-        timestamps: Ms since the epoch. If the broker set them, all are the header's `max_timestamp`.
+        timestamps: Timestamps in ms since the epoch. If the broker set them, all are equal to the header's
+            `max_timestamp`.
         offsets: Offsets. Consecutive numbers (a `range`), unless the log was compacted.
     """
 

@@ -23,7 +23,7 @@ from kafkasafe.record.batch.header import (
 
 _T = TypeVar("_T")
 Sizes = int | Sequence[int]
-"""Sizes of the keys or values of several records, bytes, -1 for null; a single number if all are equal."""
+"""Sizes, in bytes, of the keys or values of several records; -1 for null; a single number if all sizes are equal."""
 _INT64_MIN: Final = -(2**63)
 _INT64_MAX: Final = 2**63 - 1
 
@@ -45,7 +45,7 @@ def encode(
     Args:
         keys: One key per value, None for a null key. If no record has a key, the argument itself may be None.
         values: At least one, None for a null value.
-        timestamps: Ms since the epoch: one for all records (the fast case), or one per value.
+        timestamps: Timestamps in ms since the epoch: one for all records (the fast case), or one per value.
         headers: Headers of the records, by record index. Records without headers may be left out.
         compression: How to compress the records.
         compression_level: Level in the codec's own scale; None for the codec's default. NONE and SNAPPY have no levels.
@@ -156,7 +156,7 @@ def _encode_few(records: Sequence[tuple[bytes, bytes]], timestamp: int) -> bytea
     buf = bytearray(_BLANK_HEADER)
     lengths = _VARINTS
     for index, (key, value) in enumerate(records):
-        # Attributes and timestamp delta 0, no headers.
+        # The attributes and the timestamp delta are 0, and there are no headers.
         body = b"".join(
             (b"\0\0", lengths[index], lengths[len(key)], key, lengths[len(value)], value, _EMPTY_HEADERS)
         )
@@ -232,7 +232,7 @@ class _Column:
     Attributes:
         items: The keys or values, with empty bytes for null.
         lengths: Length of each item, -1 for null.
-        uniform_length: The length of all items if all have the same length; otherwise None.
+        uniform_length: The common length of all items; None if their lengths differ.
     """
 
     items: Sequence[Buffer]
@@ -304,9 +304,9 @@ def _head_of_value(value_length: int, fixed: int) -> bytes:
     return _head(_FIELD_BYTES[value_length], fixed, _EMPTY_HEADERS)
 
 
-# The index in each tuple is the number of bytes of the fields that have the same size in all records: attributes,
-# offset delta, and one byte each for no timestamp delta, no key and no headers. The key of each cache is the number of
-# bytes of the other fields, or in `_HEADS_OF_VALUE` the length of the value.
+# Some fields have the same size in all records: attributes, offset delta, and one byte each for no timestamp delta, no
+# key and no headers. The index in each tuple is the total size of these fields. The key in each cache is the total size
+# of the other fields; in `_HEADS_OF_VALUE`, it is the length of the value.
 _FIXED: Final = range(4 + len(_OFFSET_STEPS))
 _HEADS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=_EMPTY_HEADERS)) for fixed in _FIXED)
 _HEADS_BEHIND_HEADERS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=b"")) for fixed in _FIXED)
@@ -323,7 +323,7 @@ def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
 
 
 def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
-    """All bytes between the previous record's value and the first variable bytes of a record."""
+    """For each record, all bytes between the previous record's value and the record's own first variable bytes."""
     offsets = _table(_offsets_cached, count, _ZERO, after)
     prefixes: list[bytes] = []
     for offset_bytes, start, end in _offset_ranges(count):

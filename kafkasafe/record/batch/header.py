@@ -20,7 +20,7 @@ HEADER_BYTES: Final = 61
 MAX_BODY_BYTES: Final = 256 * 1024 * 1024
 """Default for the largest permitted size of a batch's decompressed records."""
 RECORD_OVERHEAD: Final = 16
-"""The most bytes that a record without headers and timestamp takes in addition to its key and value."""
+"""Maximum number of bytes that a record without headers and timestamp takes in addition to its key and value."""
 
 MAGIC: Final = 2
 
