@@ -22,8 +22,8 @@ A batch that is larger than the topic's `max.message.bytes` is divided on the ta
 a batch because of its size, later batches for the topic are divided into parts of at most half that size before they
 are sent.
 
-Threads: one thread calls `append` and `finish`. Replies arrive on the network thread, which also sends the next batch,
-so that sending does not wait while the task encodes.
+Threads: one thread calls `append` and `finish`. Replies arrive on the network thread, which also sends the next batch.
+So the next batch does not wait while the task encodes.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from kafkasafe.spark.txn import Report, WriterIdentity
 log = EventLog("spark")
 
 CLAIM_ROWS: Final = 64
-"""Largest number of records in a claim. A claim is small, because each of its records takes five more bytes, and
-because the task reads the claim back.
+"""Largest number of records in a claim. A claim is small for two reasons: each record takes five bytes more in a claim
+than in another batch, and the task reads the claim back.
 """
 
 _CLAIM_RANGE_MS: Final = 1 << 34

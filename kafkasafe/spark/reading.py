@@ -188,7 +188,7 @@ class _Rows:
         return _arrow.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _check_times(self, records: Any) -> None:
-        """Raises ConfigError if a record's time is outside of the times that Spark can represent."""
+        """Raises ConfigError if Spark cannot represent the timestamp of a record."""
         times = records.column("timestamp").view(_arrow.int64()).to_numpy()
         wrong = np.flatnonzero((times > _NEWEST_MS) | (times < -_NEWEST_MS))
         if len(wrong):
@@ -241,8 +241,7 @@ class _Fetching:
                 yield records
 
     def answers(self) -> Iterator[tuple[RecordsFetched, int]]:
-        """Yields the brokers' responses. With each, yields the first offset to use, because a response may begin with
-        earlier records.
+        """Yields the brokers' responses, each with the first offset to use. A response may begin with earlier records.
         """
         piece = self._piece
         position = piece.begin

@@ -57,8 +57,8 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Returns the limit that Spark passes to `latestOffset`.
 
-        If both `minOffsetsPerTrigger` and `maxOffsetsPerTrigger` are set, returns the minimum; `latestOffset` itself
-        applies the maximum.
+        If both `minOffsetsPerTrigger` and `maxOffsetsPerTrigger` are set, returns only `minOffsetsPerTrigger`;
+        `latestOffset` itself applies `maxOffsetsPerTrigger`.
         """
         options = self._options
         if options.min_offsets:
@@ -66,7 +66,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(options.max_offsets) if options.max_offsets else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
-        """Plans where the micro-batch that begins at `start` ends. Returns `start` itself if nothing is new."""
+        """Plans the end of the micro-batch that begins at `start`. Returns `start` itself if nothing is new."""
         self._after_hand_over()
         most = least = 0
         match limit:
@@ -101,8 +101,8 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return None if seen is None else seen.encode()
 
     def _inputs(self, ranges: list[Range]) -> list[InputPartition]:
-        """Divides a micro-batch into tasks. If the micro-batch is small, this method reads the records itself, and
-        hands them over as one task.
+        """Divides a micro-batch into tasks. If the micro-batch is small, this method itself reads the records for
+        Spark, and returns a single task.
         """
         records = self._read(ranges)
         if records is None:
@@ -153,11 +153,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
 if _HandsOver is not None:
 
     class _Handing(LimitedStreamReader, _HandsOver):
-        """The class of the reader between the plan and the hand-over of a micro-batch's records.
-
-        After the call of `partitions`, Spark asks only instances of `_HandsOver`, a private class of PySpark, for their
-        records.
-        """
+        """The class that a reader has while it holds the records of a micro-batch for Spark."""
 
         def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:  # noqa: N802, ARG002 - Spark's
             records, self._records = self._records, []

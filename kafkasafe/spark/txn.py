@@ -45,7 +45,7 @@ from typing import Final
 
 
 class Step(enum.Enum):
-    """A step of an attempt. After one of the last three, the attempt is over."""
+    """A step of an attempt. WRITTEN, DUPLICATE and FAILED end the attempt."""
 
     FENCE = "fence"
     READ_MARKER = "read marker"
@@ -289,8 +289,8 @@ class MarkerLog:
 
 
 def plan_digest(entry: str) -> str:
-    """Returns a digest of a micro-batch's plan. It covers the time at which Spark planned the micro-batch, and the end
-    of each source.
+    """Returns a digest of a micro-batch's plan. The digest covers the time at which Spark planned the micro-batch, and
+    the end of each source.
 
     The offsets alone do not identify the input, so the time is part of the digest. For example, an offset of a file
     source is a position in a list of files in the checkpoint. Once a checkpoint is restored, the same position may mean
@@ -445,7 +445,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class AppendState:
-    """The producer state of a partition's leader, for the transaction's producer id.
+    """The state that a partition's leader stores for the transaction's producer id.
 
     Attributes:
         epoch: The newest epoch of the producer id.
@@ -485,7 +485,7 @@ def judge_partitions(
     for (topic, partition), state in appended.items():
         here = rows.get((topic, partition), 0)
         there = 0 if state is None or state.epoch != grant.epoch else state.last_sequence + 1
-        # Sequences wrap at 2**31. The transaction of a micro-batch does not contain so many records.
+        # Sequences wrap at 2**31. The transaction of a micro-batch never contains that many records.
         if here != there:
             return f"{topic}-{partition} holds {there} records of this transaction, tasks reported {here}"
     return ""

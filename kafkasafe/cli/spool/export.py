@@ -110,7 +110,7 @@ def _form_of(output: Path, form: _Form | None) -> _Form:
 
 
 class _Records:
-    """The records of some lanes that have a wanted status. Counts them, and collects descriptions of what cannot be
+    """Those records of some lanes whose status is wanted. Counts them, and collects descriptions of what cannot be
     exported.
 
     Args:

@@ -16,7 +16,7 @@ from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.stats import Sample
 
 _CLOSE_S: Final = 5.0
-"""Maximum number of seconds that the end of the context waits for deliveries."""
+"""Maximum number of seconds to wait for deliveries at the end of the context."""
 
 
 class OpenSpool:
