@@ -260,8 +260,8 @@ class DiagnosedLane:
     same_lane_id: Sequence[str]
 
     def lines(self, *, every: bool) -> Iterator[str]:
-        """Yield the text output about the lane. If the lane has many batches, the single batches are shown only with
-        `every`.
+        """Yield the text output about the lane. If the lane has many batches, the batches are shown one by one only
+        with `every`.
         """
         content, batches = self.content, self.batches
         records = sum(examined.batch.records for examined in batches)

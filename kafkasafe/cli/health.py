@@ -135,7 +135,7 @@ def _not_writable(lanes: SpoolDirectory) -> str:
 
 
 def _failing_starts(lanes: SpoolDirectory, suspects: Collection[int]) -> list[str]:
-    """Returns an error message for each lane of `suspects` that a new producer would choose, but could not start on."""
+    """Returns an error message for each lane of `suspects` that would make a new producer fail at its start."""
     texts = []
     for number, client in lanes.starting_lanes().items():
         if number not in suspects:

@@ -1,5 +1,5 @@
-"""`kafkasafe offsets`: shows end offsets, once or continuously. The shown value decreases only after a proof that
-records are lost.
+"""`kafkasafe offsets`: shows end offsets, once or continuously. The command shows a lower offset than before only after
+a proof that records are lost.
 """
 
 from __future__ import annotations

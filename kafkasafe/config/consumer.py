@@ -54,7 +54,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Return whether an option must not be passed to kafka-python. kafka-python must not get kafkasafe's own options,
+    """Return whether an option must not be passed to kafka-python. kafka-python gets neither kafkasafe's own options
     nor values that only mean "the default".
     """
     return (

@@ -75,8 +75,8 @@ class Decide:
 class ProducerConfig:
     """The validated options of a SafeProducer. A field made with `option` is a row of the table.
 
-    The rows are checked from top to bottom. If `unset` or the check of a row reads another option, the row is below
-    that option's row.
+    The rows are checked from top to bottom. If the check or the `unset` function of a row reads another option, the row
+    is below that option's row.
 
     Attributes:
         kafka: All of KafkaProducer's options, for the connections.
@@ -92,7 +92,8 @@ class ProducerConfig:
         max_block_s: How long `send` waits for room.
         run_ahead_bytes: Limit for bytes that are accepted but not acknowledged yet. Applies while the cluster answers;
             None: no limit.
-        state_age_s: Time after a batch's timestamp during which a broker certainly still has the producer's state.
+        state_age_s: For this many seconds after a batch's timestamp, a broker certainly still has the state of the
+            batch's producer.
         decide: Set only by commands that commit or drop atomic batches; None: deliver everything.
     """
 
@@ -211,8 +212,8 @@ class ConsumerConfig:
         offsets_path: File that keeps the highest end offsets across restarts; None: no file.
         offsets_hold_timeout_s: How long the consumer keeps the old end offset if a new one is lower without a known
             reason. After this time, the consumer reports the case as unproven.
-        lineage_path: File that keeps the history of the records that were read across restarts; None: this history is
-            stored only with committed offsets.
+        lineage_path: File for the history of the records that were read, so that the history survives a restart; None:
+            this history is stored only with committed offsets.
         prometheus: Whether prometheus-client's default registry collects the metrics.
         remote_storage_timeout_s: If remote storage could not be read for this long, `poll` raises an error; None: it
             never raises this error.

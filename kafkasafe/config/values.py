@@ -165,7 +165,7 @@ def path_of_file(options: Mapping[str, Any], name: str) -> Path | None:
 
 
 def nameable(option: str, path: Path) -> Path:
-    """Return the path. Refuse it if this process cannot encode it as a file name.
+    """Return the path. Refuse a path that this process cannot encode as a file name.
 
     Raises:
         ConfigError: The path has a null character; or it cannot be encoded, because the process has the locale C, or

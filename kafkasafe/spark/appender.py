@@ -10,8 +10,8 @@ The first batch of a task on a partition is its *claim* of the partition. The cl
    its old tasks are still running, or an executor that Spark gave up too early.
 2. Sequences begin at 0 in every transaction, so both attempts begin at 0 on the same partition.
 3. Attempt 0 appends its first batch.
-4. Attempt 1 sends its first batch, with other records. The leader does not compare records: it takes the batch
-   for a repetition, drops it, and answers with success.
+4. Attempt 1 sends its first batch, with other records. The leader does not compare records: it treats the batch as a
+   repetition, drops it, and answers with success.
 
 So the claim is small, and its header holds a number that only this attempt knows. The number is the base timestamp: the
 records' timestamps are stored relative to it, so readers see no difference. Once the claim is acknowledged, the task
@@ -72,7 +72,7 @@ class FencedError(SparkError, ProducerFencedError):
 
 
 def claim_base(timestamp: int) -> int:
-    """Returns a random base timestamp for a claim. Other attempts almost certainly choose different ones."""
+    """Returns a random base timestamp for a claim. Other attempts almost certainly choose other base timestamps."""
     return timestamp - 1 - random.randrange(_CLAIM_RANGE_MS)
 
 

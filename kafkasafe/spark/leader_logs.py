@@ -270,7 +270,7 @@ class LeaderLogs:
         return checked[0] == id_of(info) and checked[1] >= leader.leader_epoch
 
     def lineage(self, partition: Partition, known: Lineage, found: LogState) -> Lineage:
-        """Returns the leader epochs of the records before `found.end`, as far as they are certain."""
+        """Returns the leader epochs of the records before `found.end`. Leaves out epochs that are not certain."""
         if found.why in {"diverged", "truncated", "recreated", "retention"}:
             known = known.copy()
             known.truncate(found.begin)

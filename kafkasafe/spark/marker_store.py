@@ -197,7 +197,7 @@ class MarkerStore:
                 if header.base_offset >= end:
                     break
                 if not header.count:
-                    # An empty batch needs no work. Compaction keeps an empty batch if the batch has the newest epoch of
+                    # An empty batch needs no work. Compaction keeps an empty batch in order to keep the newest epoch of
                     # its producer. An empty control batch means that compaction has already removed all records of its
                     # transaction.
                     continue

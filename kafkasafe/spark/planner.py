@@ -247,8 +247,8 @@ class Planner:
 
         Raises:
             DataLossError: The log no longer holds planned records, and `failOnDataLoss` is true.
-            ConfigError: A range ends before it begins. Or the batch is the first one of its query, and an older version
-                planned it without recording where it begins.
+            ConfigError: A range ends before it begins. Or the batch is the first one of its query, and an older
+                kafkasafe or Spark's own source planned the batch without storing where the batch begins.
         """
         if start.initial:
             start = self._begun(start, end)
@@ -324,7 +324,7 @@ class Planner:
         because `opening` did not get `start`.
 
         Returns:
-            A copy of `start`. If records of a partition were lost, the partition begins at the first record that
+            A copy of `start`. For a partition that lost records, the copy holds the offset of the first record that
             differs.
 
         Raises:
@@ -418,7 +418,7 @@ class Planner:
 
 
 def _is_opening(start: Positions, end: Positions) -> bool:
-    """Returns whether `Planner.opening` planned this batch, although it is not the query's first one."""
+    """Returns whether `Planner.opening` planned this batch, and the batch is not the query's first one."""
     if start.marks and not end.marks:
         return True
     ids = end.topic_ids

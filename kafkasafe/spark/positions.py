@@ -255,7 +255,7 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         before = start.marks.get(partition)
         topic = partition[0]
         # Old brokers report no topic ids, so an id may be unknown until the brokers are upgraded. An unknown id does
-        # not mean that the topic is another one.
+        # not mean that the topic was created again.
         is_same = mark == before and start.topic_ids.get(topic) in {None, end.topic_ids.get(topic)}
         if is_same and not start.initial:
             # The batch reads nothing from this partition. The mark's `begin` belongs to the range of an earlier batch.
@@ -265,7 +265,7 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         if begin is None and start.initial and mark.first != UNRESOLVED:
             begin = mark.first
         if begin is None:
-            # No plan recorded where this new partition begins, so read it from offset 0.
+            # No plan stored where this new partition begins, so read the partition from offset 0.
             begin = 0 if before is None else before.offset
         if begin > mark.offset:
             raise error(

@@ -38,8 +38,8 @@ except ImportError:  # a later PySpark
 _FEW_RANGES: Final = 16
 _FEW_OFFSETS: Final = 2000
 _AT_ONCE_S: Final = 1.0
-# If more than `_SHORT_S` seconds pass until the next plan, or the records cannot be handed over, the next `_PAUSE`
-# micro-batches use tasks.
+# If more than `_SHORT_S` seconds pass between a hand-over of records and the next plan, or if the records cannot be
+# handed over, the next `_PAUSE` micro-batches use tasks.
 _SHORT_S: Final = 2.0
 _PAUSE: Final = 100  # micro-batches
 
@@ -153,7 +153,11 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
 if _HandsOver is not None:
 
     class _Handing(LimitedStreamReader, _HandsOver):
-        """The class that a reader has while it holds the records of a micro-batch for Spark."""
+        """The class that a reader has while it holds the records of a micro-batch for Spark.
+
+        After the call of `partitions`, Spark asks a reader for records only if the reader is an instance of
+        `_HandsOver`, a private class of PySpark.
+        """
 
         def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:  # noqa: N802, ARG002 - Spark's
             records, self._records = self._records, []

@@ -283,7 +283,7 @@ class EncodeRows:
         options: Options of the sink.
         counts: Topic → number of its partitions, if already known. The task asks the brokers about other topics.
         slots: Number of sending tasks.
-        turn: A number from which the partition is chosen for rows that have neither a key nor a partition.
+        turn: A number that determines the partition of rows with neither a key nor a partition.
     """
 
     options: SinkOptions

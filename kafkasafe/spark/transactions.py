@@ -4,8 +4,8 @@ KafkaProducer's own transactions belong to one process. Here, any process that k
 id and the epoch can take a step. So a driver can begin and end a transaction that tasks on other machines fill.
 
 Each method repeats its request until it succeeds, until `kafkasafe.classify` says that the error is permanent, or until
-the deadline has passed. All requests can be repeated: until the coordinator grants a newer epoch, it answers a repeated
-request as it answered the first one.
+the deadline has passed. All requests can be repeated: until the coordinator grants a newer epoch, a repeated request
+gets the same answer as the first request.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ class MicroBatch:
 
     Args:
         max_restarts: How often the attempt may return to FENCE before it fails.
-        goes_on: Whether the attempt begins at OPEN. In this case it uses the epoch that the driver's last commit
-            granted.
+        goes_on: Whether the attempt begins at OPEN. In this case the attempt uses the epoch that the driver's last
+            commit granted.
 
     Attributes:
         step: The next thing to do.
@@ -229,7 +229,7 @@ class Marker:
         """Decodes the text that `encode` returns. Also decodes markers of version 1.
 
         Raises:
-            ValueError: The text is not a marker. The caller must not treat it as a missing marker.
+            ValueError: The text is not a marker. The caller must not treat such a text as a missing marker.
         """
         try:
             fields = json.loads(text or "")
@@ -344,14 +344,14 @@ def judge_marker(
 ) -> MarkerVerdict:
     """Decides whether to write a streaming query's batch.
 
-    Spark stores the plan of a batch durably before it runs the batch. It repeats only the last planned batch, with the
-    same input. So if the checkpoint is intact, the marker has two possible values: the batch's id (the batch is not
+    Spark stores the plan of a batch durably before it runs the batch. Spark repeats only the last planned batch, with
+    the same input. So if the checkpoint is intact, the marker has two possible values: the batch's id (the batch is not
     written yet), or that id plus one (the batch is written, but Spark has not recorded this). Any other value means
     that the checkpoint and the topic do not belong together. In that case, it could be wrong to write the batch, and it
     could be wrong to skip it.
 
-    A marker of the batch id plus one has a second possible cause: the checkpoint was restored from a copy that is one
-    batch old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be the
+    But the marker can also be the batch id plus one because the checkpoint was restored from a copy that is one batch
+    old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be the
     committed one: by its entry in Spark's offset log or, if that is not possible, by its number of rows.
 
     Args:

@@ -238,7 +238,7 @@ class DecisionReport:
         foreign: Names of lanes that were skipped, because a process owns them.
         damaged: Names of damaged lanes. The lost parts of these lanes may have contained further batches.
         unreachable: Whether no broker could be used.
-        aborts: Whether the command aborts batches. If the command commits batches, dropped batches count in `left`.
+        aborts: Whether the command aborts batches. If the command commits batches, `left` includes dropped batches.
     """
 
     rows: Sequence[dict[str, Any]]

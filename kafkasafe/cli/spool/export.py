@@ -110,8 +110,8 @@ def _form_of(output: Path, form: _Form | None) -> _Form:
 
 
 class _Records:
-    """Those records of some lanes whose status is wanted. Counts them, and collects descriptions of what cannot be
-    exported.
+    """The records of some lanes, limited to the wanted statuses. Counts them, and collects descriptions of what cannot
+    be exported.
 
     Args:
         contents: The lanes.

@@ -20,7 +20,8 @@ _CLOSE_S: Final = 5.0
 
 
 class OpenSpool:
-    """Takes the lanes of a spool directory that have no owner, and runs a pump that works on them. Accepts no records.
+    """Takes those lanes of a spool directory that have no owner, and runs a pump that works on these lanes. Accepts no
+    records.
 
     Args:
         options: Options of a producer.
