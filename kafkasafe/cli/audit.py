@@ -95,9 +95,9 @@ def audit_topic(
 ) -> None:
     """Find gaps and repeats in a topic: in each producer's sequence numbers per partition, and in an id of your own.
 
-    A gap means that written records are missing from the log, or were never sent. A repeat means that a record is in
-    the log twice. Records removed by retention are not a gap, but records removed by compaction look like one. Records
-    of aborted transactions are counted too, because they are in the log.
+    A gap means that numbers are missing: their records were lost from the log, or were never sent. A repeat means that
+    a record is in the log twice. Records removed by retention are not a gap, but records removed by compaction look
+    like one. Records of aborted transactions are counted too, because they are in the log.
     """
     limits = limits_of(timeout, _TIMEOUT)
     ids = None if record_id is None else _id_source(record_id)
@@ -128,7 +128,9 @@ def _id_source(text: str) -> IdSource:
 
 
 def _counted(topics: Sequence[str], count: Callable[..., Audit], *, as_json: bool) -> list[Audit]:
-    """Counts each topic once, and prints each result as soon as it is known. JSON is printed by the caller."""
+    """Counts the records of each topic once, and prints each result as soon as it is known. JSON is printed by the
+    caller.
+    """
     found: list[Audit] = []
     try:
         for topic in dict.fromkeys(topics):
@@ -146,7 +148,7 @@ def _counted(topics: Sequence[str], count: Callable[..., Audit], *, as_json: boo
 
 
 def _check_plot(plot: Path, topics: Sequence[str]) -> None:
-    """Refuse a plot file that cannot be written, before the topic is counted."""
+    """Before the records are counted, refuse a plot file that cannot be written."""
     if len(topics) > 1:
         raise typer.BadParameter("draws one topic", param_hint="--plot")
     if not plot.absolute().parent.is_dir():

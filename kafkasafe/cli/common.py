@@ -271,7 +271,7 @@ def is_gone(path: Path) -> bool:
 
 
 def note_trouble(path: Path, error: SpoolError, troubles: list[tuple[str, str]]) -> None:
-    """Notes that a lane could not be read, unless another command has deleted it meanwhile."""
+    """Adds a lane that could not be read to `troubles`, unless another command has deleted the lane meanwhile."""
     if not is_gone(path):
         troubles.append((path.name, str(error)))
 

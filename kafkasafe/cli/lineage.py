@@ -1,4 +1,4 @@
-"""`kafkasafe lineage`: finds from their leader epochs where two logs differ."""
+"""`kafkasafe lineage`: finds the offset at which two logs differ, using only their leader epochs."""
 
 from __future__ import annotations
 

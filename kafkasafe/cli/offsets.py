@@ -1,5 +1,5 @@
-"""`kafkasafe offsets`: shows end offsets, once or continuously. A shown end offset goes back only if it is proven that
-records are lost.
+"""`kafkasafe offsets`: shows end offsets, once or continuously. The command shows a lower offset than before only after
+a proof that records are lost.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _resolve(
         return found
 
     for topic, partition in wanted:
-        # Retry, because a broker may not know a new topic yet, or no broker may answer yet.
+        # Retry: perhaps the broker does not know a new topic yet, or no broker is reachable yet.
         policy = RetryPolicy(
             deadline_ms=1000 * max(0.0, deadline - time.monotonic()), wait=PAUSES, api="metadata"
         )

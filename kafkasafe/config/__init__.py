@@ -1,4 +1,5 @@
-"""Validates the options of SafeProducer and SafeConsumer. The error for an unknown option suggests a similar known one.
+"""Validates the options of SafeProducer and SafeConsumer. The error message for an unknown option suggests a similar
+known option.
 
 `table` has one row for each option. Each row is a field of a configuration. `values` checks one value, `sizes` checks
 the spool's sizes, `names` checks the names of options, and `connection` checks the options that both clients have.

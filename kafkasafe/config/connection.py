@@ -37,12 +37,12 @@ _SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_passw
 
 
 def check_connection(options: Mapping[str, Any]) -> None:
-    """Refuse wrong values that kafka-python would accept silently. Also refuse those for which kafka-python's own error
-    does not say what to do.
+    """Refuse wrong values that kafka-python would accept silently. Also refuse wrong values if kafka-python's own error
+    would not say what to do.
     """
     protocol = options["security_protocol"]
     if protocol not in _PROTOCOLS:
-        # kafka-python accepts any name and connects without encryption.
+        # For an unknown name, kafka-python would raise no error and connect without encryption.
         hint = f"; did you mean {_near_protocol(protocol)!r}?" if isinstance(protocol, str) else ""
         raise ConfigError(f"security_protocol must be one of {', '.join(_PROTOCOLS)}, not {protocol!r}{hint}")
     _check_servers(options["bootstrap_servers"])

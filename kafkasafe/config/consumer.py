@@ -54,8 +54,8 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
 
 
 def _is_default(name: str, value: Any) -> bool:
-    """Return whether an option must not be passed to kafka-python. This is so for kafkasafe's own options, and for
-    values that only mean "the default".
+    """Return whether an option must not be passed to kafka-python. kafka-python gets neither kafkasafe's own options
+    nor values that only mean "the default".
     """
     return (
         name in CONSUMER_DEFAULTS

@@ -26,7 +26,7 @@ _NO_848: Final = (
     " supports"
 )
 # Advice for options of kafka-python 1.4 to 2.3 and of other clients. For these options, the error message does not
-# suggest a similar name, because the present option with the most similar name has an unrelated meaning.
+# suggest a similar name, because the option with the most similar name has an unrelated meaning.
 REMOVED: Final[dict[str, str]] = {
     "group_protocol": f"{_NO_848}. Leave it out",
     "group_remote_assignor": f"{_NO_848}. To choose assignors, set partition_assignment_strategy",

@@ -33,7 +33,7 @@ class Option:
         check: Function that gets all options and the option's name. Returns the field's value, or raises ConfigError.
         files_only: Whether the option concerns files. Such an option cannot be combined with `spool="never"`.
         in_memory: The value of the field with `spool="never"`.
-        unset: Function that is used if the option is None. Computes the field's value from the fields of the rows
+        unset: Function that computes the field's value if the option is None. The function gets the fields of the rows
             above.
     """
 

@@ -78,8 +78,8 @@ def _check_renamed(options: Mapping[str, Any]) -> None:
 
 
 def _check_version(options: Mapping[str, Any]) -> None:
-    """Refuse an `api_version` of brokers that do not support batch ids. With such a setting, no record could be sent,
-    even if the brokers are new.
+    """Refuse an `api_version` that stands for brokers without support for batch ids. With such a setting, no record
+    could be sent, even if the brokers are new.
     """
     version = options["api_version"]
     if isinstance(version, str) and version != "auto":
@@ -121,7 +121,7 @@ def _check_idempotence(given: Mapping[str, Any]) -> None:
 
 
 def _place(fields: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the spool directory."""
+    """Return the fields of the configuration that describe the spool directory."""
     if fields["spool"] == "never":
         real, given, is_default = _NOWHERE, _NOWHERE, False
     else:

@@ -12,8 +12,8 @@ MIB: Final = 1024 * 1024
 MIN_SPOOL_BYTES: Final = 16 * MIB
 LEAST_RECORD_BYTES: Final = 1024
 MEMORY_SEGMENT_BYTES: Final = MIB
-"""In memory, segments contain mostly marks (small entries). Memory is freed one whole segment at a time, so with small
-segments the memory of delivered records is freed early.
+"""In memory, segments contain mostly marks (small entries). Memory is freed one whole segment at a time, so small
+segments free the memory of delivered records earlier than large ones.
 """
 _SPOOL_BYTES: Final = 1024 * MIB
 _REJECTED_BYTES: Final = 256 * MIB

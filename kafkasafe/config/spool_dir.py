@@ -61,8 +61,8 @@ def resolved(path: Path) -> Path:
 
 
 def take_locks_early() -> None:
-    """Take two locks early: that of Python's import, and that of `tempfile`. Otherwise, the first producer of a process
-    would take them when it is opened. This could block a forked child:
+    """Take two locks early: Python's import lock, and the lock in `tempfile`. Otherwise, the first producer of a
+    process would take these locks when it is opened. This could block a forked child:
 
     1. Another thread opens a producer, and holds such a lock.
     2. The program forks.

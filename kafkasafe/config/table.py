@@ -1,4 +1,4 @@
-"""The options that kafkasafe itself reads. Each option has a row, which is a field of a configuration.
+"""The options that kafkasafe itself reads. Each option has a row: a field of `ProducerConfig` or `ConsumerConfig`.
 
 A row has the option's name, default, check, its meaning with `spool="never"` (`Option`), and the type of the field.
 `kafkasafe.options` has the types that users may pass, and the text for users.
@@ -43,7 +43,8 @@ from kafkasafe.record.batch import Compression
 
 _INT32: Final = 0x7FFF_FFFF
 
-# First KafkaProducer's own defaults. Then the defaults that kafkasafe changes, with the reasons.
+# `KAFKA_DEFAULTS` has KafkaProducer's own defaults. `OTHER_DEFAULTS` has the defaults that kafkasafe changes, with the
+# reasons.
 KAFKA_DEFAULTS: Final[dict[str, Any]] = dict(KafkaProducer.DEFAULT_CONFIG)
 OTHER_DEFAULTS: Final[dict[str, Any]] = {
     # A pending record is safe on disk, so the producer has no reason to give it up.
@@ -72,10 +73,10 @@ class Decide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig:
-    """The validated options of a SafeProducer. A field with an `option` is a row of the table.
+    """The validated options of a SafeProducer. A field made with `option` is a row of the table.
 
-    The rows are checked from top to bottom. If `unset` or the check of a row reads another option, the row is below
-    that option's row.
+    The rows are checked from top to bottom. If the check or the `unset` function of a row reads another option, the row
+    is below that option's row.
 
     Attributes:
         kafka: All of KafkaProducer's options, for the connections.
@@ -91,8 +92,9 @@ class ProducerConfig:
         max_block_s: How long `send` waits for room.
         run_ahead_bytes: Limit for bytes that are accepted but not acknowledged yet. Applies while the cluster answers;
             None: no limit.
-        state_age_s: Time after a batch's timestamp during which a broker certainly still has the producer's state.
-        decide: Only set by commands that commit or drop atomic batches; None: deliver everything.
+        state_age_s: For this many seconds after a batch's timestamp, a broker certainly still has the state of the
+            batch's producer.
+        decide: Set only by commands that commit or drop atomic batches; None: deliver everything.
     """
 
     kafka: Mapping[str, Any] = field(repr=False)  # it may contain passwords
@@ -192,25 +194,25 @@ class ProducerConfig:
     def custom_partitioner(self) -> bool:
         """Whether the given partitioner has to be called.
 
-        kafka-python's two partitioners choose the same partition for a key. Their choices differ for records without a
-        key, but kafkasafe itself puts all such records of one batch into one partition. So neither of the two has to be
-        called.
+        kafka-python has two partitioners. For a given key, both choose the same partition. Their choices differ for
+        records without a key, but kafkasafe itself puts all such records of one batch into one partition. So neither of
+        the two has to be called.
         """
         return type(self.partitioner) not in {DefaultPartitioner, StickyPartitioner}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
-    """The validated options of a SafeConsumer. A field with an `option` is a row of the table.
+    """The validated options of a SafeConsumer. A field made with `option` is a row of the table.
 
     Attributes:
         kafka: The options of KafkaConsumer that the user gave.
         on_divergence: "raise", "seek", or a callable that gets the event and returns the offset at which to continue.
         on_event: Gets each `kafkasafe.events.ConsumerEvent`.
-        offsets_path: File that stores the highest end offsets, for the time after a restart; None: no file.
+        offsets_path: File that keeps the highest end offsets across restarts; None: no file.
         offsets_hold_timeout_s: How long the consumer keeps the old end offset if a new one is lower without a known
             reason. After this time, the consumer reports the case as unproven.
-        lineage_path: File that stores the history of the records that were read, for the time after a restart; None:
+        lineage_path: File for the history of the records that were read, so that the history survives a restart; None:
             this history is stored only with committed offsets.
         prometheus: Whether prometheus-client's default registry collects the metrics.
         remote_storage_timeout_s: If remote storage could not be read for this long, `poll` raises an error; None: it

@@ -17,8 +17,8 @@ from kafkasafe.record.batch import Compression
 MAX_LANES: Final = 1000
 DEFAULT_CLIENT_ID: Final = "kafkasafe"
 MOST_IN_FLIGHT: Final = 5
-"""A broker remembers a producer's last five batches. With more batches in flight, the broker could not recognise a
-repeated one.
+"""A broker remembers a producer's last five batches. With more than five batches in flight, the broker could not
+recognise a repeated batch.
 """
 _COMPRESSION: Final = {
     None: Compression.NONE,
@@ -73,7 +73,7 @@ def duration(options: Mapping[str, Any], name: str) -> float:
 
 
 def optional(check: Check, *absent: Any) -> Check:
-    """Return a check that accepts None. It converts the values `absent` to None."""
+    """Return a check that accepts None. The check returns None for the values in `absent`, too."""
     return lambda options, name: None if options[name] in (None, *absent) else check(options, name)
 
 
@@ -113,8 +113,8 @@ def flag(options: Mapping[str, Any], name: str) -> bool:
 
 
 def converter(method: str) -> Check:
-    """Return a check for converters of keys or values. A converter is a function, or an object with this method. None
-    is allowed.
+    """Return a check for converters of keys or values. A converter is a function, or an object that has the given
+    method. None is allowed.
     """
 
     def check(options: Mapping[str, Any], name: str) -> Any:
@@ -165,7 +165,7 @@ def path_of_file(options: Mapping[str, Any], name: str) -> Path | None:
 
 
 def nameable(option: str, path: Path) -> Path:
-    """Return the path. Refuse it if this process cannot encode it as a file name.
+    """Return the path. Refuse a path that this process cannot encode as a file name.
 
     Raises:
         ConfigError: The path has a null character; or it cannot be encoded, because the process has the locale C, or

@@ -36,8 +36,8 @@ __all__ = [
     "write_batch",
 ]
 
-# Public name → the module that defines it. A module is imported when one of its names is first used, so that a program
-# needs only the dependencies of the parts that it uses.
+# Public name → the module that defines it. A module is imported when one of its names is first used. So a program needs
+# only the dependencies of the parts that it uses.
 _HOMES: Final = {
     "CheckpointMismatchError": "kafkasafe.errors",
     "FencedError": "kafkasafe.spark.appender",

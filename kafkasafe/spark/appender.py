@@ -10,8 +10,8 @@ The first batch of a task on a partition is its *claim* of the partition. The cl
    its old tasks are still running, or an executor that Spark gave up too early.
 2. Sequences begin at 0 in every transaction, so both attempts begin at 0 on the same partition.
 3. Attempt 0 appends its first batch.
-4. Attempt 1 sends its first batch, with other records. The leader does not compare records: it takes the batch
-   for a repetition, drops it, and answers with success.
+4. Attempt 1 sends its first batch, with other records. The leader does not compare records: it treats the batch as a
+   repetition, drops it, and answers with success.
 
 So the claim is small, and its header holds a number that only this attempt knows. The number is the base timestamp: the
 records' timestamps are stored relative to it, so readers see no difference. Once the claim is acknowledged, the task
@@ -22,8 +22,8 @@ A batch that is larger than the topic's `max.message.bytes` is divided on the ta
 a batch because of its size, later batches for the topic are divided into parts of at most half that size before they
 are sent.
 
-Threads: one thread calls `append` and `finish`. Replies arrive on the network thread, which also sends the next batch,
-so that sending does not wait while the task encodes.
+Threads: one thread calls `append` and `finish`. Replies arrive on the network thread, which also sends the next batch.
+So the next batch does not wait while the task encodes.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from kafkasafe.spark.txn import Report, WriterIdentity
 log = EventLog("spark")
 
 CLAIM_ROWS: Final = 64
-"""Largest number of records in a claim. A claim is small, because each of its records takes five more bytes, and
-because the task reads the claim back.
+"""Largest number of records in a claim. A claim is small for two reasons: each record takes five bytes more in a claim
+than in another batch, and the task reads the claim back.
 """
 
 _CLAIM_RANGE_MS: Final = 1 << 34
@@ -72,7 +72,7 @@ class FencedError(SparkError, ProducerFencedError):
 
 
 def claim_base(timestamp: int) -> int:
-    """Returns a random base timestamp for a claim. Other attempts almost certainly choose different ones."""
+    """Returns a random base timestamp for a claim. Other attempts almost certainly choose other base timestamps."""
     return timestamp - 1 - random.randrange(_CLAIM_RANGE_MS)
 
 

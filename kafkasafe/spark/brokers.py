@@ -27,7 +27,7 @@ UNKNOWN_TOPIC: Final = 3
 # after this number of seconds.
 MISSING_TOPIC_S: Final = 5.0
 # A plan first asks each leader about all its partitions with one request, and waits this long for the answers. After
-# that, the plan asks separately about each partition that has no answer.
+# that, the plan asks separately about each partition for which no answer has arrived.
 _AT_ONCE_S: Final = 5.0
 
 
@@ -93,10 +93,10 @@ class Brokers:
     def watch(self, partition: Partition) -> Callable[[Exception], None]:
         """Returns a function that receives the errors of look-ups about one partition, and passes them to `note`.
 
-        A plan uses metadata that are a few seconds old, so they may still name a deleted topic. A look-up for such a
-        topic would repeat its request until the plan's time is over. So the function raises PartitionGoneError if two
-        conditions hold: brokers answer UNKNOWN_TOPIC, and for `MISSING_TOPIC_S` seconds the metadata have not contained
-        the partition.
+        A plan uses metadata that may be a few seconds old. Old metadata may still contain a deleted topic. A look-up
+        for such a topic would repeat its request until the plan's time is over. So the function raises
+        PartitionGoneError if two conditions hold: brokers answer UNKNOWN_TOPIC, and for `MISSING_TOPIC_S` seconds the
+        metadata have not contained the partition.
         """
         since: float | None = None
 
@@ -121,8 +121,8 @@ class Brokers:
         return None if info is None or info.error_code == UNKNOWN_TOPIC else info
 
     def observe(self, partition: Partition, was: Mark, topic_id: bytes | None) -> None:
-        """Gives the checkpoint's offset to the tracker. After a restart of the driver, the tracker has no end offset of
-        its own.
+        """Gives the checkpoint's offset to the tracker. After a restart of the driver, the tracker has no end offsets
+        yet.
         """
         known = self._tracker.end_offset(*partition, isolation_level=self._isolation)
         if known is None or known < was.offset:

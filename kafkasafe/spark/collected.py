@@ -80,7 +80,7 @@ def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
     """
     if previous.pause:
         return None
-    # Spark compiles code for each new bound, so the number of rows is a power of two.
+    # Spark compiles code for each new bound. So that the bound rarely changes, its number of rows is a power of two.
     rows = max(_LEAST_ROWS, 1 << (2 * previous.rows - 1).bit_length() if previous.rows else 0)
     row_bytes = 2 * inline_bytes // rows
     if previous.rows and row_bytes < 2 * previous.bytes // previous.rows:
@@ -119,8 +119,8 @@ def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> tuple[tuple[Col
     fits = f"{sized} <= {share}"
     chosen = [f"IF({fits}, {name}, NULL) AS {name}" if name in _SIZED else name for name in columns]
     chosen += [f"{fits} AS {_FITS}", f"monotonically_increasing_id() & {_INDEX}L AS {_ROW}"]
-    # Do not use `limit`: Spark compiles new code for each use, and needs several jobs, because `limit` applies to all
-    # tasks together.
+    # Do not use `limit`: Spark compiles new code for each use of it. It also needs several jobs, because `limit`
+    # applies to all tasks together.
     return tuple(map(expr, chosen)), expr(f"{_ROW} <= {bound.rows}")
 
 

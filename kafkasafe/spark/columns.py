@@ -37,7 +37,7 @@ def arrow_schema(schema: StructType) -> Any:
                 "UNKNOWN_COLUMN",
                 f"format kafkasafe has no column {field.name!r}: use only {', '.join(TYPES)}.",
             )
-        # These texts do not say whether parts of `headers` may be null, because users may declare them as not null.
+        # Compare texts that leave out nullability, because users can declare the parts of `headers` as not null.
         if field.dataType.simpleString() != expected.simpleString():
             raise error(
                 "WRONG_COLUMN_TYPE",

@@ -25,8 +25,8 @@ def kept(options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], C]) -> 
 
     Args:
         options: The options of the connections.
-        make: Function that creates the connections. `kept` calls it, and starts the connections, if this process has
-            none for these options.
+        make: Function that creates the connections. If this process has no connections for these options, `kept` calls
+            the function, and starts the new connections.
     """
     key = os.getpid(), make, repr(sorted(options.items()))
     with _lock:

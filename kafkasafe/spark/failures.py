@@ -1,4 +1,4 @@
-"""Determines from the error text of a failed Spark job whether a worker died or the query's own code failed."""
+"""Reads the error text of a failed Spark job, and decides whether a worker died or the query's own code failed."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def map_in_arrow(
 ) -> DataFrame:
     """Does the same as `df.mapInArrow(function, schema)`, but without pandas.
 
-    PySpark's own method requires pandas, although the method does not use pandas.
+    PySpark's own `mapInArrow` requires pandas to be installed, but does not use pandas.
 
     Args:
         df: The data frame.

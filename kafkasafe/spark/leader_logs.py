@@ -17,11 +17,11 @@ Records that were read and then lost (KIP-279):
 2. The leader fails. Broker B, whose log ends at 480, wins an unclean election as leader of epoch 4.
 3. Producers append. B's log ends at 600 when the next batch is planned.
 
-To detect this loss, the planner checks each new leader once. It does this before it plans a range that follows offsets
-already read. The planner asks the leader where the checkpoint's epochs end. B answers that epoch 3 ends at 480. So the
-records 480 to 499 that the query has read are lost, and the next range begins at 480. Comparing offsets is not enough.
-The new end of the log, 600, is above 500, so a batch from 500 to 600 would look right. But the query would never read
-the new records 480 to 499.
+To detect this loss, the planner checks each new leader once. If offsets before a range were already read, the planner
+makes this check before it plans the range. The planner asks the leader where the checkpoint's epochs end. B answers
+that epoch 3 ends at 480. So the records 480 to 499 that the query has read are lost, and the next range begins at 480.
+Comparing offsets is not enough. The new end of the log, 600, is above 500, so a batch from 500 to 600 would look right.
+But the query would never read the new records 480 to 499.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LogState:
         end: int | None = None,
         log_start: int | None = None,
     ) -> None:
-        """Records a loss. Sets the bounds of the range that the loss changes."""
+        """Stores a loss and the new bounds of the range. A bound that is None does not change."""
         self.why, self.lost = why, lost
         self.begin = self.begin if begin is None else begin
         self.end = self.end if end is None else end
@@ -77,7 +77,7 @@ class LogState:
         self.end = max(self.begin, min(self.end, end))
 
     def found_leader(self, epoch: int) -> None:
-        """Notes the epoch of a new leader."""
+        """Stores the epoch of a new leader."""
         self.leader_epoch = epoch
 
 
@@ -102,8 +102,8 @@ class LeaderLogs:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._lookups = brokers.lookups
-        # (topic id, leader epoch) of the latest leader that passed the check: its log contains all records that the
-        # query has read.
+        # (topic id, leader epoch) of the latest leader whose log was found to contain all records that the query has
+        # read.
         self._checked: dict[Partition, tuple[bytes | None, int]] = {}
         # Partition → what the last plan found there. Only for partitions without a loss. See `unchanged`.
         self._settled: dict[Partition, _Settled] = {}
@@ -193,8 +193,8 @@ class LeaderLogs:
             if self._checked.get(partition) != (now_id, end.leader_epoch):
                 yield from self._compare(partition, was.lineage, was.offset, found)
             if found.why is None and end.offset < was.offset:
-                # The tracker has accepted a lower end offset. The tracker does so only if a loss of records is proven,
-                # or after an explicit decision. The tracker holds back all other lower end offsets.
+                # The tracker has accepted a lower end offset. The tracker accepts a lower end offset only if a loss of
+                # records is proven, or after a call of `accept`. It holds back all other lower end offsets.
                 found.lose("truncated", (end.offset, was.offset - 1), begin=end.offset, end=end.offset)
             if found.end > found.begin:
                 first = (yield from self._lookups.listed(*partition, EARLIEST, note)).offset
@@ -259,8 +259,8 @@ class LeaderLogs:
         return found
 
     def is_checked(self, partition: Partition) -> bool:
-        """Returns whether the current leader was checked: its log contains all records of the partition that the query
-        has read.
+        """Returns whether a check has shown that the current leader's log contains all records of the partition that
+        the query has read.
         """
         info = self._brokers.topic(partition[0])
         leader = None if info is None else info.partitions.get(partition[1])
@@ -270,7 +270,7 @@ class LeaderLogs:
         return checked[0] == id_of(info) and checked[1] >= leader.leader_epoch
 
     def lineage(self, partition: Partition, known: Lineage, found: LogState) -> Lineage:
-        """Returns the leader epochs of the records before `found.end`, as far as they are certain."""
+        """Returns the leader epochs of the records before `found.end`. Leaves out epochs that are not certain."""
         if found.why in {"diverged", "truncated", "recreated", "retention"}:
             known = known.copy()
             known.truncate(found.begin)

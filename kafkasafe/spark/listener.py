@@ -44,7 +44,7 @@ class MetricsListener(StreamingQueryListener):
     ```
 
     Metric families with the label `query` (the query's name, or its id if it has no name). Queries with the same name
-    share their counts. Their lag is the sum of the lags of those that are running:
+    share their counts, and the lags of the running ones are added up:
 
     - `kafkasafe_spark_batches_total{outcome}`: micro-batches of kafkasafe's sink and writer: `written`, `duplicate`
       (committed before, so skipped), `resumed` (written with more than one transaction), `failed`.

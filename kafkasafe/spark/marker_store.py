@@ -197,8 +197,9 @@ class MarkerStore:
                 if header.base_offset >= end:
                     break
                 if not header.count:
-                    # An empty batch needs no work. Compaction keeps it because it has the newest epoch of its producer.
-                    # If it is a control batch, all records of its transaction were removed before.
+                    # An empty batch needs no work. Compaction keeps an empty batch in order to keep the newest epoch of
+                    # its producer. An empty control batch means that compaction has already removed all records of its
+                    # transaction.
                     continue
                 columns = batch.decode(records, begin)
                 if header.is_control:

@@ -18,7 +18,7 @@ class QueryOption:
     """One option of the source or of the sink.
 
     Attributes:
-        name: Spark's name, or Kafka's name after `kafka.`.
+        name: Spark's name of the option, or `kafka.` followed by Kafka's name.
         value: Which values may be given.
         default: The value if the option is not given.
         help: What the option does, for the docs.

@@ -390,7 +390,7 @@ def _what(given: OptionValues) -> Subscribe | Pattern | Assign:
 
 
 def _bound(given: OptionValues, which: str, default: int) -> Bound:
-    """Parses the bound `starting` or `ending`.
+    """Parses the options of one bound. `which` is `starting` or `ending`.
 
     If several options are given, Spark's precedence applies. A single time for all partitions overrides separate times
     for each partition. Times of either kind override offsets.

@@ -167,8 +167,8 @@ class Inbox:
 
     def _link(self, name: str) -> None:
         if self._bind():
-            # This process's links for other queries point to the socket that no longer exists. If a link points to an
-            # existing socket, it belongs to another driver.
+            # The links that this process made for other queries point to an older socket, which no longer exists. A
+            # link to an existing socket belongs to another driver.
             others = {query_id for query_id in self._runs if _QUERY_ID.fullmatch(query_id)}
             for other in others | set(map(_link_of, self._jvms)):
                 if not (self._path.parent / other).exists():

@@ -179,7 +179,7 @@ _LETTERS: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) n
 _DIGITS: Final = [one + other for one in _LETTERS for other in _LETTERS]  # a digit is a pair of letters
 _VALUES: Final = {digit: value for value, digit in enumerate(_DIGITS)}
 _BASE: Final = len(_DIGITS)
-_TOGETHER: Final = 64  # number of partitions in a group, whose numbers are encoded as one large number
+_TOGETHER: Final = 64  # number of partitions whose values are encoded together, as one large number
 
 
 class _Dense:

@@ -10,8 +10,8 @@ rules:
   it and writes it into the checkpoint (`Mark.begin`). The planner never skips records silently.
 - The planner does not plan with incomplete information. While a partition has no leader, or while the tracker does not
   accept a lower end offset, the partition's range is empty. The next plan tries again.
-- The planner evaluates the starting options once for each query. The end of the first micro-batch records where each of
-  its ranges begins (`positions`). So the batch keeps its ranges when Spark runs it again.
+- The planner evaluates the starting options once for each query. The end of the first micro-batch also stores where
+  each of its ranges begins (`positions`). So the batch keeps its ranges when Spark runs it again.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Planner:
         Args:
             start: Where the micro-batch begins. For the first batch of a query, pass the result of `first`.
             limit: Maximum number of offsets in the batch; 0: no limit.
-            at_least: Minimum number of offsets. If fewer are available, the result is the same as without new
+            at_least: Minimum number of offsets. If fewer offsets are available, the result is the same as without new
                 records. A loss is reported in any case.
 
         Returns:
@@ -178,8 +178,8 @@ class Planner:
         if self._target is not None:
             for partition, state in found.items():
                 if self._target.get(partition, state.begin) < state.begin:
-                    # When the target was set, a leader reported too low an end. The tracker could not notice this,
-                    # because it did not have the checkpoint's offsets yet.
+                    # When the target was set, a leader reported an end offset that was too low. The tracker could not
+                    # notice this, because it did not have the checkpoint's offsets yet.
                     self._target[partition] = state.end
                 state.stop_at(self._target.get(partition, state.begin))
         # A missing partition is reported, but needs no micro-batch.
@@ -217,10 +217,10 @@ class Planner:
     def opening(self) -> Positions:
         """Plans where the first micro-batch of a run ends, for Spark versions that do not say where that batch begins.
 
-        This method cannot know whether the query is new or restarted. For a new query, each mark stores the offset
-        where the starting options begin, as `first`. For a restarted query, the starting options have no effect, so an
-        error in them must not end the query. This method therefore stores such an error in `refused` instead of raising
-        it.
+        This method cannot know whether the query is new or restarted. For a new query, the field `first` of each mark
+        stores the offset to which the starting options resolve. For a restarted query, the starting options have no
+        effect, so an error in them must not end the query. This method therefore stores such an error in `refused`
+        instead of raising it.
 
         Raises:
             SourceUnavailableError: The brokers do not answer.
@@ -247,8 +247,8 @@ class Planner:
 
         Raises:
             DataLossError: The log no longer holds planned records, and `failOnDataLoss` is true.
-            ConfigError: A range ends before it begins. Or the batch is the first one of its query, and an older version
-                planned it without recording where it begins.
+            ConfigError: A range ends before it begins. Or the batch is the first one of its query, and an older
+                kafkasafe or Spark's own source planned the batch without storing where the batch begins.
         """
         if start.initial:
             start = self._begun(start, end)
@@ -280,7 +280,7 @@ class Planner:
         return self._tasks(tasks, epochs)
 
     def _begun(self, start: Positions, end: Positions) -> Positions:
-        """Finds where a query's first micro-batch begins in those partitions whose mark does not store the first
+        """Finds the first offset of a query's first micro-batch, for each partition whose mark does not store this
         offset.
 
         Older versions and Spark's own source wrote marks that do not record where the batch begins. If the starting
@@ -324,7 +324,8 @@ class Planner:
         because `opening` did not get `start`.
 
         Returns:
-            A copy of `start`. A partition whose records were lost begins at the first record that differs.
+            A copy of `start`. For a partition that lost records, the copy holds the offset of the first record that
+            differs.
 
         Raises:
             DataLossError: Records that were read are lost, and `failOnDataLoss` is true.
@@ -350,7 +351,7 @@ class Planner:
                     lost[partition] = state
                     begin = min(state.begin, planned.offset) if state.why == "recreated" else state.begin
                     marks[partition] = Mark(begin)
-                # In the remaining case, retention removed records before they were read. `recheck` finds which of them
+                # Otherwise, retention removed records before they were read. `recheck` finds out which of these records
                 # are in the batch.
         self._losses.tell({at: mark.offset for at, mark in start.marks.items()}, lost, is_first=False)
         return Positions(marks, start.topic_ids)
@@ -391,11 +392,11 @@ class Planner:
         return Mark(found.end, lineage, found.begin if moved else None, found.why, found.lost)
 
     def _ask_at_once(self, partitions: Sequence[Partition], start: Positions) -> dict[Partition, LogState]:
-        """Asks each leader for the ends of all its partitions with one request. Then asks for the starts that
-        `LeaderLogs.advance` needs.
+        """Asks each leader for the ends of all its partitions with one request. Then asks for the log start offsets
+        that `LeaderLogs.advance` needs.
 
-        This only saves CPU time: `advance` uses these answers instead of its first requests. If a leader did not answer
-        about a partition, or answered with an error, `advance` sends its own request.
+        This only saves CPU time: `advance` uses these answers, and does not send its first requests. If a leader did
+        not answer about a partition, or answered with an error, `advance` sends its own request.
 
         Returns:
             The state of the partitions that `advance` need not examine, because nothing changed since the last plan.
@@ -417,7 +418,7 @@ class Planner:
 
 
 def _is_opening(start: Positions, end: Positions) -> bool:
-    """Returns whether `Planner.opening` planned this batch, although it is not the query's first one."""
+    """Returns whether `Planner.opening` planned this batch, and the batch is not the query's first one."""
     if start.marks and not end.marks:
         return True
     ids = end.topic_ids

@@ -1,7 +1,7 @@
 """Identifies the input of a micro-batch by the micro-batch's entry in Spark's offset log.
 
 Spark writes the entry of a batch before it runs the batch, and repeats the batch from that entry. So a repeated batch
-has the same entry. If the checkpoint has lost the entry, Spark plans the batch again and writes a different one.
+has the same entry. If the checkpoint has lost the entry, Spark plans the batch again and writes a different entry.
 
 A sink in the driver gets the entry from the running query. A writer commits in a process without a JVM. That process
 reads the entry from the checkpoint, if the checkpoint is a directory on the same machine.
@@ -37,7 +37,7 @@ def _running_query(session: SparkSession, query_id: str | None) -> Any:
 
 
 class _Names(NamedTuple):
-    """Java's functions that this module calls. Finding a function by its name takes several calls into the JVM."""
+    """The Java functions that this module calls. Finding a function by its name takes several calls into the JVM."""
 
     uuid: Any
     bytes: Any

@@ -7,12 +7,12 @@
 `offset` is the next offset to read. `epochs` holds the leader epochs of the records before that offset
 (`kafkasafe.history.epochs.Lineage`). With these epochs, the next plan can check that the records are still in the log.
 
-If records were lost before a micro-batch, the positions at which the batch ends also record the loss. In this case the
-range begins at the offset `begin`, and not at the end of the previous batch. `why` is the reason, and `lost_first` to
+If records were lost before a micro-batch, the end positions of the batch also describe the loss. In this case the range
+begins at the offset `begin`, and not at the end of the previous batch. `why` is the reason, and `lost_first` to
 `lost_last` (inclusive) are the lost offsets. With these fields, a batch that is read again has the same range.
 
 A micro-batch begins where the previous one ended. But the first micro-batch of a query has no previous one. If the
-checkpoint did not record where the first micro-batch begins, the following could happen:
+checkpoint did not contain the beginning of the first micro-batch, the following could happen:
 
 1. A query starts at "latest". Spark asks for the initial offset and gets 10. Spark plans a first batch that ends
    at 15, and writes this end into the checkpoint.
@@ -20,7 +20,7 @@ checkpoint did not record where the first micro-batch begins, the following coul
    until the batch is finished. By now, "latest" is 20.
 3. Spark asks the source to read the range from 20 to 15.
 
-To prevent such a range, the end of the first batch also records where the batch begins in each partition (`begin`). So
+To prevent such a range, the end of the first batch also stores where the batch begins in each partition (`begin`). So
 the batch keeps its range even if `startingOffsets` resolves to other offsets later. The initial offset contains no
 positions, only `"initial": true`, which means that the query has not read any record. Storing positions in the initial
 offset would not help, because Spark does not keep the initial offset of a Python source.
@@ -32,7 +32,7 @@ If the batch is the query's first, it begins at the offset `first`. For any othe
 The fields described so far are version 1 of the format. If a topic has many partitions, its marks are packed
 (`packed`), and the JSON has version 2, or version 3 if the packed marks are long. A release of kafkasafe rejects format
 versions that are newer than the release. Unknown fields are ignored. So an older release can read the checkpoint of a
-newer one if it knows the format version.
+newer release if the older release knows the format version.
 
 `Positions.decode` also reads checkpoints of Spark's own Kafka source, such as `{"orders": {"0": 42}}`.
 """
@@ -255,7 +255,7 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         before = start.marks.get(partition)
         topic = partition[0]
         # Old brokers report no topic ids, so an id may be unknown until the brokers are upgraded. An unknown id does
-        # not mean that the topic is another one.
+        # not mean that the topic was created again.
         is_same = mark == before and start.topic_ids.get(topic) in {None, end.topic_ids.get(topic)}
         if is_same and not start.initial:
             # The batch reads nothing from this partition. The mark's `begin` belongs to the range of an earlier batch.
@@ -265,7 +265,7 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         if begin is None and start.initial and mark.first != UNRESOLVED:
             begin = mark.first
         if begin is None:
-            # No plan recorded where this new partition begins, so read it from offset 0.
+            # No plan stored where this new partition begins, so read the partition from offset 0.
             begin = 0 if before is None else before.offset
         if begin > mark.offset:
             raise error(

@@ -59,8 +59,8 @@ class QueryBounds:
         )
 
     def begin_was_chosen(self, partition: Partition) -> bool:
-        """Returns whether a begin above the end is an error in the options. This is not so for the earliest offset, nor
-        for a starting time if the query ends at the latest offset.
+        """Returns whether the options are wrong if a partition's begin is above its end. They are not wrong if the
+        query starts at the earliest offset, or if it starts at a time and ends at the latest offset.
         """
         starting = self._options.starting
         value = starting.everywhere if starting.each is None else starting.each[partition]
@@ -71,12 +71,15 @@ class QueryBounds:
         return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
 
     def is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
-        """Returns whether the starting options gave the same `begin` when the batch that ends at `end` was planned."""
+        """Returns whether the starting options certainly gave the same `begin` at an earlier time: when the batch that
+        ends at `end` was planned.
+        """
         starting = self._options.starting
         if isinstance(starting, Offsets):
             return (starting.everywhere if starting.each is None else starting.each.get(partition)) != LATEST
-        # The start is given as a time. If a record at or after this time was found before `end`, it existed when the
-        # batch was planned. Otherwise `begin` may be the end of the log, which moves with each appended record.
+        # The start is given as a time. If the first record at or after this time has an offset below `end`, this record
+        # existed when the batch was planned. Otherwise `begin` may be the end of the log, which moves with each
+        # appended record.
         return begin < end
 
     def _bound(self, partition: Partition, bound: Bound, which: str, value: int | None) -> Procedure[int]:

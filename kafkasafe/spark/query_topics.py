@@ -97,8 +97,8 @@ class QueryTopics:
                 return re.fullmatch(pattern, partition[0]) is not None
 
     def ids(self, partitions: Iterable[Partition]) -> dict[str, bytes]:
-        """Returns topic → id for the topics of these partitions. Topics without an id, as with old brokers, are left
-        out.
+        """Returns topic → id for the topics of these partitions. Leaves out topics without an id. Old brokers do not
+        report ids.
         """
         infos = {topic: self._brokers.topic(topic) for topic in {topic for topic, _ in partitions}}
         ids = {topic: id_of(info) for topic, info in infos.items() if info is not None}

@@ -8,7 +8,7 @@ The log may be truncated between planning and reading:
 
 1. The planner plans orders-0 up to offset 500. All planned records have leader epoch 3.
 2. The leader fails. Broker B, whose log ends at 480, wins an unclean election, and producers append under epoch 4.
-3. The task reads offset 480 and gets a different record from the planned one.
+3. The task reads offset 480 and gets a record that differs from the planned record.
 
 To detect such records, the task compares the leader epoch of each record with the epoch in the plan. At the first
 difference, the task stops and reports a loss. The next plan finds the same divergence and continues at that offset.
@@ -188,7 +188,7 @@ class _Rows:
         return _arrow.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _check_times(self, records: Any) -> None:
-        """Raises ConfigError if a record's time is outside of the times that Spark can represent."""
+        """Raises ConfigError if Spark cannot represent the timestamp of a record."""
         times = records.column("timestamp").view(_arrow.int64()).to_numpy()
         wrong = np.flatnonzero((times > _NEWEST_MS) | (times < -_NEWEST_MS))
         if len(wrong):
@@ -241,8 +241,8 @@ class _Fetching:
                 yield records
 
     def answers(self) -> Iterator[tuple[RecordsFetched, int]]:
-        """Yields the brokers' responses. With each, yields the first offset to use, because a response may begin with
-        earlier records.
+        """Yields the brokers' responses, each with the first offset to use: a response may begin with records below
+        this offset.
         """
         piece = self._piece
         position = piece.begin

@@ -261,7 +261,7 @@ def _is_fenced(failure: BaseException) -> bool:
 
 
 def _is_spoilt(failure: BaseException) -> bool:
-    """Returns whether this transaction can no longer be committed, while a new transaction may succeed."""
+    """Returns whether this transaction can no longer be committed, but a new transaction may succeed."""
     return getattr(failure, "errno", None) in SPOILT_CODES
 
 

@@ -33,7 +33,7 @@ class SinkTransaction:
     Args:
         transport: The driver's connections.
         requests: Sends requests about the application id's transactional id.
-        markers: The store of the markers. It connects to the cluster, and finds the markers' partition.
+        markers: The store of the markers. The store connects to the cluster, and finds the markers' partition.
         options: Options of the sink.
         app_id: The application id, for messages.
 
@@ -141,8 +141,8 @@ class SinkTransaction:
 
         If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction. In this
         case all partitions of the transaction are checked. If only this process had the grant (`appender`), partitions
-        without a report have no records. In this case only partitions with a report are checked, because a leader may
-        have lost acknowledged records.
+        without a report have no records. In this case only partitions with a report are checked: their leaders may have
+        lost acknowledged records.
 
         Raises:
             RestartError: The leaders have other rows. No row of the transaction is visible.

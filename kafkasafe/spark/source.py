@@ -79,7 +79,7 @@ class KafkaSafeSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, ARG002 - Spark's
         """Creates the writer for `writeStream`, which writes each micro-batch exactly once.
 
-        Spark sets `overwrite` in output mode complete. The writer ignores it.
+        Spark sets `overwrite` in the output mode `complete`. The writer ignores it.
         """
         from kafkasafe.spark.writers import stream_writer
 

@@ -70,7 +70,7 @@ class StreamReader(_Reading, DataSourceStreamReader):
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Returns an offset without positions. The end of the first micro-batch records where that batch begins."""
+        """Returns an offset without positions. The end of the first micro-batch also stores where that batch begins."""
         refused = self._planner.refused
         if refused is not None:
             # The query must be new: for a restarted query, Spark does not call `initialOffset` after `latestOffset`.

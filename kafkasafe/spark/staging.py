@@ -131,7 +131,7 @@ class Stager:
 
 
 class _reporting:  # noqa: N801  # reads as a statement
-    """Translates those errors of the appender that speak of a transaction, because staging uses no transaction."""
+    """Translates those errors of the appender that mention a transaction, because staging uses no transaction."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -165,7 +165,8 @@ def _ensure(transport: Transport, options: SinkOptions) -> int:
                 "retention.ms": str(_RETENTION_MS),
                 "segment.ms": str(_SEGMENT_MS),
                 "segment.bytes": str(_SEGMENT_BYTES),
-                # With this, the brokers' clocks determine the age of a record, not the clocks of the tasks' machines.
+                # With this setting, the brokers' clocks, not those of the tasks' machines, determine the age of a
+                # record.
                 "message.timestamp.type": "LogAppendTime",
                 "max.message.bytes": str(largest_bytes + _RECORD_BYTES),
                 "compression.type": "producer",
@@ -174,7 +175,7 @@ def _ensure(transport: Transport, options: SinkOptions) -> int:
     except Exception as failed:
         if getattr(failed, "errno", None) != _UNAUTHORIZED:
             raise
-        # This user may not create topics, but may use an existing one.
+        # This user is not permitted to create topics. But the topic may exist already.
     return coordinator.partition_count(topic)
 
 
@@ -188,7 +189,7 @@ def fetch_staged(
 
     Args:
         transport: A started transport. The caller still owns it.
-        options: Options of the writer. They name the staging topic, and `delivery_timeout_s` is the maximum time
+        options: Options of the writer, with the name of the staging topic. `delivery_timeout_s` is the maximum time
             without progress.
         wanted: The batches, in any order, each once.
 

@@ -38,8 +38,8 @@ except ImportError:  # a later PySpark
 _FEW_RANGES: Final = 16
 _FEW_OFFSETS: Final = 2000
 _AT_ONCE_S: Final = 1.0
-# If more than `_SHORT_S` seconds pass until the next plan, or the records cannot be handed over, the next `_PAUSE`
-# micro-batches use tasks.
+# If more than `_SHORT_S` seconds pass between a hand-over of records and the next plan, or if the records cannot be
+# handed over, the next `_PAUSE` micro-batches use tasks.
 _SHORT_S: Final = 2.0
 _PAUSE: Final = 100  # micro-batches
 
@@ -57,8 +57,8 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Returns the limit that Spark passes to `latestOffset`.
 
-        If both `minOffsetsPerTrigger` and `maxOffsetsPerTrigger` are set, returns the minimum; `latestOffset` itself
-        applies the maximum.
+        If both `minOffsetsPerTrigger` and `maxOffsetsPerTrigger` are set, returns only `minOffsetsPerTrigger`;
+        `latestOffset` itself applies `maxOffsetsPerTrigger`.
         """
         options = self._options
         if options.min_offsets:
@@ -66,7 +66,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(options.max_offsets) if options.max_offsets else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
-        """Plans where the micro-batch that begins at `start` ends. Returns `start` itself if nothing is new."""
+        """Plans the end of the micro-batch that begins at `start`. Returns `start` itself if nothing is new."""
         self._after_hand_over()
         most = least = 0
         match limit:
@@ -101,8 +101,8 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return None if seen is None else seen.encode()
 
     def _inputs(self, ranges: list[Range]) -> list[InputPartition]:
-        """Divides a micro-batch into tasks. If the micro-batch is small, this method reads the records itself, and
-        hands them over as one task.
+        """Divides a micro-batch into tasks. If the micro-batch is small, this method itself reads the records for
+        Spark, and returns a single task.
         """
         records = self._read(ranges)
         if records is None:
@@ -153,10 +153,10 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
 if _HandsOver is not None:
 
     class _Handing(LimitedStreamReader, _HandsOver):
-        """The class of the reader between the plan and the hand-over of a micro-batch's records.
+        """The class that a reader has while it holds the records of a micro-batch for Spark.
 
-        After the call of `partitions`, Spark asks only instances of `_HandsOver`, a private class of PySpark, for their
-        records.
+        After the call of `partitions`, Spark asks a reader for records only if the reader is an instance of
+        `_HandsOver`, a private class of PySpark.
         """
 
         def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:  # noqa: N802, ARG002 - Spark's

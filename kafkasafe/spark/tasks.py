@@ -44,7 +44,7 @@ from kafkasafe.spark.workers import spare_collections
 
 RESTART_TAG: Final = "[KAFKASAFE.RESTART_TRANSACTION]"
 FENCED_TAG: Final = "[KAFKASAFE.FENCED]"
-# These schemas are built in Python. If they were given as text, Spark would parse them in the JVM for each job.
+# These schemas are built in Python. If a schema were given as text, Spark would parse the text in the JVM for each job.
 REPORT_SCHEMA: Final = (
     StructType()
     .add("topic", StringType())
@@ -101,8 +101,8 @@ class _Sender:
     Attributes:
         options: Options of the sink.
         grant: Grant of the transaction: its producer id and epoch.
-        add: Whether the task must add partitions to the transaction. It then adds each partition before it first
-            appends to it.
+        add: Whether the task must add partitions to the transaction. In this case the task adds each partition before
+            its first request to that partition.
     """
 
     options: SinkOptions
@@ -118,8 +118,9 @@ class _Sender:
         """Sends batches and yields the report.
 
         Args:
-            encoded: Pairs (places, batches), in order. A place is a (topic, partition). `places` names all places of
-                the pair, and each batch is given with its own place. The first batch for a place is a claim.
+            encoded: Pairs (places, batches), in order. A place is a (topic, partition). Each batch is given as (its
+                place, its bytes), and `places` lists the places of all these batches. The first batch for a place is a
+                claim.
             alone: Whether the task can only write to a single partition, whatever its rows are.
 
         Raises:
@@ -198,7 +199,9 @@ def _now_ms() -> int:
 
 
 def _pieces(batches: Iterator[Any]) -> Iterator[Any]:
-    """Splits Arrow batches into slices of bounded size, because encoding takes several times their size in memory."""
+    """Splits Arrow batches into slices of bounded size, because encoding takes several times as much memory as the
+    rows.
+    """
     for part in batches:
         rows = len(part)
         step = max(1, rows // (part.nbytes // _PIECE_BYTES + 1))
@@ -234,7 +237,7 @@ class DirectWrite(_Sender):
     Attributes:
         topic: Topic name.
         partitions: Number of partitions. The job has at most this number of tasks.
-        turn: A number that differs between batches. Without it, jobs with fewer tasks than partitions would always
+        turn: A number that differs between batches. Without `turn`, jobs with fewer tasks than partitions would always
             write to the same partitions.
     """
 
@@ -280,7 +283,7 @@ class EncodeRows:
         options: Options of the sink.
         counts: Topic → number of its partitions, if already known. The task asks the brokers about other topics.
         slots: Number of sending tasks.
-        turn: A number from which the partition is chosen for rows that have neither a key nor a partition.
+        turn: A number that determines the partition of rows with neither a key nor a partition.
     """
 
     options: SinkOptions

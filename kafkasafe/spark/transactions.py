@@ -4,8 +4,8 @@ KafkaProducer's own transactions belong to one process. Here, any process that k
 id and the epoch can take a step. So a driver can begin and end a transaction that tasks on other machines fill.
 
 Each method repeats its request until it succeeds, until `kafkasafe.classify` says that the error is permanent, or until
-the deadline has passed. All requests can be repeated: until the coordinator grants a newer epoch, it answers a repeated
-request as it answered the first one.
+the deadline has passed. All requests can be repeated: until the coordinator grants a newer epoch, a repeated request
+gets the same answer as the first request.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _error(code: int, message: str) -> KafkaError:
 
 
 def coded(code: int, message: str) -> KafkaError:
-    """Creates the error of an answer. Keeps the code even if kafka-python has no class for it."""
+    """Creates the error of an answer. Keeps the error code even if kafka-python has no class for this code."""
     made: Any = for_code(code)(message)
     made.errno = code
     error: KafkaError = made
@@ -141,11 +141,11 @@ def retry_for(timeout_s: float, attempt: Callable[[float], T], *, what: str, api
     Args:
         timeout_s: When to give up, in seconds from now.
         attempt: Makes one attempt. Its argument is the remaining time in seconds.
-        what: Name of the request for the message, for example "InitProducerId of x".
+        what: Name of the request, for error messages; for example "InitProducerId of x".
         api: Request kind, for the verdict.
 
     Raises:
-        KafkaError: An error that is not retriable, or, after the deadline, the last error.
+        KafkaError: An error that is not retriable; or the last error, if the deadline has passed.
     """
     deadline = time.monotonic() + timeout_s
 
@@ -173,7 +173,7 @@ class TransactionRequests:
     Args:
         transport: A started transport. The caller still owns it.
         transactional_id: Transactional id, and name of the group.
-        timeout_s: Maximum duration of one method, in seconds.
+        timeout_s: Maximum duration of one call of a method, in seconds.
     """
 
     def __init__(self, transport: Transport, transactional_id: str, *, timeout_s: float) -> None:
@@ -226,8 +226,8 @@ class TransactionRequests:
         places = list(partitions)
 
         def place(answer: PartitionsAdded) -> str:
-            # Name the partition that caused the failure. So sort those to the end that failed only because another one
-            # failed.
+            # Name the partition that caused the failure. A partition that failed only because another one failed comes
+            # last in this order.
             codes = sorted(answer.error_codes.items(), key=lambda item: item[1] == _NOT_ATTEMPTED)
             return next((f", {topic}-{number}" for (topic, number), code in codes if code), "")
 
@@ -263,8 +263,8 @@ class TransactionRequests:
         With protocol 2, EndTxn does both. With protocol 1, EndTxn would abort the transaction under its own epoch, so
         brokers before 3.6 would append a late batch. The next transaction on the partition would commit this batch.
         InitProducerId aborts under a newer epoch, but would also abort the transaction of a driver that has taken over.
-        So AddOffsetsToTxn is sent first: it is refused in this case. If another driver takes over between the two
-        requests, that driver is fenced, and fails.
+        So AddOffsetsToTxn is sent first: the coordinator refuses it if another driver has taken over. If another driver
+        takes over between the two requests, that driver is fenced, and fails.
 
         Args:
             grant: Grant of the transaction.
@@ -280,8 +280,8 @@ class TransactionRequests:
     def end(
         self, grant: WriterIdentity, *, commit: bool, timeout_s: float | None = None
     ) -> WriterIdentity | None:
-        """Commits or aborts the transaction. If the request stays unanswered, its outcome is unknown. To find it out,
-        call `fence`, and then read the marker.
+        """Commits or aborts the transaction. If the request stays unanswered, its outcome is unknown. To find out the
+        outcome, call `fence`, and then read the marker.
 
         Returns:
             The grant for the next transaction. None with protocol 1, because in that protocol only `fence` grants an
@@ -304,7 +304,7 @@ class TransactionRequests:
     # --- the marker: an offset of a group without members ---
 
     def commit_offset(self, grant: WriterIdentity, place: TopicPartition, offset: int, metadata: str) -> None:
-        """Writes the group's offset of a partition as part of the transaction.
+        """Writes the group's offset for a partition as part of the transaction.
 
         With protocol 2 (KIP-890) the group's coordinator itself adds the group to the transaction, before it takes the
         offset. So AddOffsetsToTxn is for protocol 1 only.
@@ -327,7 +327,7 @@ class TransactionRequests:
         )
 
     def committed_offset(self, place: TopicPartition) -> tuple[int, str] | None:
-        """Returns the group's offset of a partition, with metadata. Waits while an open transaction may change the
+        """Returns the group's offset for a partition, with its metadata. Waits while an open transaction may change the
         offset.
         """
         found: OffsetCommitted = self._ask(
@@ -341,7 +341,7 @@ class TransactionRequests:
         """Returns the number of a topic's partitions. Waits until the topic exists and its leaders are known.
 
         Raises:
-            KafkaError: The topic does not exist within the time limit (UnknownTopicOrPartitionError).
+            KafkaError: The topic did not appear within the time limit (UnknownTopicOrPartitionError).
         """
 
         def attempt(left_s: float) -> int:

@@ -45,7 +45,7 @@ from typing import Final
 
 
 class Step(enum.Enum):
-    """A step of an attempt. After one of the last three, the attempt is over."""
+    """A step of an attempt. WRITTEN, DUPLICATE and FAILED end the attempt."""
 
     FENCE = "fence"
     READ_MARKER = "read marker"
@@ -117,8 +117,8 @@ class MicroBatch:
 
     Args:
         max_restarts: How often the attempt may return to FENCE before it fails.
-        goes_on: Whether the attempt begins at OPEN. In this case it uses the epoch that the driver's last commit
-            granted.
+        goes_on: Whether the attempt begins at OPEN. In this case the attempt uses the epoch that the driver's last
+            commit granted.
 
     Attributes:
         step: The next thing to do.
@@ -229,7 +229,7 @@ class Marker:
         """Decodes the text that `encode` returns. Also decodes markers of version 1.
 
         Raises:
-            ValueError: The text is not a marker. The caller must not treat it as a missing marker.
+            ValueError: The text is not a marker. The caller must not treat such a text as a missing marker.
         """
         try:
             fields = json.loads(text or "")
@@ -289,8 +289,8 @@ class MarkerLog:
 
 
 def plan_digest(entry: str) -> str:
-    """Returns a digest of a micro-batch's plan. It covers the time at which Spark planned the micro-batch, and the end
-    of each source.
+    """Returns a digest of a micro-batch's plan. The digest covers the time at which Spark planned the micro-batch, and
+    the end of each source.
 
     The offsets alone do not identify the input, so the time is part of the digest. For example, an offset of a file
     source is a position in a list of files in the checkpoint. Once a checkpoint is restored, the same position may mean
@@ -344,14 +344,14 @@ def judge_marker(
 ) -> MarkerVerdict:
     """Decides whether to write a streaming query's batch.
 
-    Spark stores the plan of a batch durably before it runs the batch. It repeats only the last planned batch, with the
-    same input. So if the checkpoint is intact, the marker has two possible values: the batch's id (the batch is not
+    Spark stores the plan of a batch durably before it runs the batch. Spark repeats only the last planned batch, with
+    the same input. So if the checkpoint is intact, the marker has two possible values: the batch's id (the batch is not
     written yet), or that id plus one (the batch is written, but Spark has not recorded this). Any other value means
     that the checkpoint and the topic do not belong together. In that case, it could be wrong to write the batch, and it
     could be wrong to skip it.
 
-    A marker of the batch id plus one has a second possible cause: the checkpoint was restored from a copy that is one
-    batch old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be the
+    But the marker can also be the batch id plus one because the checkpoint was restored from a copy that is one batch
+    old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be the
     committed one: by its entry in Spark's offset log or, if that is not possible, by its number of rows.
 
     Args:
@@ -445,7 +445,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class AppendState:
-    """The producer state of a partition's leader, for the transaction's producer id.
+    """The state that a partition's leader stores for the transaction's producer id.
 
     Attributes:
         epoch: The newest epoch of the producer id.
@@ -485,7 +485,7 @@ def judge_partitions(
     for (topic, partition), state in appended.items():
         here = rows.get((topic, partition), 0)
         there = 0 if state is None or state.epoch != grant.epoch else state.last_sequence + 1
-        # Sequences wrap at 2**31. The transaction of a micro-batch does not contain so many records.
+        # Sequences wrap at 2**31. The transaction of a micro-batch never contains that many records.
         if here != there:
             return f"{topic}-{partition} holds {there} records of this transaction, tasks reported {here}"
     return ""

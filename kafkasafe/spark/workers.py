@@ -24,7 +24,7 @@ log = logging.getLogger("kafkasafe.spark")
 
 _NEEDED: Final = ("kafkasafe", "kafka", "tenacity", "prometheus_client", "numpy", "pyarrow", "crc32c")
 # Spark starts its workers with `python -m pyspark.daemon`, which finds modules in the working directory. Run this code
-# with `python -c`, because that finds them there too.
+# with `python -c`, because it also finds modules in that directory.
 _PROBE: Final = """
 import importlib.util, json, sys
 print(json.dumps([list(sys.version_info[:2]), [n for n in sys.argv[1:] if importlib.util.find_spec(n) is None]]))
@@ -92,7 +92,7 @@ def spare_collections() -> None:
 
     Tasks call this function. Only the first call in a process has an effect.
 
-    `pyspark.daemon` lets a reused worker run a full garbage collection after each task. This collection visits all
+    In a reused worker, `pyspark.daemon` runs a full garbage collection after each task. This collection visits all
     modules of PySpark, pyarrow, kafka-python and kafkasafe, although these modules are never freed. The collection
     takes longer than a small task.
 

@@ -31,7 +31,8 @@ LaneName = Annotated[
 def contents_of(
     directory: Path, lane: str | None, troubles: list[tuple[str, str]]
 ) -> Iterator[list[LaneContent]]:
-    """Context that yields the content of each lane. Rejected records that were sent again do not count as rejected.
+    """Context manager that yields the content of each lane. Rejected records that were sent again do not count as
+    rejected.
 
     In this context, records stay readable even if the lane's owner delivers them and deletes their segment.
 

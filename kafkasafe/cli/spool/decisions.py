@@ -62,7 +62,7 @@ def spool_commit(
     timeout: Patience = "60s",
     as_json: Json = False,
 ) -> None:
-    """Commit the atomic batches that are staged in lanes that no process owns, and do nothing else.
+    """Commit the staged atomic batches of lanes that no process owns, and do nothing else.
 
     EndTxn is sent with the transactional id, producer id and epoch from the spool. The producer that staged the batch
     would send the same request. So if the batch is already committed, the request changes nothing. The command does not
@@ -238,7 +238,7 @@ class DecisionReport:
         foreign: Names of lanes that were skipped, because a process owns them.
         damaged: Names of damaged lanes. The lost parts of these lanes may have contained further batches.
         unreachable: Whether no broker could be used.
-        aborts: Whether the command aborts batches. If the command commits batches, a dropped batch counts as left.
+        aborts: Whether the command aborts batches. If the command commits batches, `left` includes dropped batches.
     """
 
     rows: Sequence[dict[str, Any]]

@@ -122,7 +122,7 @@ def deliver(
         lanes: The spool directory.
         options: Options of the producer that delivers.
         began: Monotonic time, in seconds, at which the command began.
-        limit_s: Number of seconds after `began` after which to give up.
+        limit_s: Time limit in seconds, counted from `began`.
         on_undecidable: The producer's option of that name.
         on_corrupt: The producer's option of that name. If `on_corrupt` is "raise", the value in `options` is used.
     """

@@ -41,11 +41,11 @@ def spool_discard(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete rejected records for good, and record that in the spool.
+    """Delete rejected records for good, and note their deletion in the spool.
 
     Export them first if you may need them: kafkasafe spool export --status rejected. If files were deleted by hand
-    before, the command records this too. Before that, ls and verify report such files as MISSING. Producers may run at
-    the same time.
+    before, the command notes this too. Until then, ls and verify report such files as MISSING. Producers may run at the
+    same time.
     """
     lanes = open_directory(directory)
     if apply:

@@ -110,8 +110,8 @@ def _form_of(output: Path, form: _Form | None) -> _Form:
 
 
 class _Records:
-    """The records of some lanes that have a wanted status. Counts them, and collects descriptions of what cannot be
-    exported.
+    """The records of some lanes, limited to the wanted statuses. Counts them, and collects descriptions of what cannot
+    be exported.
 
     Args:
         contents: The lanes.

@@ -16,11 +16,12 @@ from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.stats import Sample
 
 _CLOSE_S: Final = 5.0
-"""Maximum number of seconds that the end of the context waits for deliveries."""
+"""Maximum number of seconds to wait for deliveries at the end of the context."""
 
 
 class OpenSpool:
-    """Takes the lanes of a spool directory that have no owner, and runs a pump that works on them. Accepts no records.
+    """Takes those lanes of a spool directory that have no owner, and runs a pump that works on these lanes. Accepts no
+    records.
 
     Args:
         options: Options of a producer.
