@@ -1,4 +1,5 @@
-"""Requests as data, and which versions of them may be sent. Builds the requests of `kafkasafe.cluster.transactions`.
+"""Describes requests as data, and which versions of them may be sent. Builds the requests of
+`kafkasafe.cluster.transactions`.
 
 A request has a name and fields, named as in Kafka's protocol. `Coordinated.ask` sends a request. The attributes of the
 answer are its fields, also named as in the protocol.
