@@ -299,9 +299,9 @@ class Cluster(Transactions, Protocol):
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
         """Connects to the partition's leader if necessary, and sends no request.
 
-        The reply comes as soon as a request to the leader would be written at once. So the caller can load a batch's
-        bytes just before they can be written. The call fails for the reasons for which a produce request fails without
-        being sent, and after the same time.
+        The reply comes as soon as a request to the leader could be written without a wait. So the caller can load a
+        batch's bytes just before they can be written. The call fails for the reasons for which a produce request fails
+        without being sent, and after the same time.
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------

@@ -38,8 +38,8 @@ Non-obvious:
 - A request counts as sent once its bytes are in the connection's write buffer. A request that fails earlier has
   `sent=False`: the broker cannot have seen it.
 - A request's timeout begins when its last byte has left that buffer (`Connection.send`): on a slow connection, a long
-  time before that is no sign of a slow broker. A request also times out if the socket accepts no byte during the
-  timeout.
+  time before that moment does not mean that the broker is slow. A request also times out if the socket accepts no byte
+  during the timeout.
 - The transport sends no batch to a partition's new leader while the old leader has unanswered batches of the partition:
   otherwise the order of the batches would depend on which broker is faster.
 - Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in

@@ -49,7 +49,7 @@ class BrokerQuestions:
 
         All partitions of a topic may ask at the same time, for instance after a restart of a broker. So only one
         request is in flight at a time. Callers that come meanwhile share the next request, because the broker may have
-        learned more since the request in flight.
+        learned more since the request in flight was sent.
         """
 
         def run() -> None:

@@ -217,7 +217,9 @@ class Lineage:
         del self._epochs[keep:], self._starts[keep:]
 
     def forget_before(self, offset: int) -> None:
-        """Drop the history below `offset`, which retention removed. The epoch that covers `offset` starts there."""
+        """Drop the history below `offset`, because retention removed those records. The epoch that covers `offset` then
+        starts at `offset`.
+        """
         if offset <= self.start_offset:
             return
         if offset >= self._end:
