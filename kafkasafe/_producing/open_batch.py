@@ -118,8 +118,9 @@ class OpenBatch:
         due: Monotonic time, in seconds, at which the open batch must be sealed at the latest.
         encoded: The encoded records, as soon as the open batch is sealed; `NOT_ENCODED` before.
         parcels: The parcels, as soon as the pump has them; None before.
-        acked: Set by `metadata` if the records' metadata differ only in the offset: topic, partition, both as a
-            TopicPartition, base offset, timestamp, and the sizes of key and value. Otherwise None.
+        acked: What the records' metadata have in common, if they differ only in the offset; otherwise None. Topic,
+            partition, both as a TopicPartition, base offset, timestamp, and the sizes of key and value. `metadata` sets
+            it.
         firsts: List of the first callback of each record, by record number. A callback that is added after sealing is
             not in it. The list may be shorter than the number of records. See `RecordFuture.add_callback`.
         callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record number, function, record

@@ -1,5 +1,5 @@
-"""Registers this process's producers. This keeps the order of the records that several producers send from one
-directory, and makes it possible to end producers in a forked child.
+"""Registers this process's producers. The registration keeps the order of the records that several producers send from
+one directory. It also makes it possible to end producers in a forked child.
 """
 
 from __future__ import annotations

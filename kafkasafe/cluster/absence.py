@@ -1,4 +1,4 @@
-"""Decides from the brokers' metadata whether a partition is proven not to exist.
+"""Decides, from the brokers' metadata, whether it is proven that a partition does not exist.
 
 A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. In both
 cases each broker reports the partition as missing, and waiting does not help. But a broker may also report a new

@@ -75,7 +75,7 @@ def lowest_produce(identity: TransactionIdentity | None) -> int:
 
 def highest_produce(identity: TransactionIdentity | None, *, by_id: bool = False) -> int:
     """Returns the newest version of Produce that follows the protocol of the batch's transaction. `by_id` says whether
-    the id of each topic of the request is known (KIP-516).
+    the ids of all topics in the request are known (KIP-516).
     """
     if identity is not None and identity.protocol < _PROTOCOL_2:
         return newest("Produce", _LAST_PRODUCE_1)

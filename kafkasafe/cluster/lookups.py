@@ -264,8 +264,8 @@ class LookUps:
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
         """The verified start of the log. Reports answers that needed verification.
 
-        A start that is lower than the known one is accepted in the end, even without a proof: the records from there on
-        can be read. If the log has been replaced, the known start would hide records.
+        A start that is lower than the known one is finally accepted even without a proof, because the records at and
+        after the lower start can be read. If the log has been replaced, the known start would hide records.
         """
         tries = 0
         is_fresh = False

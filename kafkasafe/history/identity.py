@@ -201,8 +201,8 @@ class Scan:
         end_offset: The leader's log end when the scan began (exclusive): the scan must read up to here.
         found: Base offset of each batch found, by index.
         trimmed_to: The log start offset, if it has advanced past the place of the scan; else -1.
-        hidden_before: Offset (exclusive) up to which the range may contain hidden parts, which were trimmed or
-            compacted (a gap between offsets); -1 if the scan read everything.
+        hidden_before: Up to this offset (exclusive), parts of the range may be hidden, because they were trimmed or
+            compacted. Compaction leaves a gap between offsets. -1 if the scan read everything.
     """
 
     doubt: Sequence[BatchId]

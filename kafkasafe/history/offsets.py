@@ -31,8 +31,8 @@ Topic ids have no order. An id that was never seen before is taken for a newer t
 4. From then on every broker names C. If C still counted as deleted, all answers about it would be held for ever.
 
 So a topic that counts as deleted becomes the present one again if all answers in a period of
-`remembered_offsets.FORMER_TOPIC_S` have named it. If a broker with older metadata is the only one that answers for that
-long, its topic is taken for the present one, until the same rule restores the real one.
+`remembered_offsets.FORMER_TOPIC_S` have named it. If only a broker with older metadata answers for that long, the topic
+that it names is taken for the present one, until the same rule restores the real one.
 
 One method per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """

@@ -22,8 +22,8 @@ Each object owns its state, and gets the objects that it uses as constructor arg
 
 Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into the
 `Mailbox`, which wakes that thread. The thread passes each job to the `BrokerLink` of one broker, or parks it
-(`Refresher.park`) until the next metadata answer. A link keeps requests that cannot be written yet (no connection,
-throttled) in their order. If the link's connection fails, the link fails all these requests.
+(`Refresher.park`) until the next metadata answer. A link keeps the order of requests that cannot be written yet,
+because there is no connection or it is throttled. If the link's connection fails, the link fails all these requests.
 
 The path of a batch: (1) `produce` puts a job into the mailbox. (2) `ProduceRouter` groups batches by leader into
 requests. (3) `BrokerLink.submit` appends each request to `waiting`. `BrokerLink.pump` connects if necessary, and writes

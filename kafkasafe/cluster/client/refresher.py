@@ -1,6 +1,6 @@
 """Sends metadata requests: chooses the topics and the broker, and applies the answer.
 
-Also keeps two things until the next answer: requests that cannot be routed before it ("parked" requests), and the
+Until the next answer, also keeps the requests that cannot be routed before that answer ("parked" requests), and the
 replies of callers that asked for metadata.
 """
 

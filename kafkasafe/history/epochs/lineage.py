@@ -329,7 +329,8 @@ def decode_topic_id(text: str) -> bytes | None:
 _PREFIX: Final = "ks1."
 _PREFIX_WITH_ID: Final = "ks2."
 """The topic id comes before the numbers. Versions of kafkasafe that only know `ks1.` take such a text for metadata of
-the application: they use only the committed leader epoch."""
+the application, and use only the committed leader epoch.
+"""
 _ID_BYTES: Final = 16
 _CRC_BYTES: Final = 4
 
