@@ -1,7 +1,7 @@
 """The decisions of `kafkasafe.consumer.SafeConsumer` about positions (see docs/design-consumer.md).
 
-Each object gets the objects that it uses as constructor arguments; `reading.py` makes all of them. The modules, in an
-order in which each module comes after those that it uses:
+Each object gets the objects that it uses as constructor arguments; `reading.py` makes all of them. The modules, each of
+them after the modules that it uses:
 
 - `reports.py`, `followers.py`: the destinations of events, and the followers from which the consumer may read.
 - `history.py`, `partition.py`: the state of one partition.

@@ -39,7 +39,7 @@ class Commits:
 
         Args:
             offsets: The offsets to commit.
-            max_bytes: Maximum length of each text that is added.
+            max_bytes: Maximum length of the text that is added to an offset.
         """
         with self._lock:
             carries_lineage = self._carries_lineage
@@ -77,7 +77,7 @@ class Commits:
 
         So a position is left out if it looks like a position in the new log and the application has not decided yet. A
         position is also left out if the metadata already name another topic, but the position was not checked yet.
-        Commits before that carry the id of the topic that was read (`_described`).
+        Until the metadata name another topic, commits carry the id of the topic that was read (`_described`).
         """
         return self._port.consumed(unhanded, self._is_allowed)
 

@@ -46,9 +46,9 @@ class Followers(Generic[T]):
         """How long, in seconds, a follower may take to answer."""
         self._left_until: dict[T, float] = {}
         self._asked: dict[int, tuple[float, frozenset[T]]] = {}
-        """Maps a follower with a Fetch in flight to the deadline of its answer, and to the requested partitions."""
+        """For each follower with a Fetch in flight: the deadline of its answer, and the requested partitions."""
         self._overdue: dict[int, frozenset[T]] = {}
-        """Maps a follower with an overdue answer to the partitions that are read from their leaders instead. The answer
+        """For each follower with an overdue answer: the partitions that are read from their leaders instead. The answer
         may still come.
         """
         self._late: deque[Any] = deque(maxlen=_MOST_LATE_ERRORS)
@@ -116,7 +116,7 @@ class Followers(Generic[T]):
 
     def due_s(self, now: float) -> float:
         """Return the seconds until a follower's answer is overdue. If no answer is awaited, return the time-out that a
-        Fetch would have if it was sent now.
+        Fetch would have if it were sent now.
         """
         with self._lock:
             return max(0.0, min((until - now for until, _ in self._asked.values()), default=self._patience_s))

@@ -198,13 +198,13 @@ class History:
         1. The consumer reads up to offset 10, seeks to 35 and reads on. The epoch has changed at 20 and at 30.
         2. In the lineage, the first epoch lasts up to 35, because no newer epoch was seen before.
         3. The consumer seeks to 25. The records 20 to 24 have another epoch than in the lineage. This is no loss,
-           because none of them was read.
+           because none of these records was read.
         """
         return next((start for start, end in self._skipped if start < offset <= end), offset)
 
     def _note_read(self, start: int, end: int, former_end: int | None) -> None:
-        """Record that this range was read, and is not a skipped one. If records before it were skipped, record their
-        range.
+        """Record that this range was read, so it no longer counts as skipped. If records right before this range were
+        skipped, record the range of these records as skipped.
 
         Args:
             start: Offset that was fetched.

@@ -136,8 +136,8 @@ class OffsetLookUps:
         return answered, missing
 
     def _save(self) -> None:
-        """Save the end offsets before the application gets them, so that the next run returns no lower ones, even after
-        a kill -9.
+        """Save the end offsets before the application gets them, so that the next run returns no lower end offsets,
+        even after a kill -9.
         """
         if self._path is None or time.monotonic() < self._save_due:
             return

@@ -1,4 +1,4 @@
-"""Keep a consumer's batches in different lanes apart: at most one lane at a time may move the group's offsets.
+"""Make sure that at most one lane at a time can move a group's offsets, if a consumer's batches are in several lanes.
 
 `kafkasafe.units` compares and orders the batches of one lane. Nothing compares batches of different lanes:
 
@@ -6,9 +6,9 @@
    consumer goes back to the group's offset, 0.
 2. The program continues with a producer of another lane: one that was open already, or one with another `client_id` or
    `spool_dir`. That producer's batch with records 0 to 9 is committed.
-3. A producer opens the first lane, here or in another process, and delivers the batch that was left. That batch's
-   offsets come from the same member in the same generation, so the group would accept them: records 0 to 9 would be in
-   the output twice.
+3. A producer opens the first lane, here or in another process, and delivers the batch that was left. The group would
+   accept the offsets of that batch, because they come from the same member in the same generation. So records 0 to 9
+   would be in the output twice.
 
 So if a batch is undecided, and the next batch goes to another lane:
 
@@ -18,7 +18,7 @@ So if a batch is undecided, and the next batch goes to another lane:
   accepted are committed or aborted.
 - With `assign` there is no generation. So `send_offsets` refuses the next batch while the other lane has an undecided
   batch of the partition. If the new producer is on the same directory and will adopt that lane, `send_offsets` waits
-  for this; it takes seconds.
+  for the adoption, which takes seconds.
 - If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. A batch that continues
   from an earlier batch must come after that batch, and must not be committed if the earlier one is dropped.
 """

@@ -37,7 +37,8 @@ class PlaceLeft(NamedTuple):
 
     def is_in(self, topic_id: bytes | None) -> bool:
         """Return whether this is a position in the topic with this id (None: not known). If one of the ids is not
-        known, return whether records were read: otherwise the position may be in a deleted topic of the same name.
+        known, return whether records were read. If none were read, the position may be in a deleted topic of the same
+        name.
         """
         if None in {topic_id, self.topic_id}:
             return self.was_read
@@ -125,7 +126,7 @@ class Failures:
         reason: The meaning of this code.
         reported_code: Error code in the latest event about these failures; 0 if no event has reported them.
         overdue_since: When the fetches began to fail, or when `poll` last raised an error about these failures. The
-            time-out for the next such error begins then.
+            time-out for the next such error counts from this time.
         remote: Whether the position is in remote storage; None: not known yet. The consumer asks the leader only after
             a failed fetch.
         rest_until: When the partition may be fetched again.
@@ -223,11 +224,11 @@ class AssignedPartition:
         self.raised_at = 0.0
         self.reset: ResetReason | None = None
         self._left: PlaceLeft | None = None
-        """The position before a rebalance, during a reset for the reason "no_position"."""
+        """During a reset for the reason "no_position": the position before the rebalance."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no procedure runs, and no decision of the application is awaited."""
+        """Whether nothing is pending: no procedure runs, and the application does not have to decide anything."""
         return self.at.activity is Activity.IDLE
 
     def is_due(self, leadership: Leadership) -> bool:
@@ -239,8 +240,8 @@ class AssignedPartition:
             return True  # another topic has the name
         if leadership[2] >= 0:
             return leadership[2] > then[2]
-        # Brokers before 2.4 do not report the epoch. The check may have found one all the same, during an upgrade of
-        # the cluster.
+        # Brokers before 2.4 do not report the epoch. But during an upgrade of the cluster, the last check may have
+        # found an epoch.
         return self.doubted or leadership[1] != then[1]
 
     def on(self, event: PositionEvent, offset: int = 0) -> list[Action]:
@@ -370,14 +371,14 @@ class AssignedPartition:
         )
 
     def doubt(self, nodes: Collection[int]) -> None:
-        """If the position was found valid under one of these leaders, let it be checked again. This matters only if the
+        """If the position was found valid under one of these leaders, make another check due. This matters only if the
         metadata have no leader epochs.
         """
         if self.checked is not None and self.checked[1] in nodes:
             self.doubted = True
 
     def doubt_leader(self) -> None:
-        """Let the position be checked again if the metadata have no leader epochs."""
+        """Make another check of the position due, if the metadata have no leader epochs."""
         self.doubted = True
 
     def looked(self) -> None:

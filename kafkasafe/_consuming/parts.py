@@ -26,7 +26,7 @@ class AssignedPartitions:
         self._memory = memory
         self._parts: dict[TopicPartition, AssignedPartition] = {}
         self._left: dict[TopicPartition, PlaceLeft] = {}
-        """Maps a partition that was revoked to the position that it had."""
+        """For each partition that was revoked: the position that it had."""
         self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
 
     def hand_out_later(self, unhanded: Callable[[], Mapping[TopicPartition, int]]) -> None:
@@ -103,7 +103,7 @@ class AssignedPartitions:
         """Pass the history of each partition, up to its position, to `LineageMemory`, which can write it to disk.
 
         Args:
-            records: Records that are about to be returned. The positions do not include them.
+            records: The records that are about to be returned. The positions do not include them.
         """
         for tp, part in self.items():
             some = records.get(tp)

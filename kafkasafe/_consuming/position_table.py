@@ -9,7 +9,7 @@ A consumer has read a log up to its position. As soon as another broker leads, t
 until the position is known to be valid under the present leader:
 
 1. The position comes from a commit, a reset or a seek. It is IDLE and UNCHECKED.
-2. Records before the position were read, so they are compared with the leader's log: CHECK_DUE, and the position is
+2. If records before the position were read, they are compared with the leader's log: CHECK_DUE, and the position is
    WALKING. If no records were read, nothing can be missing: UNREAD.
 3. The log agrees (AGREED), and the position is IDLE and VALID. It remains so until another leader is known (CHECK_DUE
    again) or a batch contradicts the records read before (CONTRADICTED).
@@ -279,8 +279,8 @@ STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action,
     _S.SUSPECTED: {
         _E.SOUGHT: (_S.UNCHECKED, ()),
         _E.UNREAD: (_S.VALID, (Action.RESTART,)),
-        # The log agrees up to the position. So the suspicion concerns records after the position. They were read before
-        # a seek to a lower offset.
+        # The log agrees up to the position. So only records after the position can differ. These records were read
+        # before a seek to a lower offset.
         _E.AGREED: (_S.VALID, (Action.CUT, Action.REPOSITION)),
         _E.DIFFERED: (_S.VALID, ()),
         _E.FAILED: (_S.VALID, ()),

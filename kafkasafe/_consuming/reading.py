@@ -31,7 +31,9 @@ from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 
 _DECIDED_S: Final = 0.1
-"""If a partition waits for an atomic batch: the interval, in seconds, between checks whether the batch is decided."""
+"""While a partition waits for an atomic batch, the consumer checks at this interval, in seconds, whether the batch is
+decided.
+"""
 
 
 class Reading:
@@ -42,8 +44,8 @@ class Reading:
 
     Args:
         seek: `SafeConsumer.seek`, for the option `on_divergence`.
-        rewound: Called when a partition's position moves back. Records that were fetched before this call must not be
-            returned any more.
+        rewound: Called when a partition's position moves back. After this call, records that were fetched before it
+            must not be returned.
     """
 
     def __init__(

@@ -64,8 +64,8 @@ class Rereading:
     """Decides which partitions of one consumer are read again. Only the thread that polls uses this object.
 
     Args:
-        rewound: Called when a partition's position moves back. Records that were fetched before this call must not be
-            returned any more.
+        rewound: Called when a partition's position moves back. After this call, records that were fetched before it
+            must not be returned.
         timeout_ms: How long `offer` may wait for the group's offsets.
     """
 
@@ -89,12 +89,12 @@ class Rereading:
         self._states: dict[TopicPartition, Any] = {}
         """kafka-python's states at the start of the readings. A new state object means a new assignment."""
         self._restart: dict[TopicPartition, int] = {}
-        """Maps a partition that must be read again to its position when the error was raised."""
+        """For each partition that must be read again: its position when the error was raised."""
         self._held: set[TopicPartition] = set()
         self._informed: set[TopicPartition] = set()
         """Held partitions for which an error was raised: the program has discarded their records."""
         self._asked: dict[frozenset[TopicPartition], int] = {}
-        """Maps the set of partitions of each unanswered request for the group's offsets to the number that `draw`
+        """For each unanswered request for the group's offsets: its set of partitions, and the number that `draw`
         returned.
         """
         self._undecided: set[TopicPartition] = set()
@@ -188,9 +188,9 @@ class Rereading:
         self._release(tp, state)
         run = self._readings.get(tp) if self._states.get(tp) is state else None
         if run is not None and state.position is not None and run.accepted == state.position.offset:
-            # The program seeks to the first record that is in no batch yet, as programs do after an error. What it
-            # reads next still depends on the batches before that record: if one of them is dropped, its records are in
-            # no output. So the reading goes on.
+            # The program seeks to the first record that is in no batch yet, as programs do after an error. What the
+            # program reads next still depends on the batches before that record: if such a batch is dropped, the
+            # batch's records are in no output. So the reading goes on.
             run.step_back()
             return
         self._readings.begin(tp, self._readings.draw(), None)
@@ -249,9 +249,10 @@ class Rereading:
     ) -> tuple[Any, ...]:
         """Return what an atomic batch of this lane needs to commit this consumer's offsets.
 
-        The result has four items: (1) the positions after the returned records that are in no batch yet; (2) the
-        group's metadata; (3) the reading of each partition, which is the uninterrupted run of records to which the
-        position belongs; (4) the claims, which record that this batch moves the group to these offsets.
+        The result has four items. The first has the positions to commit: those after the returned records that are in
+        no batch yet. The second is the group's metadata. The third has each partition's reading, which is the
+        uninterrupted run of records to which the position belongs. The fourth has the claims, which say that this batch
+        moves the group to these offsets.
 
         Args:
             fate: Returns what has become of the batch. Any thread may call it.
@@ -260,7 +261,7 @@ class Rereading:
 
         Raises:
             LogDivergedError: A partition waits for the application's decision (see `on_divergence`).
-            BatchDroppedError: Records that were returned, but are in no batch, will be read again.
+            BatchDroppedError: The records that were returned but are in no batch will be read again.
             UsageError: See `OtherLanes`.
             WaitTimeoutError: See `OtherLanes`.
         """
@@ -409,8 +410,8 @@ class Rereading:
         self._asked.clear()
 
     def _holds_records(self, tp: TopicPartition, state: Any) -> bool:
-        """Whether the program may still have records of the partition that are in no batch. Records that it has
-        discarded after an error do not count.
+        """Whether the program may still have records of the partition that are in no batch. If the program has
+        discarded records after an error, these do not count.
         """
         if state.position is None:
             return False

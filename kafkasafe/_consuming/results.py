@@ -69,8 +69,8 @@ class Results:
         self._seek = seek
 
     def carry_on(self, only: TopicPartition | None = None) -> None:
-        """Begin the resets and checks that are due, and apply the results of those that have ended. Then raise an error
-        about a partition, if there is one that was not raised before.
+        """Begin the resets and checks that are due, and apply the results of those that have ended. Then, if a
+        partition has an error that was not raised before, raise this error.
 
         Args:
             only: Raise only the error of this partition, even if it was raised before.
@@ -122,8 +122,8 @@ class Results:
             raise error
         part.check(self._port.leadership(tp))
         self._moves.on(tp, part, PositionEvent.FAILED)
-        # The log record suffices: brokers before 2.3 refuse clients' questions about epochs, and if a permission is
-        # missing, fetches fail anyway.
+        # A log record suffices: brokers before 2.3 refuse clients' questions about epochs. If a permission is missing,
+        # the fetches fail anyway.
         self._reports.log.limited(
             logging.WARNING,
             "not_comparable",
@@ -151,7 +151,7 @@ class Results:
         # 3. So the position becomes the end of the records that were read. The check finds that these records are gone.
         is_gone = has_read and leadership is not None and history.is_of_another(leadership[0])
         # An unclean election has truncated the log, and the group has no offset. Up to its new end, the log has the
-        # records that were read. So a check of the new end as the position would find nothing.
+        # records that were read. So if the new end became the position, a check would find no loss.
         ends_early = has_read and to.strategy == LATEST and to.offset < read_to
         offset = read_to if is_gone or ends_early else to.offset
         self._port.place(tp, offset)

@@ -1,6 +1,6 @@
 """The objects of a `kafkasafe.producer.SafeProducer` (see docs/design.md).
 
-Each object owns its state. The objects of each module use only objects of the modules before it in this list:
+Each object owns its state. The objects of a module use only objects of modules that come earlier in this list:
 
 - `open_batch.py` has the open batch.
 - `lifecycle.py` stores whether the producer is open.

@@ -95,7 +95,7 @@ class Accumulator:
         before it.
         """
         self._spread: dict[str, int] = {}
-        """Maps a topic whose last open batch had records of several partitions to the number of these partitions."""
+        """For each topic whose last open batch had records of several partitions: the number of these partitions."""
         self._units: dict[AcceptedUnit, None] = {}
         """Atomic batches on their way from their callers to the pump, in the order of acceptance."""
 
@@ -119,7 +119,8 @@ class Accumulator:
             unit.refuse()
 
     def accept_unit(self, unit: AcceptedUnit) -> None:
-        """Accept an atomic batch in one step, unless it was dropped meanwhile. Records accepted earlier are sent first.
+        """Accept an atomic batch in one step, unless it was dropped meanwhile. The records that were accepted earlier
+        are sent first.
 
         During this call, a signal handler may raise an error (Ctrl-C), or wait, or close the producer. Before the step,
         the call has no effect. After the step, the batch is in `_units` until a thread hands it to the pump.
@@ -162,13 +163,13 @@ class Accumulator:
                     self._units.pop(unit, None)
 
     def seal_due(self, now: float) -> float:
-        """Seal the open batches that are due. Return the monotonic time, in seconds, at which the next one is due.
-        Called on the pump's thread.
+        """Seal the open batches that are due. Return the monotonic time, in seconds, at which the next open batch is
+        due. Called on the pump's thread.
         """
         if not self.open_batches and not self._units:
             return NEVER
-        # A thread that holds the lock for longer is sealing open batches. Return `now`, so that the pump calls again in
-        # its next turn.
+        # If another thread holds the lock for longer than this time-out, it is sealing open batches. Then return `now`,
+        # so that the pump calls this method again in its next turn.
         if not self.lock.acquire(timeout=0.05):
             return now
         try:
@@ -269,7 +270,7 @@ class Accumulator:
         self._pump.notify_waiters()
 
     def needed_bytes(self) -> int:
-        """Return the number of bytes in the spool that the open batches and one new open batch need at most.
+        """Return the largest number of bytes that the open batches and one new open batch may need in the spool.
 
         This method must be fast: a program with thousands of topics has thousands of open batches, and the producer
         calls the method for each of them.
@@ -307,7 +308,7 @@ class Accumulator:
             if encoded is NOT_ENCODED:
                 encoded = self._encoded(open_batch)
                 # A signal handler may have sealed the open batch meanwhile. If so, the handler has submitted the
-                # parcels of its own encoding, with their own head.
+                # parcels and the head of its own encoding.
                 own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
@@ -365,8 +366,9 @@ class Accumulator:
 def _most_room(config: ProducerConfig) -> int:
     """Return the limit, in bytes, for open batches with more room than `batch_size`; 0 if no open batch may have more.
 
-    A broker remembers only a few batches of a partition. With `delivery="transactional"`, the number of open batches in
-    a unit has the same limit. So each open batch may contain only one batch for a partition, and gets no larger room.
+    A broker remembers only a few batches of a partition. With `delivery="transactional"`, a unit contains at most this
+    number of open batches. So each open batch may contain only one batch for a partition, and gets no more room than
+    usual.
     """
     if config.delivery == "transactional":
         return 0

@@ -43,7 +43,7 @@ _WAYS_OUT: Final = {
 
 
 class Admission:
-    """Accepts records and atomic batches, and begins open batches. All three pass the same checks in the same order."""
+    """Accepts records and atomic batches, and begins open batches, after the same checks in the same order."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Admission:
         )
 
     def _wait_for_room(self, deadline: float | None, size: int = 0) -> float:
-        """Wait a while for room in the spool. The lock is not held. Return the deadline; the caller passes it to its
+        """Wait a while for room in the spool. The lock is not held. Return the deadline, which the caller passes to the
         next call of this method.
 
         `size` is the number of bytes that an atomic batch needs in addition to the open batches.

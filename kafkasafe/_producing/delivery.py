@@ -92,7 +92,7 @@ class Delivery:
         return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
 
     def raise_loss(self) -> None:
-        """Raise the error about the next loss that was not raised yet. A loss is either acknowledged records that are
+        """Raise the error about the next loss that was not reported yet. A loss is either acknowledged records that are
         not sent again, or records that are missing in the spool.
         """
         loss = self.pump.ledger.errors.next_loss()

@@ -1,7 +1,7 @@
 """Encode the records of an open batch into parcels, each for one partition.
 
-Encoding does not wait. It may be repeated after a Ctrl-C, or after memory was short. It changes only the state of the
-`Partitioning`, and repeating these changes does no harm.
+The encoding does not wait. After a Ctrl-C, or after memory was short, the encoding may be repeated: it changes only the
+state of the `Partitioning`, and repeating these changes does no harm.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class Encoder:
         try:
             return self._encode(open_batch)
         except (MemoryError, OSError) as error:
-            # pyarrow's codecs raise OSError if memory is short. This code uses no files, so OSError has no other cause.
+            # pyarrow's codecs raise OSError if memory is short. This code uses no files, so an OSError always means
+            # that memory is short.
             raise SpoolWriteError(
                 f"There is no memory to encode records of topic {open_batch.topic} ({type(error).__name__}: {error})."
                 " While this producer is open, no accepted record is lost: the next call, or the producer's own thread,"
@@ -102,7 +103,7 @@ class Encoder:
 
     @staticmethod
     def lost(open_batch: OpenBatch, error: BaseException) -> Encoded:
-        """Return an encoding, without bytes, of records that cannot be encoded. Its parcel has ended with this
+        """Return an `Encoded` for records that cannot be encoded. It has no bytes, and its parcel has ended with this
         error.
         """
         values = open_batch.close()
@@ -154,8 +155,8 @@ class Encoder:
         if not partitions and chosen < len(records.values):
             self.partitioning.leave_open(open_batch.topic)
         if not partitions and chosen and self.partitioning.left_open(open_batch.topic):
-            # Some records wait until their partitions are chosen. Records with a given partition must not overtake
-            # them.
+            # Some records wait until their partitions are chosen. These records must not be overtaken by records with a
+            # given partition.
             return Encoded([self._parcel(open_batch, UNCHOSEN, records)])
         by_record = records.keys is not None or self.partitioning.asks
         if chosen or (partitions > 1 and by_record) or self._may_divide(open_batch):

@@ -95,13 +95,13 @@ class _Waiting:
 
 
 class OpenBatch:
-    """Records of one topic that are sealed together.
+    """The records of one topic that are sealed together.
 
     Threads add records without a lock, and signal handlers may interrupt them and add records, too. A sender takes a
     number, stores its record at this number in the lists (the value last), and then checks whether the batch is still
     open. Sealing uses the opposite order: it marks the open batch as no longer open, then takes the stored records
-    (`close`). So if a sender finds the batch still open, sealing takes the sender's record. Otherwise the sender looks
-    for its record among the records that were taken (`took`).
+    (`close`). So if a sender finds the batch still open, a later sealing also takes the sender's record. Otherwise the
+    sender looks for its record among the records that were taken (`took`).
 
     Attributes:
         open: Whether the open batch accepts records.
@@ -118,8 +118,9 @@ class OpenBatch:
         due: Monotonic time, in seconds, at which the open batch must be sealed at the latest.
         encoded: The encoded records, as soon as the open batch is sealed; `NOT_ENCODED` before.
         parcels: The parcels, as soon as the pump has them; None before.
-        acked: Set by `metadata` if the records' metadata differ only in the offset: topic, partition, both as a
-            TopicPartition, base offset, timestamp, and the sizes of key and value. Otherwise None.
+        acked: What the records' metadata have in common, if they differ only in the offset; otherwise None. Topic,
+            partition, both as a TopicPartition, base offset, timestamp, and the sizes of key and value. `metadata` sets
+            it.
         firsts: List of the first callback of each record, by record number. A callback that is added after sealing is
             not in it. The list may be shorter than the number of records. See `RecordFuture.add_callback`.
         callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record number, function, record
@@ -370,7 +371,7 @@ class OpenBatch:
         keys, values = self.encoded.sizes
         fields: Iterable[tuple[Any, ...]]
         if isinstance(keys, int) and isinstance(values, int):
-            # Only offsets differ. A product yields the constant fields without Python code for each record.
+            # Only offsets differ. `itertools.product` yields the constant fields without Python code for each record.
             fields = itertools.product(
                 *((field,) for field in place), offsets, (stamp,), (None,), (keys,), (values,), (-1,)
             )
@@ -503,7 +504,7 @@ class OpenBatch:
             waiting.add(numbers[picked], pick(functions, picked.tolist()), errors=errors)
 
     def _by_parcel(self, indexes: Indexes) -> Iterator[tuple[Parcel, Indexes]]:
-        """Yield the parcels of records, each with the places of its records in `indexes`.
+        """Yield the parcels of these records. With each parcel, yield the places of the parcel's records in `indexes`.
 
         If no parcel was divided, this needs no Python code for each record.
         """
@@ -560,7 +561,7 @@ def _as_ints(indexes: Sequence[int] | Indexes) -> Sequence[int]:
 def _all_there(firsts: Sequence[Any]) -> bool:
     """Return whether none of these is None. The result may wrongly be False, but never wrongly True."""
     try:
-        # Fast for functions. Other callables of the application may be falsy, or raise.
+        # Fast for functions. Other callables of the application may count as false, or raise an error in `bool()`.
         return all(firsts)
     except Exception:
         return False

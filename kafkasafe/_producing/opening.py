@@ -1,7 +1,7 @@
 """Starts a producer: opens the spool and its lane, takes over the records that earlier runs left there, and makes the
 pump and the producer's other objects.
 
-Only this module defines which of a producer's objects uses which others.
+Only this module defines which objects of a producer use which other objects.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ def _made(
 
 
 def _check_room(config: ProducerConfig, files: Files, used: int) -> None:
-    """Log a warning if the volume will be full before the spool reaches `spool_max_bytes`, the only limit that the
-    metrics show.
+    """Log a warning if the volume will be full before the spool reaches `spool_max_bytes`. The metrics show only the
+    latter limit.
     """
     try:
         free = files.free_bytes(config.spool_dir)

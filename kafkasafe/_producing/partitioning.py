@@ -31,8 +31,9 @@ _MAX_PARTITION: Final = 2**31 - 1
 class Partitioning:
     """Stores the partition counts of topics, and chooses each record's partition.
 
-    Threads that seal an open batch choose under the producer's lock. The pump chooses for records that were accepted
-    before their topic was known, and reports each topic's partition count (`learned`).
+    A thread that seals an open batch chooses the partitions of its records under the producer's lock. The pump chooses
+    the partitions of records that were accepted before their topic was known, and reports each topic's partition count
+    (`learned`).
 
     Args:
         partition_by: From `partitioner_of`.
@@ -57,7 +58,7 @@ class Partitioning:
         self._recalled: set[str] = set()
         """Topics whose partition count is that of an earlier run. They may have more partitions now."""
         self._unchosen: set[str] = set()
-        """Topics with records that wait, or waited, until their partitions are chosen."""
+        """Topics whose records wait, or waited earlier, until their partitions are chosen."""
         self._rotation = random.randrange(1 << 16)
 
     def recall(self, counts: Mapping[str, int], unchosen: Iterable[str]) -> None:

@@ -137,7 +137,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """Wait for the cluster's acknowledgement, and for the record's callbacks.
 
         Args:
-            timeout: Seconds; None for no limit. If the record's result is known when the time is over, but its
+            timeout: Seconds; None for no limit. If the record's result is known at the time-out, but the record's
                 callbacks have not run, the call ends with that result and not with a time-out.
 
         Raises:

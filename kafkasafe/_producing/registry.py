@@ -1,5 +1,5 @@
-"""Registers this process's producers. This keeps the order of the records that several producers send from one
-directory, and makes it possible to end producers in a forked child.
+"""Registers this process's producers. The registration keeps the order of the records that several producers send from
+one directory. It also makes it possible to end producers in a forked child.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def goes_live(pump: Pump, path: str) -> None:
     records, those are sent first.
     """
     LIVE[pump] = path
-    # Write `LIVE` before reading `DROPPED`: if a producer is dropped too late to be found in `DROPPED`, it finds this
-    # producer in `LIVE`.
+    # Write `LIVE` before reading `DROPPED`: if another producer is dropped too late to be found in `DROPPED`, that
+    # producer finds this one in `LIVE`.
     for other, directory in DROPPED.copy().items():
         if directory == path:
             pump.come_after(other)

@@ -42,8 +42,8 @@ _CLOSE_PAUSES: Final = 2
 """If a pause has a known end, `close` waits for it, but at most for this number of additional request time-outs."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
-"""`close` waits for a slow disk for at least this many seconds, if necessary. Records that are not on disk after the
-wait are lost.
+"""`close` waits for a slow disk for at least this many seconds, if necessary. If a record is not on disk after the
+wait, it is lost.
 """
 _DISK_STEP_S: Final = 0.1
 _LOG_S: Final = 1.0
@@ -302,8 +302,9 @@ class Shutdown:
     def drop(self, producer: object) -> bool:
         """Let the pump of a dropped producer continue to deliver for as long as `close()` would wait.
 
-        This method itself waits for a second at most, as KafkaProducer's method does, so that records of the next
-        producer come later. It takes no lock, because the garbage collector may call it at any time.
+        This method itself waits for the pump, as KafkaProducer's method does, but for a second at most. In this time,
+        the pump can deliver records before a next producer sends its own. This method takes no lock, because the
+        garbage collector may call it at any time.
 
         Returns:
             Whether the caller should warn the program, because the producer was dropped without `close()`.

@@ -91,7 +91,7 @@ class _Bound:
 
 def called(function: F) -> F:
     """Decorates a method that has the name of an attribute in kafka-python. The decorated method has no truth value, so
-    that a program that forgets to call it gets an error.
+    a program that forgets to call the method gets an error.
     """
     return cast("F", _Method(function))
 

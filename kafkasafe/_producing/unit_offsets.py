@@ -102,7 +102,8 @@ class UnitOffsets:
         return BatchFate(self._decision, self)
 
     def give(self, given: m.GroupOffsets, *, informed: bool) -> None:
-        """Add offsets that the program gives, or that a KafkaConsumer has, to those of earlier calls of this method.
+        """Add offsets to those of earlier calls of this method. The program gives the offsets, or a KafkaConsumer has
+        them.
 
         Raises:
             BatchDroppedError: See `GivenOffsets.offer`.
@@ -193,8 +194,8 @@ def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
 
 
 def _joined(earlier: m.GroupOffsets, later: m.GroupOffsets) -> m.GroupOffsets:
-    """Return the offsets of two calls for one group. If both calls have an offset for a partition, the one of the later
-    call counts.
+    """Combine the offsets that two calls gave for one group. If both calls gave an offset for a partition, the later
+    call's offset counts.
 
     The result has the membership of the older generation. If the group has a newer generation, it refuses all of the
     offsets. This is intended: another member may own a partition of the older offsets now, and may read the same

@@ -1,4 +1,4 @@
-"""Decides from the brokers' metadata whether a partition is proven not to exist.
+"""Decides, from the brokers' metadata, whether it is proven that a partition does not exist.
 
 A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. In both
 cases each broker reports the partition as missing, and waiting does not help. But a broker may also report a new
@@ -46,7 +46,7 @@ class Absence:
         self._since = now
         self._topic_id = b""
         self._witnesses: dict[int, int] = {}
-        """Maps each broker that reports the partition as missing to the partition count that it reports."""
+        """For each broker that reports the partition as missing: the partition count that it reports."""
         self._asked: dict[int, float] = {}
 
     def due(self, brokers: Sequence[int], now: float) -> list[int]:
@@ -64,7 +64,7 @@ class Absence:
         return chosen
 
     def answered(self, node: int, topic_id: bytes, partitions: int, now: float) -> None:
-        """Notes that broker `node` reports a topic with this id and this number of partitions."""
+        """Takes the report of broker `node` about the topic: its id, and its number of partitions."""
         if partitions > self._partition or topic_id != (self._topic_id or topic_id):
             # The partition exists, or the topic was recreated: the proof begins again.
             self._since = now

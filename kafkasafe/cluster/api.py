@@ -17,8 +17,8 @@ The rules, for callers and implementations:
   while a test advances its time. A reply must only store the answer and return: while it blocks, the cluster
   communicates with no broker. The cluster logs an exception that a reply raises, and does not pass it on. The same
   rules hold for listeners.
-- *Replies for one partition are called in the order in which the broker answered.* As long as the requests have the
-  same kind and all succeed, this is the order of the requests.
+- *Replies for one partition are called in the order in which the broker answered.* If the requests have the same kind
+  and all succeed, this is the order of the requests.
 - *Methods are thread-safe and never block*, except `close`. Any thread may read the properties and call `topic`,
   `topics` and `brokers`; they return the latest complete answer.
 - *Each request has a time-out*, the option `request_timeout_ms`. For `produce`, the time-out is at least the call's
@@ -163,8 +163,8 @@ class Cluster(Transactions, Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the cluster is reachable: True from an answered metadata request until such a request fails while no
-        broker is usable.
+        """Whether the cluster is reachable: True after a metadata request was answered, False after one failed while no
+        broker was usable.
         """
 
     @property
@@ -213,7 +213,7 @@ class Cluster(Transactions, Protocol):
         """Adds a listener for each metadata answer.
 
         After an answer, the cluster first calls the `reply` of each `refresh_metadata` that waited for this answer.
-        Then it calls the listener. The replies of requests that were routed by these metadata come last.
+        Then it calls the listener. After that, it calls the replies of requests that were routed by these metadata.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
@@ -278,8 +278,9 @@ class Cluster(Transactions, Protocol):
         """Appends batches to their partitions.
 
         While all batches of a partition succeed, they reach its leader in the order of the calls. When a batch fails,
-        later batches of the partition may already be in flight. `ProduceRequest.fence` stops those that are not in
-        flight. No batch is sent to a new leader while the old leader still has outstanding batches of the partition.
+        later batches of the partition may already be in flight. `ProduceRequest.fence` stops later batches that are not
+        in flight yet. No batch is sent to a new leader while the old leader still has outstanding batches of the
+        partition.
 
         A batch counts as *sent* as soon as its bytes were passed to a connection, whether or not the broker received
         them. When a connection ends, all batches sent on it fail (`sent=True`), and all batches that waited for it fail
@@ -298,9 +299,9 @@ class Cluster(Transactions, Protocol):
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
         """Connects to the partition's leader if necessary, and sends no request.
 
-        The reply comes as soon as a request to the leader would be written at once. So the caller can load a batch's
-        bytes just before they can be written. The call fails for the same reasons, and after the same time, as a
-        produce request that fails without being sent.
+        The reply comes as soon as a request to the leader could be written without a wait. So the caller can load a
+        batch's bytes just before they can be written. The call fails for the reasons for which a produce request fails
+        without being sent, and after the same time.
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------

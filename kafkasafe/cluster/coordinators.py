@@ -1,4 +1,5 @@
-"""Requests as data, and which versions of them may be sent. Builds the requests of `kafkasafe.cluster.transactions`.
+"""Describes requests as data, and which versions of them may be sent. Builds the requests of
+`kafkasafe.cluster.transactions`.
 
 A request has a name and fields, named as in Kafka's protocol. `Coordinated.ask` sends a request. The attributes of the
 answer are its fields, also named as in the protocol.
@@ -74,7 +75,7 @@ def lowest_produce(identity: TransactionIdentity | None) -> int:
 
 def highest_produce(identity: TransactionIdentity | None, *, by_id: bool = False) -> int:
     """Returns the newest version of Produce that follows the protocol of the batch's transaction. `by_id` says whether
-    the id of each topic of the request is known (KIP-516).
+    the ids of all topics in the request are known (KIP-516).
     """
     if identity is not None and identity.protocol < _PROTOCOL_2:
         return newest("Produce", _LAST_PRODUCE_1)

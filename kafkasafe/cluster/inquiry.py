@@ -65,7 +65,9 @@ class RunningProcedure(Generic[T]):
     def ended(
         self, *, result: T | None = None, error: Exception | None = None
     ) -> RunningProcedure[Any] | None:
-        """Ends the procedure. If it is a part, and its parent can continue now, returns the parent; otherwise None."""
+        """Ends the procedure. If it is a part of another procedure that can continue now, returns that one; otherwise
+        None.
+        """
         self.done, self.result, self.error = True, result, error
         parent = self._parent
         return parent if parent is not None and parent.goes_on(error) else None

@@ -44,7 +44,7 @@ def topic_at(answer: Any, topic: str, *, version: int) -> TopicInfo:
 
 
 def topics_listed(answer: Any) -> TopicsListed:
-    """Reads all topics that are not internal from a metadata answer."""
+    """Returns the topics of a metadata answer, without internal topics and without topics that have an error."""
     found: dict[str, tuple[int, ...]] = {}
     for row in answer.topics:
         if not (row.error_code or row.is_internal) and row.name is not None:

@@ -7,8 +7,8 @@ can help, and returns the offset to use. An answer without an error can be wrong
   answer by the tracker's rules. If the rules require a proof, they ask the leader for it. `listed` returns an answer
   unchecked.
 - A leader that does not find its remote segments answers a look-up by time with the first matching record on its own
-  disk, or with none (KIP-1007). So `at_time` asks whether the log has a remote part. If the log has one, `at_time`
-  reads the last remote batch, and then asks again: see `_beside_remote`.
+  disk, or with none (KIP-1007). So `at_time` asks whether the log has a remote part. If there is a remote part,
+  `at_time` reads the last remote batch, and then asks again: see `_beside_remote`.
 """
 
 from __future__ import annotations
@@ -144,7 +144,9 @@ class LookUps:
         return {} if isinstance(answer, Failure) else answer
 
     def give(self, timestamp: int, answers: Mapping[tuple[str, int], OffsetListed]) -> None:
-        """Keeps answers for `listed`. Each answer replaces the next request about its partition and `timestamp`."""
+        """Keeps answers for `listed`. For the next call about the same partition and `timestamp`, `listed` returns the
+        kept answer and sends no request.
+        """
         for (topic, partition), answer in answers.items():
             self._given[topic, partition, timestamp] = answer
 
@@ -262,8 +264,8 @@ class LookUps:
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
         """The verified start of the log. Reports answers that needed verification.
 
-        A start that is lower than the known one is accepted in the end, even without a proof: the records from there on
-        can be read. If the log has been replaced, the known start would hide records.
+        A start that is lower than the known one is finally accepted even without a proof, because the records at and
+        after the lower start can be read. If the log has been replaced, the known start would hide records.
         """
         tries = 0
         is_fresh = False
@@ -380,9 +382,9 @@ class LookUps:
 
         The fetch does not prove that remote storage was ready at the time of the answer. So the leader is asked again
         after the fetch, and the lower answer counts. If a single outage falsified both answers, it would also make the
-        fetch between them fail. Two outages, one for each answer, are found by means of the fetched batch: if this
-        batch has a record that is at least as new as `timestamp`, an answer after the batch is wrong. This check needs
-        a complete batch, and may find nothing if timestamps are out of order.
+        fetch between them fail. Two outages, one for each answer, are detected with the fetched batch: if it has a
+        record that is at least as new as `timestamp`, the correct answer is in this batch or before it. This check
+        needs a complete batch, and may find nothing if timestamps are out of order.
         """
         fetched = yield from self._read_remote(topic, partition, remote[-1], note)
         if fetched is None:

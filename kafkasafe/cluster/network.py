@@ -149,10 +149,10 @@ class Connection(Protocol):
         """
 
     def version(self, name: str, minimum: int, maximum: int) -> int:
-        """The newest version of a request that the broker speaks.
+        """The newest version of a request, from `minimum` to `maximum`, that the broker supports.
 
         Raises:
-            UnsupportedVersionError: The broker speaks no such version.
+            UnsupportedVersionError: The broker supports no such version.
         """
 
     def send(

@@ -50,7 +50,7 @@ class ClusterPin:
         )
 
     def answered(self, cluster_id: str | None) -> str | None:
-        """Notes the cluster id of a metadata answer, and returns it; None for an empty one."""
+        """Stores and returns the cluster id of a metadata answer; None for an empty one."""
         answered = cluster_id or None
         if self.cluster_id is not None and answered is not None and answered != self.cluster_id:
             self._log.warning(

@@ -235,8 +235,7 @@ class Transactions(Protocol):
         committed.
 
         With protocol 1, the caller must first add the group to the transaction (`add_offsets_to_transaction`). Error
-        code 22, 25 or 82: `member`, on whose behalf the offsets are committed, does not belong to the group (any more).
-        Brokers before 2.5 ignore the member.
+        code 22, 25 or 82: the group does not have this `member` (any more). Brokers before 2.5 ignore the member.
         """
 
     def committed_offset(

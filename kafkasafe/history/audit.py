@@ -6,8 +6,8 @@ gap means that the log lost a record, or that the record never arrived although 
 means that a record was written twice.
 
 A log is read in parts, in any order: `runs` groups a part's headers into contiguous runs, and `judge` joins the runs of
-all parts. Records that compaction removed look like a gap. Records that retention removed do not look like a gap,
-because the log then begins after them.
+all parts. Where compaction has removed records, there seems to be a gap. Where retention has removed records, there is
+no gap, because the log then begins after these records.
 """
 
 from __future__ import annotations

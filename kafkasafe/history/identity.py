@@ -150,7 +150,7 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
 
     Args:
         doubt: The batches in doubt, in sequence order, all of one producer id and epoch.
-        view: The leader's state of that id; None when it has none, or when the broker cannot be asked.
+        view: The leader's state of that id; None if the leader has none, or if the broker cannot be asked.
         acked_before: Whether an earlier batch of this id and epoch was acknowledged on the partition.
 
     Returns:
@@ -168,7 +168,7 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     if view.producer_epoch > first.producer_epoch:
         return Judgement(IdentityVerdict.READ_LOG, 0, f"{seen}: newer than our epoch {first.producer_epoch}")
     if view.producer_epoch < first.producer_epoch:
-        # An epoch begins at sequence 0; a batch with another base sequence follows earlier ones.
+        # An epoch begins at sequence 0, so there are earlier batches before a batch with another base sequence.
         verdict = IdentityVerdict.GAP if acked_before or first.base_sequence else IdentityVerdict.DECIDED
         nothing = f"{seen}: nothing of our epoch {first.producer_epoch}"
         return Judgement(verdict, 0, nothing, missing=first.base_sequence)
@@ -201,8 +201,8 @@ class Scan:
         end_offset: The leader's log end when the scan began (exclusive): the scan must read up to here.
         found: Base offset of each batch found, by index.
         trimmed_to: The log start offset, if it has advanced past the place of the scan; else -1.
-        hidden_before: Offset (exclusive) up to which the range may contain hidden parts, which were trimmed or
-            compacted (a gap between offsets); -1 if the scan read everything.
+        hidden_before: Up to this offset (exclusive), parts of the range may be hidden, because they were trimmed or
+            compacted. Compaction leaves a gap between offsets. -1 if the scan read everything.
     """
 
     doubt: Sequence[BatchId]
@@ -278,13 +278,13 @@ def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, 
     """Judge by a finished scan and by the leader's producer state, which was read before the scan began.
 
     The state may show that a batch was appended although the log no longer has the batch. Only one incarnation uses a
-    producer id, and the leader derives the state from its log, so every sequence in the state was appended. (A missing
-    entry proves nothing.) The scan read the log up to an end that was determined after the state, so all batches in the
-    state are below the high watermark.
+    producer id, and the leader derives the state from its log, so every sequence in the state was appended. A missing
+    entry proves nothing. The scan read the log up to an end that was looked up after the state was read, so all batches
+    in the state are below the high watermark.
 
     Args:
         scan: A finished scan.
-        view: The leader's state of the batches' producer id; None when it has none, or when it cannot be asked.
+        view: The leader's state of the batches' producer id; None if the leader has none, or if it cannot be asked.
         acked_before: As for `judge_by_state`.
         whole: False if the log was truncated after the last acknowledgement. The leader may then have appended a late
             request without the batches before it, and its state wrongly counts these batches as present.

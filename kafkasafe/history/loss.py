@@ -1,15 +1,15 @@
 """Decides which acknowledged batches the log has lost, from the batch headers that the log holds now.
 
 An acknowledged batch can vanish after an unclean election, or with a wiped disk or a recreated topic. Brokers do not
-report this: in KAFKA-7190 and similar cases, they just acknowledge later batches at lower offsets. So the journal
-suspects a loss from other signs (`Cause`), and a survey then compares the batch headers of the log with the
+report this: in KAFKA-7190 and similar cases, they just acknowledge later batches at lower offsets than earlier ones. So
+the journal suspects a loss from other signs (`Cause`), and a survey then compares the batch headers of the log with the
 acknowledged batches.
 
 A batch is **lost** when it is not in the log, and either another batch covers its offset, or its offset is at or after
 the log's end. If the exact offset of a batch was never known, the batch counts as lost only under one condition: the
 survey saw the whole log, without a gap, from the batch's lowest possible offset on. A batch is not lost when retention
-deleted it (it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka removes such
-batches as configured.
+deleted it (it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka is configured to
+remove such batches.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ class Loss:
         records: Number of records in the lost batches, and in older batches whose loss follows from the sequences.
         moved: Maps the index of a batch to the batch's offset in the log, if this is not the offset that was
             acknowledged.
-        oldest_known: Whether the oldest batch that the survey searched for is lost, and it is unknown how many batches
-            before it are lost.
-        released_there: The suspected batches include batches of this lane that the spool has deleted, so that only
-            their offsets are known. Whether the log has a batch at each of these offsets.
+        oldest_known: Whether earlier batches may be lost, too: the oldest batch that the survey searched for is lost,
+            and the number of lost batches before it is unknown.
+        released_there: Whether the log has a batch of this lane at the offset of each suspected batch that the spool
+            has deleted. Only the offsets of these suspected batches are known.
         ours_until: From the first suspected offset up to this offset (exclusive), batches of this lane cover every
             offset. -1 if the survey did not check that, or no batch of this lane covers the first suspected offset.
     """
@@ -146,22 +146,22 @@ class Loss:
 
 @dataclass(slots=True)
 class Survey:
-    """Takes the log's batch headers and notes which acknowledged batches are in the log.
+    """Takes the log's batch headers, and finds out which acknowledged batches are in the log.
 
     Attributes:
         acked: The acknowledged batches, in the order of their acknowledgement.
         next_offset: Where the next page starts.
-        end_offset: The log's end, including records above the high watermark (exclusive).
+        end_offset: End of the log (exclusive), which may be above the high watermark.
         log_start_offset: The log's start.
-        from_offset: Offset from which the log may have changed; -1 when unknown. Batches may have been appended again
-            from this offset on, even before the offset of the oldest acknowledged batch.
+        from_offset: Offset from which the log may have changed; -1 when unknown. From this offset on, batches may have
+            been appended again, even at offsets before the oldest acknowledged batch.
         ours: Producer ids that only batches of this lane have. A batch of a transaction counts as this lane's batch
             once the transaction's commit marker is in the log.
         doubted_from: Offset from which the survey checks whether batches of `ours` cover the log; -1: it does not
             check.
-        released: Base offsets of the batches of this lane that the spool has deleted, so that only their offsets are
-            known. At or after `doubted_from`, ascending. None if some of these offsets are unknown.
-        complete: Whether the survey saw no gap between batches, so that nothing was compacted.
+        released: Base offsets of the batches of this lane that the spool has deleted, at or after `doubted_from`,
+            ascending. Only the offsets of these batches are known. None if some of these offsets are unknown.
+        complete: Whether the survey saw no gap between batches, which means that nothing was compacted.
     """
 
     acked: Sequence[AckedBatch]
@@ -344,7 +344,7 @@ class _Transactions:
 
 
 class _Before:
-    """Counts lost records among the records that were acknowledged before the oldest remembered batch.
+    """Counts how many of the records that were acknowledged before the oldest remembered batch are lost.
 
     Sequences have no gaps. So if the log still has an older batch of the same producer id, the sequence of that batch
     shows how many records are missing.

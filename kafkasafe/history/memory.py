@@ -24,8 +24,8 @@ class Remembered:
         topic_id: 16 bytes; None if brokers report no topic ids (before 2.8).
         lineage: The history of the records that the consumer handed out.
         marks: The newest batches that were read, oldest first; empty if leader epochs suffice.
-        skipped: Ranges of offsets (first, and the one after the last) that a seek has skipped. The leader epochs of the
-            skipped records are not known.
+        skipped: Ranges of offsets that a seek has skipped: the first offset, and the one after the last. The leader
+            epochs of the skipped records are not known.
     """
 
     topic_id: bytes | None
@@ -56,7 +56,7 @@ def encode(partitions: Mapping[tuple[str, int], Remembered]) -> str:
 
 
 MAX_LINEAGE_BYTES: Final = 16 * 1024
-"""Upper bound of the text of one `Lineage`: room for all epochs that it keeps."""
+"""Upper bound of the length of one `Lineage` as text: room for all epochs that it keeps."""
 
 
 def decode(text: str) -> dict[tuple[str, int], Remembered]:

@@ -8,19 +8,20 @@ Older brokers give no such sign.
 So `EndOffsets` remembers the highest answer and *holds* a lower one, so that the remembered value stays valid. Only a
 proof lowers the remembered value:
 
-- the leader's epochs: OffsetForLeaderEpoch, asked for the epoch of the highest answer, returns an end offset below that
-  answer. Then the log has lost the records in between; if the leader has a newer epoch, the cause is an unclean
-  election. If the requested epoch ends at or after the highest answer, the log still has the records. Then the leader
-  gave the lower answer before its high watermark had caught up.
+- the leader's epochs: when asked about the epoch of the highest answer, the leader returns an end offset below that
+  answer (OffsetForLeaderEpoch). Then the log has lost the records in between; if the leader has a newer epoch, the
+  cause is an unclean election. If the requested epoch ends at or after the highest answer, the log still has the
+  records. Then the leader gave the lower answer before its high watermark had caught up.
 - another topic id: the topic was recreated.
 
-Without epochs (old brokers), a lost record and an early answer look the same. There, a lower answer that is repeated
-for `hold_timeout_s` is reported as unproven, and the caller decides which value to believe (`EndOffsets.accept`).
+Without epochs (old brokers), nothing shows whether records are lost or the leader has not caught up yet. There, a lower
+answer that is repeated for `hold_timeout_s` is reported as unproven, and the caller decides which value to believe
+(`EndOffsets.accept`).
 
-The same holds for the start of a log. A lower start is proven by one end offset: that of the leader epoch to which the
-record at the remembered start belongs. If this end offset is below the remembered start, the log has lost that record,
-and the records that the log now has before the remembered start are new. If not, this leader has merely not yet deleted
-records that its predecessor had deleted.
+The same holds for the start of a log. To prove a lower start, one end offset is needed: that of the leader epoch of the
+record at the remembered start. If this end offset is below the remembered start, the log has lost that record, and the
+records that the log now has before the remembered start are new. If not, this leader has merely not yet deleted records
+that its predecessor had deleted.
 
 Topic ids have no order. An id that was never seen before is taken for a newer topic, but it may be an older one:
 
@@ -30,8 +31,8 @@ Topic ids have no order. An id that was never seen before is taken for a newer t
 4. From then on every broker names C. If C still counted as deleted, all answers about it would be held for ever.
 
 So a topic that counts as deleted becomes the present one again if all answers in a period of
-`remembered_offsets.FORMER_TOPIC_S` have named it. If a broker with older metadata is the only one that answers for that
-long, its topic is taken for the present one, until the same rule restores the real one.
+`remembered_offsets.FORMER_TOPIC_S` have named it. If only a broker with older metadata answers for that long, the topic
+that it names is taken for the present one, until the same rule restores the real one.
 
 One method per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """
@@ -108,8 +109,8 @@ class EndOffsets:
 
         Returns:
             Value: `offset` is the end. Held: the answer is not accepted; the remembered value stays valid. Regressed:
-            the topic was recreated, and the new topic's end is lower. Unproven: answers have been lower for
-            `hold_timeout_s`, and epochs cannot decide the case.
+            the topic was recreated, and the new topic's end is lower. Unproven: answers have stayed lower than before
+            for `hold_timeout_s`, and there are no epochs to prove the reason.
 
         Raises:
             ValueError: `offset` is negative.
@@ -209,11 +210,11 @@ class EndOffsets:
             else RegressedReason.TRUNCATED
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
-        # The held answer may itself be too low, so count only those records as lost that are proven to be lost.
+        # The held answer may itself be too low, so count only the records whose loss is proven.
         return self._lower(known, max(known.lower_ends.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:
-        """Accept the lower answer that is held back. If nothing is proven, the caller decides whether to do this.
+        """Accept the lower answer that is held back. Without a proof, the caller decides whether to accept the answer.
 
         Returns:
             None when no answer is held.
@@ -256,8 +257,8 @@ class EndOffsets:
 
         Returns:
             Value: `offset` is the start; the start of a recreated topic may be lower than before. Held: the answer is
-            lower than before, or about a deleted topic. Unproven: answers have been lower for `hold_timeout_s`, and
-            nothing can prove whether the log is the same.
+            lower than before, or about a deleted topic. Unproven: answers have stayed lower than before for
+            `hold_timeout_s`, and there is no proof whether the log is the same.
 
         Raises:
             ValueError: `offset` is negative.
@@ -295,8 +296,8 @@ class EndOffsets:
             leader_epoch: The answering leader's own epoch (the request's current leader epoch).
 
         Returns:
-            Regressed: the log is another one. Held: the log is the same, or the response does not decide. Unproven: see
-            `observe_start`. Value: no answer is held.
+            Regressed: the log is another one. Held: the log is the same, or the response does not show whether it is.
+            Unproven: see `observe_start`. Value: no answer is held.
         """
         known = self._of(key)
         if known.lower_starts.since is None:
@@ -322,7 +323,7 @@ class EndOffsets:
         return self._lower_start(known, reason, Proof(requested_epoch, reply_epoch, end_offset, leader_epoch))
 
     def accept_start(self, key: Key) -> Regressed | None:
-        """Accept the lower start that is held back. If nothing is proven, the caller decides whether to do this.
+        """Accept the lower start that is held back. Without a proof, the caller decides whether to accept the start.
 
         Unlike an end that is too low, a start that is too low does no harm: the leader has the records at and after it.
         But if the log was replaced by another one, keeping the higher former start hides records.

@@ -31,7 +31,7 @@ class FoundRecord:
 
 @dataclass(slots=True)
 class LowerAnswers:
-    """Answers that were lower than the remembered one, and are not accepted.
+    """The answers that were lower than the remembered one, and that are not accepted.
 
     Attributes:
         since: Time of the first held answer; None when none is held.

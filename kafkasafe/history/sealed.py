@@ -1,6 +1,6 @@
 """Small text files that outlive an incarnation of a process: JSON with a version and a checksum.
 
-The contents of these files later decide whether a log lost records, so a damaged file must never be taken for an intact
+These files are later used to find out whether a log lost records, so a damaged file must never be taken for an intact
 one.
 """
 

@@ -22,8 +22,8 @@ Each object owns its state, and gets the objects that it uses as constructor arg
 
 Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into the
 `Mailbox`, which wakes that thread. The thread passes each job to the `BrokerLink` of one broker, or parks it
-(`Refresher.park`) until the next metadata answer. A link keeps requests that cannot be written yet (no connection,
-throttled) in their order. If the link's connection fails, the link fails all these requests.
+(`Refresher.park`) until the next metadata answer. A link keeps the order of requests that cannot be written yet,
+because there is no connection or it is throttled. If the link's connection fails, the link fails all these requests.
 
 The path of a batch: (1) `produce` puts a job into the mailbox. (2) `ProduceRouter` groups batches by leader into
 requests. (3) `BrokerLink.submit` appends each request to `waiting`. `BrokerLink.pump` connects if necessary, and writes
@@ -38,8 +38,8 @@ Non-obvious:
 - A request counts as sent once its bytes are in the connection's write buffer. A request that fails earlier has
   `sent=False`: the broker cannot have seen it.
 - A request's timeout begins when its last byte has left that buffer (`Connection.send`): on a slow connection, a long
-  time before that is no sign of a slow broker. A request also times out if the socket accepts no byte during the
-  timeout.
+  time before that moment does not mean that the broker is slow. A request also times out if the socket accepts no byte
+  during the timeout.
 - The transport sends no batch to a partition's new leader while the old leader has unanswered batches of the partition:
   otherwise the order of the batches would depend on which broker is faster.
 - Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in

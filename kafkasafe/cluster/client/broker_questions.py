@@ -1,4 +1,4 @@
-"""Requests to a certain broker, or to any broker, and the interpretation of the answers."""
+"""Sends requests to a certain broker, or to any broker, and interprets the answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kafkasafe.cluster.terms import not_sent, safely
 
 
 class BrokerQuestions:
-    """Requests to a certain broker, or to any broker. `Cluster` describes the public methods."""
+    """Sends requests to a certain broker, or to any broker. `Cluster` describes the public methods."""
 
     def __init__(
         self,
@@ -39,9 +39,7 @@ class BrokerQuestions:
         self._refresher = refresher
         self._reachability = reachability
         self._looks: dict[tuple[int, str], list[Reply[TopicInfo]]] = {}
-        """Maps the broker and the topic of each request in flight to the callers that asked after the request was
-        sent.
-        """
+        """For each request in flight, by broker and topic: the callers that asked after the request was sent."""
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         self.ask(metadata_question(None, topics_listed), reply)
@@ -50,8 +48,8 @@ class BrokerQuestions:
         """See `Cluster.topic_at`.
 
         All partitions of a topic may ask at the same time, for instance after a restart of a broker. So only one
-        request is in flight at a time. Callers that come meanwhile share the next request. The request in flight is too
-        early for them: the broker may have learned more since.
+        request is in flight at a time. Callers that come meanwhile share the next request, because the broker may have
+        learned more since the request in flight was sent.
         """
 
         def run() -> None:

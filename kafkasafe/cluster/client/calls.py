@@ -1,4 +1,4 @@
-"""Requests to one broker, each with a single outcome: one question, or several questions that share a request.
+"""The requests to one broker, each with a single outcome: one question, or several questions that share a request.
 
 A call builds its request and calls its reply. Other modules decide to which broker the request goes, and when.
 """
@@ -39,7 +39,7 @@ class Call:
         self.written_at = now
 
     def begin(self, now: float) -> None:
-        """Notes that the call waits for a connection from now on."""
+        """Sets the deadline of the wait for a connection, because the wait begins now."""
         self.deadline = now + self._wait_s
 
     def request(self, conn: Connection) -> Sendable | None:
@@ -201,7 +201,7 @@ Wanted: TypeAlias = OffsetsWanted | EpochsWanted
 
 
 class QuestionsCall(Call):
-    """Questions of one kind, at most one for each partition. An invalid answer fails only its own question."""
+    """Several questions of one kind, at most one for each partition. An invalid answer fails only its own question."""
 
     __slots__ = ("_done", "kind", "questions")
 

@@ -183,7 +183,7 @@ class BrokerLink:
         self._write(conn, QuestionCall(question, answered, timeout_s=timeout_s, identifies=True), now)
 
     def _admit(self, conn: Connection) -> None:
-        """Notes that the connection leads to the right cluster, and sends the waiting requests."""
+        """Marks the connection as one to the right cluster, and sends the waiting requests."""
         if conn is self.conn and not self.ready_once:
             self.ready_once = True
             self.failures = 0
@@ -345,7 +345,7 @@ class BrokerLink:
             self.hang_up()
 
     def suspect(self, now: float) -> None:
-        """Notes that the broker may hang: for a while, requests prefer other brokers."""
+        """Marks the broker as suspected to hang: for a while, requests prefer other brokers."""
         self.suspect_until = now + 2 * SILENCE_S
 
     def connect_at_once(self) -> None:

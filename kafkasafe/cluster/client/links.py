@@ -158,7 +158,7 @@ class Links:
             self._network.call_at(self._network.now() + _TICK_S, self._tick)
 
     def _tick(self) -> None:
-        """Requests metadata while a broker is silent: if a leader hangs, only other brokers can report who leads its
+        """Asks for metadata while a broker is silent: if a leader hangs, only other brokers can report who leads its
         partitions now.
         """
         self._ticking = False

@@ -17,7 +17,7 @@ class Mailbox:
 
     Attributes:
         closing: Whether jobs fail instead of running. Only the network thread uses it.
-        ended: Whether no thread will run jobs any more.
+        ended: Whether the mailbox has ended, and no thread will run its jobs.
     """
 
     def __init__(self, network: Network) -> None:

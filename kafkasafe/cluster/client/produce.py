@@ -1,8 +1,8 @@
 """Sends batches, in order, in Produce requests to the leaders of their partitions, and reports each batch's result.
 
-A batch whose leader is unknown is parked until the next metadata. Requests name topics by their ids (KIP-516) where the
-broker supports it (4.1 and newer). So a batch that is in flight while its topic is recreated never gets into the new
-topic.
+A batch whose leader is unknown is parked until the next metadata. If the broker supports it (4.1 and newer), a request
+names its topics by their ids (KIP-516). So a batch that is in flight while its topic is recreated never gets into the
+new topic.
 """
 
 from __future__ import annotations
@@ -156,13 +156,13 @@ class ProduceRouter:
         self._network.learn_broker(endpoint)
 
     def take_hint(self, target: TopicPartition, topic_id: bytes, hint: tuple[int, int]) -> bool:
-        """Notes the leader and the leader epoch that an answer named. `topic_id` is the id in the request. Returns
+        """Stores the leader and the leader epoch that an answer named. `topic_id` is the id in the request. Returns
         whether the leader changed.
         """
         return self._leaders.take_hint(target, topic_id, hint, self._network.addresses())
 
     def answered(self, *, stale: bool, moved: bool) -> None:
-        """Notes an answer that showed out-of-date metadata, or that named another leader."""
+        """Reacts to an answer that showed out-of-date metadata, or that named another leader."""
         if stale:
             self._schedule.want()
         if moved:
@@ -178,7 +178,7 @@ class RequestOrder:
 
     def __init__(self) -> None:
         self._fences: dict[TopicPartition, int] = {}
-        # Maps each partition with unanswered batches to the node that they were sent to, their topic id, and their
+        # For each partition with unanswered batches: the node that the batches were sent to, their topic id, and their
         # number. Invariant: all unanswered batches of a partition were sent to one node, with one topic id.
         self._pending: dict[TopicPartition, tuple[NodeId, bytes, int]] = {}
 
@@ -187,7 +187,7 @@ class RequestOrder:
         return self._fences.get(target, 0)
 
     def raise_fence(self, target: TopicPartition) -> int:
-        """Notes a failed batch, and returns the new fence. Batches that a thread submits before it learns of the
+        """Counts a failed batch, and returns the new fence. Batches that a thread submits before it learns of the
         failure must not be sent.
         """
         fence = self._fences.get(target, 0) + 1
@@ -210,14 +210,14 @@ class RequestOrder:
         return None
 
     def enter(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> None:
-        """Notes that a batch is being sent to a node with this topic id (`NO_TOPIC_ID`: with the topic's name
-        instead).
+        """Adds an unanswered batch, which is being sent to a node with this topic id (`NO_TOPIC_ID`: with the topic's
+        name instead).
         """
         count = self._pending[target][2] if target in self._pending else 0
         self._pending[target] = (node_id, topic_id, count + 1)
 
     def leave(self, target: TopicPartition) -> None:
-        """Notes that a batch was answered or failed."""
+        """Removes an unanswered batch, because it was answered or failed."""
         node_id, topic_id, count = self._pending[target]
         if count == 1:
             del self._pending[target]

@@ -68,7 +68,7 @@ _LAST_DELTA_AT: Final = 23
 
 
 class LeaderQuestions:
-    """Requests to leaders, except Produce. `Cluster` describes the public methods."""
+    """Sends all requests to leaders, except Produce requests. `Cluster` describes the public methods."""
 
     def __init__(
         self,
@@ -442,7 +442,7 @@ def _next_offset(records: Buffer, offset: int) -> int:
 
 
 def _only(topics: Any, group: str, number: str, topic: str, partition: int, *, name: str = "name") -> Any:
-    """The answer for one partition among a response's topics."""
+    """Returns the answer for one partition from the topics of a response."""
     for entry in topics:
         if getattr(entry, name) == topic:
             for answer in getattr(entry, group):

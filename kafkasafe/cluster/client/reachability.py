@@ -33,13 +33,12 @@ class Reachability:
         """When the first warning about the present outage was logged; None if no outage has been logged."""
 
     def request_failed(self, error: BaseException, now: float, *, alive: bool) -> None:
-        """Notes that a metadata request failed.
+        """Counts a metadata request that failed. The cluster becomes unreachable, unless `alive` is true.
 
         Args:
             error: Why the request failed.
             now: Time of the failure.
-            alive: Whether there is still a usable connection to a broker that is not suspected to hang. If so, the
-                cluster does not count as unreachable.
+            alive: Whether there is still a usable connection to a broker that is not suspected to hang.
         """
         self.failed += 1
         if not alive:
@@ -48,7 +47,7 @@ class Reachability:
             self._log_unreachable(error, now)
 
     def request_answered(self, now: float) -> None:
-        """Notes that a metadata request was answered."""
+        """Marks the cluster as reachable, because it answered a metadata request."""
         if self.failed and not self.connected:
             if self._unreachable_since is not None:
                 self._log.warning(
@@ -65,7 +64,7 @@ class Reachability:
         self.answered = True
 
     def end(self) -> None:
-        """Notes that the client ends."""
+        """Marks the cluster as unreachable, because the client ends."""
         self.connected = False
 
     def _log_unreachable(self, error: BaseException, now: float) -> None:

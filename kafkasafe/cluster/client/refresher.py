@@ -1,6 +1,6 @@
-"""Requests metadata. Chooses the topics and the broker, and applies the answer.
+"""Sends metadata requests: chooses the topics and the broker, and applies the answer.
 
-Also keeps two things until the next answer: requests that cannot be routed before it ("parked" requests), and the
+Until the next answer, also keeps the requests that cannot be routed before that answer ("parked" requests), and the
 replies of callers that asked for metadata.
 """
 
@@ -38,7 +38,7 @@ from kafkasafe.cluster.terms import (
 
 @dataclass(frozen=True, slots=True)
 class _ParkedRequest:
-    """A request that cannot be routed before the next answer.
+    """A request that cannot be routed before the next metadata answer.
 
     Attributes:
         route: Routes the request again. Its argument says whether this is the last try.
@@ -51,10 +51,10 @@ class _ParkedRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The replies and the parked requests that one metadata request serves.
+    """The replies and the parked requests that wait for one metadata request.
 
     Attributes:
-        replies: Replies of callers that asked for metadata.
+        replies: The `reply` of each caller that asked for metadata.
         parked: Requests that could not be routed.
     """
 
@@ -63,7 +63,7 @@ class _Waiting:
 
 
 class _AwaitingMetadata:
-    """Replies and parked requests that wait for a metadata request which has not begun."""
+    """The replies and the parked requests that wait for the next metadata request."""
 
     def __init__(self) -> None:
         self._replies: list[Reply[Any]] = []
@@ -81,8 +81,8 @@ class _AwaitingMetadata:
         return parked
 
     def take(self, *, of_new: bool) -> _Waiting:
-        """Removes the replies and parked requests for the metadata request that begins now, and returns them. A request
-        about new topics serves only replies about new topics.
+        """Removes and returns what waits for the metadata request that begins now. If the request asks only about new
+        topics, only the replies about new topics wait for it.
         """
         replies, self._replies_of_new = self._replies_of_new, []
         if of_new:
@@ -97,7 +97,7 @@ class _Attempt:
 
     Attributes:
         of_new: Whether the request asks only about topics that no earlier request has named.
-        waiting: The replies and parked requests that this request serves.
+        waiting: The replies and the parked requests that wait for this metadata request.
     """
 
     link: BrokerLink
@@ -106,7 +106,7 @@ class _Attempt:
 
 
 class Refresher:
-    """Requests metadata, and parks requests that cannot be routed before the next answer.
+    """Sends metadata requests, and parks requests that cannot be routed before the next metadata answer.
 
     Args:
         options: `retry_backoff_ms`, `allow_auto_create_topics`.
@@ -199,7 +199,7 @@ class Refresher:
         ]
         able = [link for link in links if link.not_before <= now or link.ready]
         if not able:
-            # No link may connect yet: wait for the end of the first back-off.
+            # All links are still in back-off: wait until the first of these back-offs ends.
             self._schedule.no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
             return
         link = self._links.best(able, now)

@@ -59,7 +59,7 @@ class RefreshSchedule:
             self.no_later(self._network.now())
 
     def all_no_later(self, at: float) -> None:
-        """Notes the latest time for the next request about all topics."""
+        """Makes the next request about all topics due at the time `at`, unless it is due earlier."""
         self._all_due = min(self._all_due, at)
 
     def all_overdue(self, now: float) -> bool:
@@ -85,14 +85,14 @@ class RefreshSchedule:
             self._on_due()
 
     def begun(self, now: float, *, of_all: bool) -> None:
-        """Notes that a request is in progress."""
+        """Marks a metadata request as in progress."""
         self._begun_at = now
         self._under_way = True
         if of_all:
             self._all_due = math.inf
 
     def over(self) -> None:
-        """Notes that the request was answered or failed."""
+        """Marks the metadata request as ended: it was answered, or it failed."""
         self._under_way = False
 
     def begin_anew(self) -> None:

@@ -40,8 +40,8 @@ from kafkasafe.cluster.terms import TopicPartition, closed_error, log
 
 
 class Transport(Coordinated):
-    """Requests to a Kafka cluster. Thread-safe; every request gets exactly one reply. `Cluster` and `Service` describe
-    the methods.
+    """Sends requests to a Kafka cluster. Thread-safe; every request gets exactly one reply. `Cluster` and `Service`
+    describe the methods.
 
     `kafkapython.connect.over_sockets` makes a transport that uses sockets. `VirtualCluster.connect` makes one that runs
     in virtual time.

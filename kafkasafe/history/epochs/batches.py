@@ -92,13 +92,14 @@ _COMPACTED: Final = "the log was compacted: what was read cannot be compared"
 
 
 class BatchWalk:
-    """Fetches single batches to find the first batch that was read and is not in the leader's log.
+    """Finds the first batch that was read but is not in the leader's log, by fetching single batches.
 
     Fetch the batch that contains the offset `query()` and pass it to `answer()`, until `query()` returns None. The walk
     starts with the newest batch. If the leader has this batch, the walk assumes that the leader also has the batches
-    before it. (This is wrong only if a writer sends the same bytes to the same offset again, after different batches.)
-    If the leader does not have the newest batch, a binary search finds the first missing one. A walk takes at most 2 +
-    log2(number of remembered batches) rounds, plus one round for each batch that compaction rewrote.
+    before it. This is wrong only if other batches replaced the batches before it, and a writer then sent the same bytes
+    to the same offset. If the leader does not have the newest batch, a binary search finds the first missing one. A
+    walk takes at most 2 + log2(number of remembered batches) rounds, plus one round for each batch that compaction
+    rewrote.
     """
 
     __slots__ = ("_bad", "_good", "_log_end", "_marks", "_position", "_skipped", "outcome", "round_trips")
@@ -144,7 +145,7 @@ class BatchWalk:
         Args:
             last_offset: Offset of the last record of that batch.
             crc: CRC of that batch.
-            rewritten: Whether compaction rewrote the batch, so that it cannot be compared.
+            rewritten: Whether compaction rewrote the batch, which then cannot be compared.
 
         Raises:
             LineageError: The walk already has its outcome.

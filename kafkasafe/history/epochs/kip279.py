@@ -38,7 +38,7 @@ _UNKNOWN: Final = Reply(UNDEFINED, UNDEFINED, ReplyKind.UNKNOWN)
 
 
 class Leader:
-    """Answers from a leader's history, by the rules of each protocol."""
+    """Gives a leader's answers from its history, by the rules of each protocol."""
 
     __slots__ = ("_log",)
 
@@ -57,7 +57,8 @@ class Leader:
         return Reply(UNDEFINED, self._log.start_offset) if self._log.entries else _UNDEFINED
 
     def kip101(self, epoch: int) -> Reply:
-        """The answer before KIP-279: the start of the next newer epoch, without naming the epoch that ends there.
+        """The answer before KIP-279: the start of the next newer epoch. The answer does not name the epoch that ends
+        there.
 
         For the leader's newest epoch, the answer is the log end. For an epoch that is newer or older than all of the
         leader's epochs, the answer is `UNDEFINED` (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
@@ -78,8 +79,8 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
-        """The first epoch of the sequence (newest first) that the leader has, and the lower of that epoch's end offsets
-        in both logs.
+        """The newest epoch of the sequence that the leader has, and the lower of the epoch's two end offsets: the one
+        in the sequence and the one in the leader's log. The sequence has the newest epoch first.
         """
         for epoch, end in sequence:
             reply = self.alternative1(epoch)

@@ -217,7 +217,9 @@ class Lineage:
         del self._epochs[keep:], self._starts[keep:]
 
     def forget_before(self, offset: int) -> None:
-        """Drop the history below `offset`, which retention removed. The epoch that covers `offset` starts there."""
+        """Drop the history below `offset`, because retention removed those records. The epoch that covers `offset` then
+        starts at `offset`.
+        """
         if offset <= self.start_offset:
             return
         if offset >= self._end:
@@ -327,7 +329,8 @@ def decode_topic_id(text: str) -> bytes | None:
 _PREFIX: Final = "ks1."
 _PREFIX_WITH_ID: Final = "ks2."
 """The topic id comes before the numbers. Versions of kafkasafe that only know `ks1.` take such a text for metadata of
-the application: they use only the committed leader epoch."""
+the application, and use only the committed leader epoch.
+"""
 _ID_BYTES: Final = 16
 _CRC_BYTES: Final = 4
 

@@ -28,7 +28,7 @@ class Same:
     """The leader's log contains every record that was read, at the same offset.
 
     Attributes:
-        until: Offset after the last record that is known to be the same.
+        until: Offset after the last record that is known to be the same in both logs.
     """
 
     until: int
@@ -59,7 +59,7 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The answers do not decide whether the logs differ. This is not a loss.
+    """The answers do not show whether the logs differ. This is not a loss.
 
     Attributes:
         reason: Human-readable text.
@@ -184,7 +184,7 @@ class EpochWalk:
         """Take the leader's answer to the last query.
 
         Args:
-            epoch: `leader_epoch` of the response: the largest epoch of the leader not above the one asked for.
+            epoch: `leader_epoch` of the response: the leader's largest epoch that is not above the requested one.
             end_offset: `end_offset` of the response.
 
         Returns:
@@ -219,10 +219,10 @@ class EpochWalk:
         self._log_end = max(self._log_end, end_offset)
         if self._log_start is not None and end_offset <= self._log_start:
             # The leader's whole log is newer than the requested epoch (the response may still name that epoch, with the
-            # log start as its end). So the log holds none of our records at or after the log start; nothing is known of
-            # those before.
+            # log start as its end). So the log holds none of our records at or after the log start. Nothing is known of
+            # our records before the log start.
             if self._log_start < ours.end_offset:
-                # Records below the log start that were read may also differ, but can no longer be compared.
+                # The records that were read below the log start may also differ, but can no longer be compared.
                 self._diverged(self._log_start, None, exact=self._log_start <= ours.start_offset)
             else:
                 self.outcome = Unknown(_TRIMMED, log_start_offset=self._log_start)
@@ -236,7 +236,7 @@ class EpochWalk:
             return
         at = ours.floor(epoch)
         if at is None:
-            # The leader's log has none of our epochs. Records before our first epoch are unknown here.
+            # The leader's log has none of our epochs. Nothing is known here of records before our first epoch.
             cut = min(
                 end_offset, next(start for ours_epoch, start in ours.entries if ours_epoch != UNDEFINED)
             )
