@@ -17,7 +17,7 @@ So if a batch is undecided, and the next batch goes to another lane:
   after it has joined again. The coordinator returns this offset only when all offsets that the group has already
   accepted are committed or aborted.
 - With `assign` there is no generation. So `send_offsets` refuses the next batch while the other lane has an undecided
-  batch of the partition. If the new producer is on the same directory and will adopt that lane, `send_offsets` waits
+  batch of the partition. If the new producer uses the same directory and will adopt that lane, `send_offsets` waits
   for the adoption, which takes seconds.
 - If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. A batch that continues
   from an earlier batch must come after that batch, and must not be committed if the earlier one is dropped.

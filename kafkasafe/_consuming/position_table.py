@@ -5,8 +5,8 @@ The pair is an `At`. An event selects one row in each table. The row of `ACTIVIT
 a bug, and raises an error. `STANDING` has rows only for the events that change the standing. The actions of both rows
 are carried out in this order: those of `STANDING`, then those of `ACTIVITY`.
 
-A consumer has read a log up to its position. As soon as another broker leads, the log may differ. So nothing is fetched
-until the position is known to be valid under the present leader:
+A consumer has read a log up to its position. When another broker becomes the leader, its log may differ. So nothing is
+fetched until the position is known to be valid under the present leader:
 
 1. The position comes from a commit, a reset or a seek. It is IDLE and UNCHECKED.
 2. If records before the position were read, they are compared with the leader's log: CHECK_DUE, and the position is

@@ -1,4 +1,4 @@
-"""Find positions (from the application's decisions, from commits and by resets), and check them."""
+"""Find positions and check them. A position comes from the application, from a committed offset or from a reset."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ be committed afterwards:
 1. A batch with records 0 to 9 is left in the spool. The consumer goes back to the group's offset, 0.
 2. A second producer delivers the batch, so the group's offset is 10. That producer is closed, too.
 3. The consumer has returned records 0 to 9 again, and the program adds them to a batch of a third producer. Each
-   producer compares its own batches (`ReadingOrder.is_superseded`), but the third producer does not know of the first
-   batch. So records 0 to 9 would be in the output twice.
+   producer compares its own batches with each other (`ReadingOrder.is_superseded`), but the third producer does not
+   know of the first batch. So records 0 to 9 would be in the output twice.
 
-So before the first batch after such a step back, `send_offsets` requests the group's offset. It refuses the batch if
-that offset is not the one to which the consumer went back. At the time of this request, all earlier producers of the
-lane have ended. If the batch is rejected, `send_offsets` requests the offset again for the next batch, because the
-batch that was left in the spool may still be under way (`ReadingRun.is_unused`). All of this is about one lane:
-`other_lanes` keeps batches of different lanes apart.
+So after such a step back, `send_offsets` requests the group's offset before it accepts the next batch. It refuses the
+batch if that offset is not the one to which the consumer went back. At the time of this request, all earlier producers
+of the lane have ended. If the batch is rejected, `send_offsets` requests the offset again for the next batch, because
+the batch that was left in the spool may still be under way (`ReadingRun.is_unused`). All of this concerns the batches
+of one lane: `other_lanes` keeps batches of different lanes apart.
 
 Without atomic batches, the group's offset alone decides where the consumer continues in a partition that is assigned to
 it again. If that offset is lower than the position that this consumer had, `Rereading.resumed` emits an event, and does

@@ -1,4 +1,4 @@
-"""One record that a producer has accepted: what the record's future waits for, and the result or the error."""
+"""One record that a producer has accepted: whether it is done, and its result or its error."""
 
 from __future__ import annotations
 

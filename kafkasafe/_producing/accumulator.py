@@ -1,7 +1,7 @@
 """Keeps the open batches of a producer, seals them, and passes them to the pump in the order of sealing.
 
-The accumulator may hold its lock during a whole encoding. Under the lock it does not access the disk. The only code of
-the application that the accumulator calls is the partitioner.
+The accumulator may hold its lock while it encodes a whole open batch. Under the lock it does not access the disk. The
+only code of the application that the accumulator calls is the partitioner.
 """
 
 from __future__ import annotations

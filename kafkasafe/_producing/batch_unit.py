@@ -1,7 +1,7 @@
 """An atomic batch after `commit`: the batch's records on their way to the pump, and the decision whether the batch is
 accepted.
 
-`kafkasafe.atomic` has the classes for programs.
+The classes that programs use are in `kafkasafe.atomic`.
 """
 
 from __future__ import annotations

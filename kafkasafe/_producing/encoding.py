@@ -1,7 +1,7 @@
 """Encode the records of an open batch into parcels, each for one partition.
 
-The encoding does not wait. After a Ctrl-C, or after memory was short, the encoding may be repeated: it changes only the
-state of the `Partitioning`, and repeating these changes does no harm.
+The encoding does not wait. If a Ctrl-C or a lack of memory interrupts it, it can be repeated: the encoding changes only
+the state of the `Partitioning`, and repeating these changes does no harm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The room of open batches, and the division of an open batch into batches of usual size.
+"""The room of open batches (how many bytes they may hold), and their division into batches of usual size.
 
 An open batch belongs to a topic. When an open batch is full, its records are divided among the partitions of their
-keys. Each batch that results has a fixed cost: an entry in the spool, in the journal and in a request. If an open batch
+keys. Each resulting batch has a fixed cost: an entry in the spool, in the journal and in a request. If an open batch
 with `batch_size` bytes of room is divided among 1,000 partitions, each batch has only a few records. Then the fixed
 cost exceeds the cost of the records by far. So an open batch has more room if the topic's previous open batch was
 divided among many partitions. `batch_size` remains the limit of each batch that is sent: a partition with more records

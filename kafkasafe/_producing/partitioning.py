@@ -1,5 +1,7 @@
-"""Finds the partition of a record: the caller's, the choice of the application's partitioner, or KafkaProducer's
-choice.
+"""Finds the partition of a record.
+
+The caller may give the partition. Otherwise the application's partitioner chooses it. If the application has no
+partitioner, this module chooses as KafkaProducer does.
 
 Nothing here seals an open batch or waits.
 """
@@ -101,8 +103,8 @@ class Partitioning:
         number = as_int(partition, "partition", _MAX_PARTITION)
         known = None if topic in self._recalled else self._counts.get(topic)
         if known is None and (info := self._cluster.topic(topic)) is not None and info.partitions:
-            # `_counts` lacks the topic while records wait until their partitions are chosen. A count from an earlier
-            # run may be out of date until the metadata have come.
+            # Use the cluster's metadata: `_counts` has no entry for a topic while records of the topic wait until
+            # their partitions are chosen, and a count from an earlier run may be out of date.
             known = max(info.partitions) + 1
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
@@ -156,7 +158,8 @@ class Partitioning:
         values: Sequence[bytes | None],
         key_sizes: Sizes | None = None,
     ) -> Indexes:
-        """Return the partition of each record, chosen by the application's partitioner, or as KafkaProducer chooses it.
+        """Choose the partition of each record. The application's partitioner chooses, if there is one. If
+        there is none, or if it fails, the partitions are chosen as KafkaProducer would choose them.
 
         Args:
             topic: Name of the topic.

@@ -1,5 +1,5 @@
-"""Registers this process's producers. The registration keeps the order of the records that several producers send from
-one directory. It also makes it possible to end producers in a forked child.
+"""Registers this process's producers, for two purposes. The records of a dropped producer are sent before later records
+of other producers on the same directory. And a forked child ends the producers that it inherited.
 """
 
 from __future__ import annotations

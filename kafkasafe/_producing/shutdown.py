@@ -1,4 +1,4 @@
-"""Ends a producer that is closed or dropped: waits for deliveries, releases resources, and logs what remains."""
+"""Ends a producer that is closed or dropped: waits for deliveries, releases resources, and logs undelivered records."""
 
 from __future__ import annotations
 

@@ -31,10 +31,11 @@ def as_offset(given: Any) -> Any:
 
 
 def as_partition(given: Any) -> TopicPartition:
-    """Convert a TopicPartition, maybe of aiokafka, to kafka-python's class.
+    """Convert a partition to kafka-python's TopicPartition. The argument may be an object of that class, aiokafka's
+    TopicPartition, or another tuple of a topic and a partition number.
 
     Raises:
-        TypeError: The argument is something else.
+        TypeError: The argument has none of these forms.
     """
     if isinstance(given, TopicPartition):
         return given

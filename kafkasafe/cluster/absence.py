@@ -9,10 +9,10 @@ partition as missing, because it has not heard of the partition yet:
 3. Some milliseconds later broker 1 has heard of the change. But if broker 1 is cut off from the controller, it reports
    two partitions for hours, to every client that reaches it.
 
-So one answer proves nothing. The absence is proven if two brokers still report it some seconds after the partition was
-first missing. In a cluster with one broker, that broker's report is the proof. If only one of several brokers answers,
-that broker has to report the absence for a minute. A minute is enough. An operator hardly ever adds a partition in the
-very minute in which a program sends to it. And even a wrong report loses no record: `rejected/` keeps it.
+So one answer proves nothing. The absence is proven if two brokers still report it some seconds after the first such
+report. In a cluster with one broker, that broker's report is the proof. If only one of several brokers answers, that
+broker has to report the absence for a minute. A minute is enough. An operator hardly ever adds a partition in the very
+minute in which a program sends to it. And even a wrong report loses no record: `rejected/` keeps it.
 
 This module has no clock: `now` is an argument, in seconds.
 """

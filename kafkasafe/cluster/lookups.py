@@ -3,11 +3,11 @@
 Each public method of `LookUps` is a procedure (`inquiry`) about one partition. It repeats its requests while a retry
 can help, and returns the offset to use. An answer without an error can be wrong in two ways:
 
-- A new leader may give an older answer than its predecessor did (KIP-207). So `end`, `start` and `at_time` check each
-  answer by the tracker's rules. If the rules require a proof, they ask the leader for it. `listed` returns an answer
-  unchecked.
+- A new leader may be behind its predecessor, so that its answer is out of date (KIP-207). So `end`, `start` and
+  `at_time` check each answer by the tracker's rules. If the rules require a proof, they ask the leader for it. `listed`
+  returns an answer unchecked.
 - A leader that does not find its remote segments answers a look-up by time with the first matching record on its own
-  disk, or with none (KIP-1007). So `at_time` asks whether the log has a remote part. If there is a remote part,
+  disk, or with no record (KIP-1007). So `at_time` asks whether the log has a remote part. If there is a remote part,
   `at_time` reads the last remote batch, and then asks again: see `_beside_remote`.
 """
 

@@ -3,11 +3,11 @@
 All code that uses private names of kafka-python, or that replaces a part of it, is in this package. This code was
 written against kafka-python 3.0.12. A release that renames a private name breaks only modules of this package. When
 kafkasafe is imported, `kafkasafe/_kafka_version.py` refuses the releases that are known to break it. If another release
-has renamed a field of KafkaConsumer, the constructor of SafeConsumer raises an error that names it. These releases do
-not work: 2.0.2 to 2.3.3, which lack `kafka.errors.RetriableError`; 3.0.0 to 3.0.2, which lack `TaskState`; 3.0.4, whose
-requests can be longer than their buffer; 3.0.5 to 3.0.8, whose `mark_pending_revocation` takes no argument; and the
-branch of 3.1, which has neither `kafka.net.selector` nor `kafka.net.transport`. `make test-oldest` runs tests with the
-oldest release that works.
+has renamed a field of KafkaConsumer, the constructor of SafeConsumer raises an error that names the field. These
+releases do not work: 2.0.2 to 2.3.3, which lack `kafka.errors.RetriableError`; 3.0.0 to 3.0.2, which lack `TaskState`;
+3.0.4, whose requests can be longer than their buffer; 3.0.5 to 3.0.8, whose `mark_pending_revocation` takes no
+argument; and the branch of 3.1, which has neither `kafka.net.selector` nor `kafka.net.transport`. `make test-oldest`
+runs tests with the oldest release that works.
 
     requests.py      the classes of requests; makes a request from a name and plain data
     wire.py          bytes of Produce requests and their answers, without copies
@@ -23,7 +23,7 @@ oldest release that works.
     subscription.py  positions: another object chooses the offsets of a commit
     records.py       fetched records: many are decoded at a time
     client.py        KafkaConsumer's connections: uses the bootstrap servers again if no broker can be reached
-    adapter.py       what a consumer's decisions need of kafka-python: states of partitions, the group, metadata
+    adapter.py       the parts of kafka-python that a consumer's decisions use: states of partitions, group, metadata
     owner.py         the objects that the fetcher and the coordinator of a consumer ask for decisions
     fetcher.py       the fetcher: resets and checks positions and uses responses as these objects decide; returns Arrow
                      tables, makes only requests that can be sent, and loses no data at an interrupt

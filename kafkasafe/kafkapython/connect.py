@@ -1,4 +1,4 @@
-"""Connects to a cluster over the network, or to an announced simulated cluster in this process.
+"""Connects to a cluster over the network, or to a simulated cluster in this process (see `announced`).
 
 Only this module makes a `Transport` over sockets.
 """

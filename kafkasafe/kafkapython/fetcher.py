@@ -1,7 +1,7 @@
 """kafka-python's fetcher. It asks an `Owner` for decisions, and can return records as Arrow tables.
 
 kafka-python's fetcher wraps the data fetched from a partition in a `PartitionRecords`, takes records from it, and moves
-the position after them. It also handles paused, unassigned and sought partitions, errors and metrics. If the
+the position past them. It also handles paused, unassigned and sought partitions, errors and metrics. If the
 application asks for whole batches, `Fetcher` replaces `PartitionRecords` with a class that returns RecordBatches. So
 the same code moves the positions in both cases.
 

@@ -1,8 +1,8 @@
 """Converts Kafka frames to kafka-python's protocol classes and back, and finds topics and partitions in them.
 
 Apart from a few names, the module has no code for particular APIs. It searches a message for arrays of topics (structs
-with a `name`, `topic` or `topic_id`), and the topics for arrays of partitions. So it also supports APIs that a new
-kafka-python adds.
+with a `name`, `topic` or `topic_id`). Then it searches each topic for arrays of partitions. So it also supports APIs
+that a new release of kafka-python adds.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ Records that are returned one by one stay in memory longer than batches. So thei
 1. A consumer of 200 partitions processes each record for a millisecond. It falls behind, so all its responses are full.
 2. With 4 MB of each partition, 800 MB of records would wait for `poll`.
 
-Rule: all partitions share 32 MiB, and each of them gets at least the first size.
+Rule: divide 32 MiB equally among the partitions. But ask for at most 4 MiB of each, and never for less than in the
+first request.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ count only while the partition answers:
 2. Broker 2 hangs. Its partitions acknowledge nothing for half a second, so they no longer count.
 3. The sender continues. Its records for broker 2 are buffered on disk. Its records for broker 1 stay within the limit.
 
-After an outage a partition may answer again with 1 GB outstanding. If a sender had to wait until 14 MB are left, it
-would wait for almost the whole delivery. So the limit is raised to the outstanding bytes. Then it falls by one byte for
-every two bytes that are delivered. So a sender does not wait if it adds records at most half as fast as the cluster
-takes them. A faster sender is slowed down to that rate.
+When a partition answers again after an outage, 1 GB of its records may be outstanding. If a sender had to wait until
+14 MB are left, it would wait for almost the whole delivery. So the limit is raised by the partition's outstanding
+bytes. Then the limit falls by one byte for every two bytes that are delivered. So a sender does not wait if it adds
+records at most half as fast as the cluster takes them. A faster sender is slowed down to that rate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gives the Java objects behind PySpark's objects. PySpark has only private names for them, and no other module of
+"""Finds the Java objects behind PySpark's objects. PySpark has only private names for them, and no other module of
 kafkasafe uses these names.
 """
 

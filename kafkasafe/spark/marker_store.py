@@ -1,4 +1,4 @@
-"""The markers of a sink in Kafka: a compacted topic, and offsets of a consumer group.
+"""Stores the markers of a sink in Kafka: in a compacted topic, and as offsets of a consumer group.
 
 A marker names the next batch id. So a later driver knows which batches are committed.
 """

@@ -8,8 +8,8 @@ rules:
 - Two kinds of records count as lost: records that disappear from the log after they were read, and records that
   retention removed before they were read. Depending on `failOnDataLoss`, a loss ends the query, or the planner reports
   it and writes it into the checkpoint (`Mark.begin`). The planner never skips records silently.
-- The planner does not plan with incomplete information. While a partition has no leader, or while the tracker does not
-  accept a lower end offset, the partition's range is empty. The next plan tries again.
+- The planner does not plan with incomplete information. A partition's range is empty if the partition has no leader, or
+  if the reported end offset is so low that the tracker does not accept it. The next plan tries again.
 - The planner evaluates the starting options once for each query. The end of the first micro-batch also stores where
   each of its ranges begins (`positions`). So the batch keeps its ranges when Spark runs it again.
 """

@@ -322,7 +322,8 @@ class _Fetching:
     def _wanted(self, answer: RecordsFetched, position: int) -> Iterator[tuple[Any, int]]:
         """Decodes a response in pieces, up to the end of the range.
 
-        Yields each piece, and the number of records at its beginning that have the leader epochs of the plan.
+        Yields each piece with a number: how many of its records come before the first one whose leader epoch differs
+        from the plan.
         """
         decoder = Decoder(
             answer.records,

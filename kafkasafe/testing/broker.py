@@ -277,7 +277,7 @@ class KafkaCluster:
         records, committed offsets and producer state are kept. Afterwards `upgrade` can continue to 4.x.
 
         Raises:
-            ConfigError: The cluster does not run Kafka 3.9 with ZooKeeper.
+            ConfigError: The cluster does not use ZooKeeper, or its version is not 3.9.
             ClusterError: A step did not end in time.
         """
         self._upgrades.leave_zookeeper(timeout_s)

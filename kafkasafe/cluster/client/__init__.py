@@ -34,16 +34,16 @@ Non-obvious:
 
 - An address may lead to another cluster after a while (a DNS name was switched, a pod's address was reused). So a
   pinned transport (`pin_cluster`) first asks each new connection for the cluster id: `BrokerLink.pump` holds all other
-  requests until the answer to a Metadata request admits the connection.
+  requests back until the answer to a Metadata request has shown that the cluster is the right one.
 - A request counts as sent once its bytes are in the connection's write buffer. A request that fails earlier has
   `sent=False`: the broker cannot have seen it.
-- A request's timeout begins when its last byte has left that buffer (`Connection.send`): on a slow connection, a long
-  time before that moment does not mean that the broker is slow. A request also times out if the socket accepts no byte
-  during the timeout.
+- A request's timeout begins when its last byte has left that buffer (`Connection.send`). On a slow connection, it can
+  take long until then, even if the broker is fast. A request also times out if the socket accepts no byte during the
+  timeout.
 - The transport sends no batch to a partition's new leader while the old leader has unanswered batches of the partition:
   otherwise the order of the batches would depend on which broker is faster.
 - Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in
-  the same turn of the loop become one request. The link sends the gathered questions before any other request to that
+  the same turn of the loop become one request. The link sends the gathered questions before any later request to that
   broker, so the order is kept. Each special timestamp of ListOffsets (such as `LATEST`) is a kind of its own, and
   look-ups by time are another kind: a look-up of an end must not wait for a look-up by time in remote storage.
 - When a connection ends, all its requests fail, sent or not: a later batch must not overtake an earlier one that was

@@ -1,4 +1,4 @@
-"""The requests to one broker, each with a single outcome: one question, or several questions that share a request.
+"""The requests to one broker. A request contains one question or several, and has a single outcome.
 
 A call builds its request and calls its reply. Other modules decide to which broker the request goes, and when.
 """

@@ -1,7 +1,7 @@
 """Sends metadata requests: chooses the topics and the broker, and applies the answer.
 
-Until the next answer, also keeps the requests that cannot be routed before that answer ("parked" requests), and the
-replies of callers that asked for metadata.
+A request that cannot be routed yet is "parked" here until the next answer. The replies of callers that asked for
+metadata also wait here for that answer.
 """
 
 from __future__ import annotations
