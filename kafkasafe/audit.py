@@ -76,7 +76,9 @@ class IdSource:
         kind, _, name = text.partition(":")
         if (kind in {"key", "value"} and not name) or (kind in {"header", "json"} and name):
             return cls(kind, name)
-        raise ConfigError(f"{text!r} is not the place of an id: give key, value, header:NAME or json:FIELD")
+        raise ConfigError(
+            f"{text!r} does not name the place of an id: give key, value, header:NAME or json:FIELD"
+        )
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}" if self.name else self.kind

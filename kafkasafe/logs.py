@@ -278,7 +278,7 @@ class _Writer:
                 self._dropped.popleft()
             with contextlib.suppress(BaseException):
                 EventLog("producer").warning(
-                    "%d log records were dropped: a log handler is slower than records arrive",
+                    "%d log records were dropped: a log handler is too slow",
                     dropped,
                     suppressed=dropped,
                     event="log_dropped",

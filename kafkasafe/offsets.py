@@ -105,8 +105,8 @@ class EndOffsetTracker:
             except ValueError as error:  # base class of BaselineFormatError and UnicodeDecodeError
                 raise BaselineError(
                     f"{self._path} cannot be used: {error}. Replace it with a good copy, or move it away. Without the"
-                    " file, end offsets are recorded from the next answer on, and an end offset that went back before"
-                    " that is not noticed."
+                    " file, end offsets are recorded from the next answer on, and an earlier decrease of an end offset"
+                    " is not noticed."
                 ) from None
 
     # --- answers ---

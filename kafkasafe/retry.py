@@ -222,7 +222,7 @@ class RetryPolicy:
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
             if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
                 raise UsageError(
-                    f"{_name(function)} is a generator: what it has yielded cannot be tried again"
+                    f"{_name(function)} is a generator: values that it has yielded cannot be taken back"
                 )
 
             def key(args: Any, kwargs: Any) -> Hashable | None:
@@ -434,8 +434,8 @@ class _Call:
             return wait_s
         self._out_of_time = True
         raise self._error or WaitTimeoutError(
-            f"{_name(self._function)} was not tried: {self._partition!r} fails, and so many calls wait for it that"
-            f" none may begin within {deadline_s:g} s"
+            f"{_name(self._function)} was not tried: {self._partition!r} fails, and so many other calls wait for it"
+            f" that this call cannot begin within {deadline_s:g} s"
         )
 
     def _succeeded(self) -> None:

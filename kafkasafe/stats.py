@@ -124,8 +124,8 @@ _RETRIES: Final = (
 _TRIMMED: Final = Definition(
     "loss_checks_inconclusive",
     "counter",
-    "Elections after which acknowledged or read records were removed from the log before anything proved that the log"
-    " still had them.",
+    "Elections after which acknowledged or read records were deleted before anything proved that the log still had"
+    " them.",
     ("topic",),
 )
 """Shared by producers and consumers, too."""
@@ -239,7 +239,7 @@ _DEFINITIONS: Final = (
     Definition(
         "orphaned_spool_records",
         "gauge",
-        "Undelivered records in other spool directories next to the default one, which no process delivers.",
+        "Undelivered records that no process delivers, in other spool directories next to the default one.",
         merge="max",
     ),
     Definition("spool_segments", "gauge", "Files of the spool."),
@@ -265,7 +265,7 @@ _DEFINITIONS: Final = (
     Definition(
         "blocked_destinations",
         "gauge",
-        "Partitions, transactional ids and groups that the cluster blocks for a reason that may pass: a missing"
+        "Partitions, transactional ids and groups that the cluster blocks for a reason that may be temporary: a missing"
         " permission, a missing topic, one batch. Their records are kept.",
         ("kind", "name", "error"),
     ),
@@ -285,8 +285,8 @@ _DEFINITIONS: Final = (
     Definition(
         "producer_id_age_seconds",
         "gauge",
-        "Age of the newest timestamp in the oldest undelivered batch that has a batch id. Brokers forget the id when"
-        " this reaches producer.id.expiration.ms.",
+        "Of the oldest undelivered batch with a batch id: age of its newest timestamp. Brokers forget the id when this"
+        " reaches producer.id.expiration.ms.",
         merge="max",
     ),
     Definition(
@@ -325,7 +325,7 @@ _CONSUMER: Final = (
     Definition(
         "end_offset_regressions",
         "counter",
-        "How often an end offset went back and the brokers' answers proved it.",
+        "How often an end offset was proven to have decreased.",
         ("topic", "reason"),
     ),
     Definition(
@@ -353,7 +353,7 @@ _CONSUMER: Final = (
     Definition(
         "partition_not_ready_seconds",
         "counter",
-        "Time during which fetches from a partition failed, added once fetches work again.",
+        "Time during which fetches from a partition failed. It is added when fetches work again.",
         ("topic",),
     ),
     _CONNECTED,

@@ -41,7 +41,10 @@ _LOOK_S: Final = 0.01
 """The pause between two checks for outcomes, in seconds."""
 _READ_S: Final = 0.1
 """The pause between two reads of a lane, in seconds."""
-_LEAVES: Final = "its atomic batches go to another producer, and one was left undecided"
+_LEAVES: Final = (
+    "the consumer's atomic batches now go to another producer,"
+    " and a batch of the former producer is undecided"
+)
 _OPEN: Final = (
     "Another atomic batch that is still open has offsets of this consumer, and belongs to another producer. Commit or"
     " drop that batch first, and use one producer for all batches of a consumer"

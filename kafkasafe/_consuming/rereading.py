@@ -51,7 +51,8 @@ from kafkasafe.kafkapython.adapter import KafkaPython
 
 _REREAD: Final = (
     "An atomic batch with offsets of this consumer was dropped, or other members had its partitions meanwhile: the"
-    " records that it has returned since then will be read again. Discard the collected records, and go on with poll()"
+    " records that this consumer has returned since then will be read again. Discard the collected records, and go on"
+    " with poll()"
 )
 
 _METADATA_BYTES: Final = 256

@@ -245,7 +245,8 @@ class Accumulator:
                 logging.WARNING,
                 "not_encoded",
                 open_batch.topic,
-                "Accepted records of topic %s wait in memory, to be encoded by the next call or in a moment: %s",
+                "Accepted records of topic %s wait in memory until the next call, or the producer's thread, encodes"
+                " them: %s",
                 open_batch.topic,
                 error,
                 client_id=self._config.client_id,
@@ -352,7 +353,7 @@ class Accumulator:
         depth = len(self._being_encoded)
         if self._being_encoded.count(open_batch) > 1:
             raise UsageError(
-                f"The partitioner calls its own producer while the producer asks it about records of topic"
+                "The partitioner calls its own producer while the producer asks the partitioner about records of topic"
                 f" {open_batch.topic}, which were accepted before the topic was known. This call failed, and no"
                 " accepted record is lost. Send through another producer, or to another topic"
             )

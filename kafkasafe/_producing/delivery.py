@@ -280,8 +280,8 @@ class Delivery:
         """Raise WaitTimeoutError if files of the spool were moved or deleted and are not restored yet."""
         if not self.pump.has_looked(look) and self.pump.displaced:
             raise WaitTimeoutError(
-                f"Some durable records were not yet where the next start finds them after {timeout} s."
-                f"{self.disk_cause()}"
+                f"After {timeout} s, some durable records were still not in the place where the next start looks for"
+                f" them.{self.disk_cause()}"
             )
 
     def _await_given_up(self, number: int, timeout: float | None, deadline: float | None) -> None:
@@ -312,8 +312,8 @@ class Delivery:
         ledger.errors.raise_undecidable()
         self.raise_wrong_cluster()
         raise WaitTimeoutError(
-            f"Not every record was acknowledged within {timeout} s. The others, even after delivery_timeout_ms, are in"
-            f" memory and will be delivered while this producer is open.{self.network_cause()}"
+            f"Not every record was acknowledged within {timeout} s. The others stay in memory, even after"
+            f" delivery_timeout_ms, and will be delivered while this producer is open.{self.network_cause()}"
         )
 
 

@@ -255,11 +255,11 @@ class Shutdown:
         if elsewhere is not None and elsewhere.records:
             left[elsewhere.path.parent] -= elsewhere.records
             log.error(
-                "%d record%s not delivered, and the next producer on %s does not find %s: they are in %s.%s",
+                "%d record%s not delivered, and the next producer on %s does not find %s in %s.%s",
                 elsewhere.records,
                 " is" if elsewhere.records == 1 else "s are",
                 self._config.spool_dir,
-                "it" if elsewhere.records == 1 else "them",
+                "it: it is" if elsewhere.records == 1 else "them: they are",
                 elsewhere,
                 self._delivery.disk_cause(),
                 client_id=self._config.client_id,

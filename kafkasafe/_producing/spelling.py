@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 IS_DONE: Final = (
     "use `is_done`, without parentheses, as in kafka-python; kafkasafe.aio has the names of asyncio's futures"
 )
-GET: Final = "`get(timeout)` waits for the result, and `value` has it if it is known"
+GET: Final = "`get(timeout)` waits for the result, and `value` is the result if it is known"
 ADD_CALLBACK: Final = "use `add_callback`, `add_errback` or `add_both`"
 NEVER_CANCELLED: Final = "accepted records are delivered and cannot be cancelled"
 

@@ -200,8 +200,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             # Warn on this thread and not on the worker's, so that `pytest.warns` sees the warning.
             with contextlib.suppress(Exception):
                 warnings.warn(
-                    f"SafeProducer {self.client_id} was dropped without close(); it goes on until all is delivered."
-                    " Use `async with`, or `await producer.stop()`",
+                    f"SafeProducer {self.client_id} was dropped without close(); it continues until all records are"
+                    " delivered. Use `async with`, or `await producer.stop()`",
                     ResourceWarning,
                     stacklevel=2,
                     source=self,

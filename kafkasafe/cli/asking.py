@@ -65,7 +65,7 @@ def connected(options: Mapping[str, Any], first_answer_s: float) -> Iterator[Clu
             names = servers if isinstance(servers, str) else ",".join(servers)
             raise KafkaSafeError(
                 f"No broker at {names} answered within {first_answer_s:g} s. Nothing was changed. Check"
-                " --bootstrap-servers and, for TLS and SASL, --config. If the brokers only need longer, give a longer"
+                " --bootstrap-servers and, for TLS and SASL, --config. If the brokers start slowly, give a longer"
                 " --timeout"
             )
         yield cluster

@@ -51,7 +51,10 @@ def concerns_of(
         add("breaks", "replication factor", 1, "what one disk loses is lost", "3 replicas")
     least = _number(topic.get("min.insync.replicas"))
     if least is not None and least < 2:
-        reason = "acks=all is answered when one replica has the record: the loss of that one loses it"
+        reason = (
+            "with acks=all, one replica can be enough for an acknowledgement: if that replica is lost, the"
+            " record is lost"
+        )
         add("breaks", "min.insync.replicas", least, reason, "min.insync.replicas=2, with 3 replicas")
     if topic.get("unclean.leader.election.enable") == "true":
         reason = "a replica that misses acknowledged records may become leader"
@@ -70,7 +73,7 @@ def concerns_of(
             reason = "how long the log reaches back depends on how much is written"
             add("note", "retention.bytes", size, reason, "retention.bytes=-1, or room for the longest outage")
     if "compact" in policy:
-        reason = "compaction may remove a batch before it is looked for after an outage: then its outcome is unknown"
+        reason = "after an outage, compaction may already have removed the batch that the producer looks for"
         fix = f"min.compaction.lag.ms={outage_ms} or more"
         lag = _number(topic.get("min.compaction.lag.ms"))
         if lag is None or lag < outage_ms:

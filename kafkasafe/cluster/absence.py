@@ -82,9 +82,9 @@ class Absence:
         count = self._witnesses[nodes[-1]]
         has = f"it has {count} partition{'' if count == 1 else 's'}"
         if len(nodes) >= _WITNESSES:
-            return f"{has}, as brokers {nodes[0]} and {nodes[1]} say"
+            return f"{has}, according to brokers {nodes[0]} and {nodes[1]}"
         if set(brokers) <= set(nodes):
-            return f"{has}, as broker {nodes[0]} says, the only one"
+            return f"{has}, according to broker {nodes[0]}, the only broker"
         if now - self._since >= self._grace_s:
-            return f"{has}, as broker {nodes[0]} says, and no other one answered within {self._grace_s:.0f} s"
+            return f"{has}, according to broker {nodes[0]}; no other broker answered within {self._grace_s:.0f} s"
         return ""

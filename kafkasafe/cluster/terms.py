@@ -1,4 +1,4 @@
-"""Definitions that the modules of a client share: names, codes, errors, and how a reply is called.
+"""Definitions that the modules of a client share: names, codes, errors, and functions that call replies.
 
 This module uses no sockets and no requests.
 """

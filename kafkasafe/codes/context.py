@@ -8,6 +8,10 @@ from typing import Final
 from kafkasafe.codes.rows import NOT_READY, Cell, ErrorAction
 
 _MAX_OFFSET: Final = 2**63 - 1
+_PRODUCER_RETRIES: Final = (
+    "In Kafka, the class of this error is not retriable, but Kafka's producer retries in this case (2.3.1,"
+    " canRetry)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +87,12 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
         return Cell(
             ErrorAction.ASK_BROKER,
             "Ask DescribeProducers (or read the log) before sending again: the batch is usually committed already;"
-            " if it is not there, records before it are missing.",
+            " if the log does not have it, records before it are missing.",
         )
     return Cell(
         ErrorAction.ASK_BROKER,
-        "Ask DescribeProducers (or read the log): it was not appended, because records before it are missing; unless"
-        " they failed unacknowledged and are still to be sent, that is data loss.",
+        "Ask DescribeProducers (or read the log): this batch was not appended, because records before it are missing;"
+        " that is data loss, unless those records failed without an acknowledgement and will still be sent.",
         at_risk=True,
     )
 
@@ -105,28 +109,28 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
     if not 0 <= start <= _MAX_OFFSET:
         return Cell(
             ErrorAction.RETRY,
-            "Retry the same bytes under the same sequence: the answer does not say where the log starts (Produce"
-            " before v5); if the error persists, treat it as data loss.",
-            note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
+            "Retry the same bytes under the same sequence, and treat the error as data loss if it persists: before v5,"
+            " Produce responses do not say where the log starts, so this one does not show whether records were lost.",
+            note=_PRODUCER_RETRIES,
         )
     if acked is None or acked < 0:
         return Cell(
             ErrorAction.RESET_SEQUENCE,
-            "Send everything unacknowledged again, in order, under a new epoch from sequence 0, once no older request"
-            " can still arrive: nothing was acknowledged, so nothing acknowledged can be lost.",
-            note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
+            "As soon as no older request can still arrive, send all unacknowledged records again, in order, under a new"
+            " epoch from sequence 0: no record was acknowledged, so no acknowledged record can be lost.",
+            note=_PRODUCER_RETRIES,
         )
     if start > acked:
         return Cell(
             ErrorAction.RESET_SEQUENCE,
-            f"Send it again under a new epoch from sequence 0: retention removed everything up to offset {acked}, the"
-            f" last acknowledged, because the log starts at {start}; nothing was lost.",
-            note="Kafka: not retriable, by class; its producer retries in this case (2.3.1, canRetry).",
+            f"Send the batch again under a new epoch from sequence 0: the log starts at {start}, so retention removed"
+            f" everything up to {acked}, the last acknowledged offset; nothing was lost.",
+            note=_PRODUCER_RETRIES,
         )
     return Cell(
         ErrorAction.FATAL,
-        f"Data loss: the log starts at {start}, so the record acknowledged at offset {acked} should be in it, and the"
-        " broker does not know its producer; send the lost records again from wherever they are kept.",
+        f"Data loss: the log starts at {start}, so it should contain the record acknowledged at offset {acked}, but the"
+        " broker does not know the producer; send the lost records again from wherever they are kept.",
         at_risk=True,
     )
 
@@ -154,8 +158,8 @@ def _out_of_range(context: ErrorContext) -> Cell | None:
     if context.tiered:
         return Cell(
             ErrorAction.ASK_BROKER,
-            "Keep the position and ask for the log start: unless it is beyond the position, remote storage is not"
-            " ready (KIP-1007) and a retry will do; do not reset.",
+            "Keep the position, do not reset, and ask for the log start: if it is not beyond the position, remote"
+            " storage is not ready (KIP-1007), so retry.",
             at_risk=True,
         )
     return None

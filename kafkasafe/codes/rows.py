@@ -455,8 +455,8 @@ _ROWS: Final = (
         45,
         "OUT_OF_ORDER_SEQUENCE_NUMBER",
         _ASK,
-        "Ask DescribeProducers (or read the log): the batch is committed already, or a gap is before"
-        " it; a gap that stays is data loss.",
+        "Ask DescribeProducers (or read the log): either the batch is already committed, or records before it are"
+        " missing; if they stay missing, they are lost.",
         at_risk=True,
         produce=_produce(
             AnswerAction.ASK_BROKER, "already committed, or a gap: only the broker's state tells"
@@ -533,8 +533,8 @@ _ROWS: Final = (
         59,
         "UNKNOWN_PRODUCER_ID",
         _ASK,
-        "Compare the log start offset with the last acknowledged one: if it is higher, retention removed"
-        " the producer and a new sequence is safe; else acknowledged data is lost.",
+        "Compare the log start offset with the last acknowledged offset: if the log start offset is higher, retention"
+        " removed the producer's records, and a new sequence is safe; otherwise acknowledged records are lost.",
         at_risk=True,
         produce=_produce(AnswerAction.ASK_BROKER, "the broker forgot this producer (brokers before 2.5)"),
         kind=Kind.SPOILT,
@@ -894,8 +894,8 @@ BY_API: Final[Mapping[tuple[str, int], Cell]] = MappingProxyType(
         ),
         ("list_offsets", 5): Cell(
             _REFRESH,
-            "Refresh metadata and retry, never use an older answer: an election is in progress, or (brokers that"
-            " know only ListOffsets up to v4) the high watermark has not caught up after one (KIP-207).",
+            "Refresh metadata and retry, and never use an older answer: an election is in progress, or the high"
+            " watermark has not caught up after one (KIP-207; only brokers with ListOffsets up to v4).",
         ),
         ("list_offsets", 7): Cell(_RETRY, "Retry with back-off: a look-up in remote storage was too slow."),
         ("list_offsets", 9): Cell(

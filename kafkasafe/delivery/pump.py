@@ -213,7 +213,7 @@ class Pump:
                 logging.WARNING,
                 "no_thread",
                 "",
-                "The process cannot start another thread. The producer does without, and calls may wait longer",
+                "The process cannot start another thread. The producer works without it, so calls may wait longer",
             )
             try:
                 thread.run()
@@ -239,7 +239,7 @@ class Pump:
                 return True
             raise UsageError(
                 "on_event and on_rejected run on the producer's own thread: waiting for deliveries there would never"
-                " end. Nothing was changed; send() is possible there, do the waiting in another thread"
+                " end. Nothing was changed. send() is possible there; wait for deliveries in another thread"
             )
         with self._released():
             done = (

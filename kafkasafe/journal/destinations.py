@@ -175,13 +175,13 @@ class Destinations:
     def declared(self, number: int) -> Destination:
         """The destination that a mark names. Raises MarkError if no destination has this number."""
         if number not in self.all:
-            raise m.MarkError(f"A mark speaks of destination {number}, never declared")
+            raise m.MarkError(f"A mark names destination {number}, which was never declared")
         return self.all[number]
 
     def declared_partition(self, number: int) -> Partition:
         """The partition that a mark names. Raises MarkError if no partition has this number."""
         if number not in self.partitions:
-            raise m.MarkError(f"A mark speaks of partition {number}, never declared")
+            raise m.MarkError(f"A mark names partition {number}, which was never declared")
         return self.partitions[number]
 
     # -- topics --------------------------------------------------------------------------------------------------------

@@ -383,7 +383,7 @@ class Losses:
 
 
 _OTHERS: Final = (
-    "; the spool no longer has the batches of this range, so the number may include records of other producers, and"
+    "; the batches of this range are no longer in the spool, so the number may include other producers' records and"
     " records that retention had deleted"
 )
 
@@ -446,7 +446,9 @@ class _Extent:
         until = min(self.first, forgotten_offset)
         begin = max(epoch_end_offset, baseline_offset)
         if recreated and until > max(0, baseline_offset):
-            return self.because(f"; which records before offset {until} were acknowledged is not remembered")
+            return self.because(
+                f"; the journal does not remember which records before offset {until} were acknowledged"
+            )
         if epoch_end_offset >= 0 and begin < until and not recreated:
             evidence = f"{self.evidence}; the log of that leader ends at {epoch_end_offset}{_OTHERS}"
             return _Extent(begin, self.last, self.records + until - begin, evidence, [(begin, until - 1)])

@@ -74,7 +74,7 @@ class Recovery:
         """Take the next data batch of the log."""
         if destination not in self._all:
             raise m.MarkError(
-                f"The batch at position {position} is for destination {destination}, never declared"
+                f"The batch at position {position} is for destination {destination}, which was never declared"
             )
         moved, unit, parent, origin, given = self._replay.take()
         if moved is not None and moved.position not in self._index:
@@ -358,7 +358,10 @@ class Recovery:
         self._quiescence.begin(now + pause_s, announced=quiet is not None)
         for unit in self._units.lines.by_id.values():
             if unit.phase is u.Phase.WAITING and unit.position < self._replay.blind_before:
-                reason = "damage in the spool destroyed marks that may have been about it: it may already be committed"
+                reason = (
+                    "damage in the spool may have destroyed marks about this atomic batch, so it may"
+                    " already be committed"
+                )
                 unit.blame(unit.code or DAMAGED, unit.reason or reason)
         self._units.recovered()
         self._index.pin_everything()

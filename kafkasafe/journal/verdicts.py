@@ -140,8 +140,8 @@ class Verdicts:
     def _stop_at_undecidable(self, partition: Partition, first: Batch, evidence: str) -> None:
         if partition.doubt.fenced:
             evidence = (
-                f"fenced: a newer epoch of the producer id of {first.identity} wrote to the partition, so"
-                f" something else owns these records too, most likely a copy of this spool directory; {evidence}"
+                f"fenced: something wrote to the partition under a newer epoch of the producer id of {first.identity}."
+                f" So these records have another owner too, most likely a copy of this spool directory; {evidence}"
             )
         self._stop_at(partition, first, FlowEvent.UNKNOWABLE, evidence)
 
@@ -199,7 +199,7 @@ class Verdicts:
         head = partition.queue.head
         if head is None or head.unit is not None or not 0 <= head.position < partition.unsure_before:
             return False
-        evidence = f"marks are lost to damage in the spool before position {partition.unsure_before}"
+        evidence = f"damage in the spool destroyed marks before position {partition.unsure_before}"
         self._stop_at(partition, head, FlowEvent.MARKS_LOST, evidence)
         return True
 

@@ -376,7 +376,9 @@ def examine(
             elif batch.identity is not None and batch.partition != UNCHOSEN:
                 places.setdefault((batch.topic, batch.partition), []).append(batch)
             elif batch.known.fate is SpoolOutcome.UNKNOWN:
-                evidence = "marks about it are lost to damage in the spool, one may have given it an id"
+                evidence = (
+                    "damage in the spool destroyed marks, and one of them may have given the batch an id"
+                )
                 found.append(Examined(batch, ExaminedBatch(Finding.UNDECIDABLE, evidence)))
             else:
                 evidence = "it has no batch id, and nothing is sent without one"
@@ -541,7 +543,9 @@ def _why_not_there(transport: Cluster, topic: str, partition: int) -> Procedure[
 
 def _doubted(batch: SpooledBatch, verdict: ExaminedBatch, changed: str) -> ExaminedBatch:
     if verdict.finding is Finding.ABSENT and batch.known.fate is SpoolOutcome.UNKNOWN:
-        evidence = f"marks are lost to damage in the spool, it may have another id; {verdict.evidence}"
+        evidence = (
+            f"damage in the spool destroyed marks, so the batch may have another id; {verdict.evidence}"
+        )
         return ExaminedBatch(Finding.UNDECIDABLE, evidence)
     return replace(verdict, evidence=verdict.evidence + changed)
 

@@ -212,8 +212,8 @@ def set_aside(
         marks = marks_to_set_aside(queue, position, proven)
         if isinstance(marks, str):
             raise SpoolError(
-                f"The batch at position {position} of {lane.name} stays where it is: {marks}. A producer, or kafkasafe"
-                " spool drain, finds out and finishes it; see kafkasafe doctor"
+                f"The batch at position {position} of {lane.name} stays where it is: {marks}. A producer, or `kafkasafe"
+                " spool drain`, determines the outcome and finishes the batch; see kafkasafe doctor"
             )
         store = RejectedStore(lock.files, lane, spool.lane_id)
         refused = Refused(position, spool.read(position), OPERATOR, SET_ASIDE, batch.given)
@@ -276,7 +276,7 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
         retire(directory.files, directory.path, mark)
     except (OSError, SpoolWriteError) as error:
         raise SpoolError(
-            f"{path} could not be resent: {error}. Nothing is lost or there twice: resend again"
+            f"{path} could not be resent: {error}. Nothing is lost, and nothing is in the spool twice: resend again"
         ) from error
 
 
@@ -295,7 +295,7 @@ def _refuse_blind(files: Files, lane: Path, log: Log) -> None:
     ]
     if lost:
         raise SpoolCorruptError(
-            f"{lane} is damaged, and a mark that something was resent may be lost with it: {lost[0]}. Nothing was"
-            " changed; see kafkasafe spool repair",
+            f"{lane} is damaged. The damage may have destroyed a mark that records an earlier resend: {lost[0]}."
+            " Nothing was changed; see kafkasafe spool repair",
             damage=tuple(map(str, lost)),
         )

@@ -351,7 +351,7 @@ ROWS: Final[tuple[MarkRow[Any], ...]] = (
         POSITION,
         int16(
             "code",
-            "error code (Kafka's, or −3: its bytes were found damaged when they were to be sent, and are in"
+            "error code (Kafka's, or −3: the bytes were found damaged when the batch was to be sent; they are in"
             " `quarantine/`; −4: given up by an operator)",
         ),
         Text("message", "message", cut=True),
@@ -456,8 +456,8 @@ ROWS: Final[tuple[MarkRow[Any], ...]] = (
         ),
         readers=Reader.JOURNAL,
         valid=_valid_after,
-        means="For each topic-partition, batches of this lane at this position or later are delivered after the"
-        " unfinished batches of those lanes before those positions (see Order across runs)",
+        means="In each topic-partition, this lane's batches at this position or later are delivered after the other"
+        " lanes' unfinished batches that are before the given positions (see Order across runs)",
     ),
     MarkRow(
         0x4B14,

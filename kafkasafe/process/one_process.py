@@ -12,8 +12,8 @@ def stays_with_producer(self: object, _protocol: Any) -> NoReturn:
         TypeError: Always.
     """
     raise TypeError(
-        f"A {type(self).__name__} belongs to its producer and cannot be pickled or copied. Pass on the metadata, which"
-        " it has once the cluster has acknowledged, or what was sent"
+        f"A {type(self).__name__} belongs to its producer and cannot be pickled or copied. Pass on its metadata,"
+        " available once the cluster has acknowledged the record, or the data that was sent"
     )
 
 

@@ -211,7 +211,7 @@ class MarkerStore:
             at = answer.next_offset
         if found.undecided:
             raise WaitTimeoutError(
-                f"{topic}-{number} holds a marker of {self._id} whose transaction has no outcome, though it was ended:"
+                f"{topic}-{number} holds a marker of {self._id} whose transaction was ended, but still has no outcome:"
                 " another process uses this txnAppId. Try again after that process has ended."
             )
         return found.content

@@ -46,8 +46,8 @@ def mismatch(
             return (
                 f"The marker of txnAppId {app!r} says that batch {following} comes next, but Spark runs {batch_id}:"
                 " this sink never wrote the batches in between. Nothing was written. Call the sink for every"
-                " micro-batch, even an empty one. onMarkerMismatch=accept for one start writes from batch"
-                f" {batch_id} on; you must then write batches {following} to {batch_id - 1} yourself."
+                " micro-batch, even an empty one. With onMarkerMismatch=accept for one start, the sink writes from"
+                f" batch {batch_id} on; you must then write batches {following} to {batch_id - 1} yourself."
             )
         case MarkerVerdict.ROLLED_BACK:
             return (
@@ -59,14 +59,14 @@ def mismatch(
             return (
                 f"Batch {batch_id} of txnAppId {app!r} is committed{held}, but Spark runs a batch {batch_id} with"
                 " other rows: the checkpoint lost its last batch (restored from a copy, or its storage lost it),"
-                " and Spark planned the batch again from the records that exist now. Or, if only the number of rows"
-                f" could be compared, the query produces a different number each time.{restore}"
+                " and Spark planned the batch again from the records that exist now. Another possible cause, if only"
+                f" the numbers of rows were compared: the query produces a different number each time.{restore}"
             )
         case _:
             return (
                 f"A batch {batch_id} of txnAppId {app!r} is committed, but by an older kafkasafe that did not"
                 " record its rows. So it cannot be determined whether Spark now runs the same rows or others under"
                 " this batch id. Nothing was written. If this checkpoint wrote the batch and was never restored"
-                " from a copy, run this batch once with the kafkasafe that wrote the marker, which skips it."
-                f" Otherwise {accept}"
+                " from a copy, run this batch once with the version of kafkasafe that wrote the marker: that version"
+                f" skips the batch. Otherwise {accept}"
             )

@@ -165,8 +165,8 @@ SOURCE: Final = OptionTable(
         "startingOffsetsByTimestampStrategy",
         one_of("error", "latest"),
         "error",
-        help="decides what happens on partitions that have no record with the starting time or a later one: an error,"
-        " or their end is the start",
+        help="what to do about partitions without a record at or after the starting time: raise an error, or begin at"
+        " their end",
     ),
     QueryOption(
         "endingOffsets",
@@ -259,7 +259,7 @@ SOURCE: Final = OptionTable(
         whole(0, 64 * 1024 * 1024),
         INLINE_BYTES,
         shown="1 MiB",
-        help="Up to this size, the driver itself reads the records of a small micro-batch, and one task gets them all"
+        help="Largest micro-batch, in bytes, whose records the driver itself reads; a single task then gets all of them"
         " ([below](#small-micro-batches)); 0: never. This needs PySpark 4.2 or later.",
     ),
     QueryOption(

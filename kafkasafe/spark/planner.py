@@ -314,8 +314,8 @@ class Planner:
                 f"The checkpoint has an unfinished first micro-batch and does not record where that batch begins in"
                 f" {partition_names(unsure)}: an older kafkasafe or format kafka planned it. Start the query once with"
                 f" .option(\"startingOffsets\", '{json.dumps(given)}') or with lower offsets. The offsets shown here"
-                " are the ends of the batch: with them the query continues after the batch and skips its records. With"
-                " lower offsets it reads from those offsets on.",
+                " are the ends of the batch: with these offsets, the query skips the batch's records and continues"
+                " after the batch. With lower offsets, it reads from those offsets on.",
             )
         return Positions(begins, start.topic_ids, initial=True)
 

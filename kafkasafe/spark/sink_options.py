@@ -168,10 +168,10 @@ SINK: Final = OptionTable(
         whole(0, 256 * 1024 * 1024),
         1024 * 1024,
         help="The writer: up to this size, a task's encoded batches go to the driver in the task's commit message. The"
-        " sink: after a micro-batch that was smaller than this, the tasks return their rows or batches to the driver,"
-        " each task up to this size, rows up to twice this size ([below](#how-rows-reach-their-partitions)); 0: never."
-        " From the 65th task on, the limit is at most 64 KiB per task. This data uses the driver's memory, and counts"
-        " towards `spark.driver.maxResultSize`.",
+        " sink: if the previous micro-batch was smaller than this, the tasks return their rows or batches to the"
+        " driver. A task returns encoded batches up to this size, or rows up to twice this size"
+        " ([below](#how-rows-reach-their-partitions)); 0: never. From the 65th task on, the limit is at most 64 KiB per"
+        " task. This data uses the driver's memory, and counts towards `spark.driver.maxResultSize`.",
     ),
     QueryOption(
         "stagingTopic",

@@ -272,7 +272,7 @@ class _Fetching:
             raise self._lost(piece, f"it is damaged: {damaged}") from damaged
         value = values[0]
         if len(values) != 1 or value is None or len(value) != piece.size or crc32c.crc32c(value) != piece.crc:
-            raise self._lost(piece, "other records stand there")
+            raise self._lost(piece, "that offset contains other records")
         return bytearray(value)
 
     def _wait(

@@ -120,7 +120,10 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
     trouble = extent_trouble(content, found.lane_id)
     if not trouble:
         return ""
-    return f"{trouble}: segments missing at either end of the log would not be noticed. The next segment makes it again"
+    return (
+        f"{trouble}: if the first or last segments of the log are missing, this is not noticed. The file is made again"
+        " with the next segment"
+    )
 
 
 def resent_in(log: Log) -> list[m.Resent]:

@@ -40,9 +40,9 @@ def _ways_out(lane: Path, damaged: Sequence[Damage]) -> str:
     ways = []
     if any(damage.other_lane is not None for damage in damaged):
         ways.append(
-            "Move the segments of another lane into a directory of their own beside this one (lane-NNN, one for each"
-            " id): they are delivered from there. on_corrupt='quarantine' moves them to"
-            f" {lane / 'quarantine'} instead, and their records are not delivered"
+            "Move the segments of each other lane into a new directory lane-NNN beside this one. Their records are"
+            f" delivered from there. on_corrupt='quarantine' moves them to {lane / 'quarantine'} instead, and their"
+            " records are not delivered"
         )
     if any(damage.other_lane is None for damage in damaged):
         ways.append(

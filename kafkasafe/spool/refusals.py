@@ -134,7 +134,7 @@ def error_for_send(
     error: kafka_errors.KafkaError = kafka_errors.for_code(refused.code)(
         f"{where} is blocked by the cluster: {refused.reason}. The record was not accepted. Records accepted"
         f" before ({counted(refused.records, 'record')}) are kept in {spool_dir} and delivered as soon as the cluster"
-        f" accepts them. {classify_code(refused.code).explanation} With on_blocked_topic='accept', send"
-        " accepts further records meanwhile"
+        f" accepts them. {classify_code(refused.code).explanation} With on_blocked_topic='accept', send continues to"
+        " accept records for this topic"
     )
     return error

@@ -25,13 +25,14 @@ log = EventLog("spool")
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk, and of a full quota."""
-_HANDLES: Final = "raise the limit of open files (ulimit -n), or close some, and it goes on"
+_HANDLES: Final = "raise the limit of open files (ulimit -n), or close some; the producer then continues"
 REMEDIES: Final[Mapping[int, str]] = {
-    **dict.fromkeys(NO_ROOM, "make room and it goes on"),
+    **dict.fromkeys(NO_ROOM, "make room; the producer then continues"),
     errno.EMFILE: _HANDLES,
     errno.ENFILE: _HANDLES,
-    errno.EFBIG: "raise the limit of file sizes (ulimit -f), and it goes on",
-    errno.EROFS: "mount the file system read-write, and it goes on; if the disk has failed, replace it first",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f); the producer then continues",
+    errno.EROFS: "mount the file system read-write; the producer then continues. If the disk has failed, replace it"
+    " first",
 }
 """What to do if a write fails, by error number."""
 _NAME: Final = "reserve"
@@ -153,7 +154,7 @@ class Reserve:
                 logging.WARNING,
                 "reserve_given_up",
                 str(self._lane),
-                "%s: the disk is full to the last byte; the reserve was given up",
+                "%s: the disk is full; the reserve was deleted to make room for marks",
                 self._lane,
                 lane=self._lane.name,
             )

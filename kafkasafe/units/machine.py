@@ -34,7 +34,7 @@ from kafkasafe.units.together import MOST, Sharing
 from kafkasafe.units.transitions import MOVED_ON, Transitions
 from kafkasafe.units.unit import Transaction, Unit
 
-BROKEN: Final = "it continues an atomic batch of the same consumer that was dropped"
+BROKEN: Final = "an earlier atomic batch of the same consumer was dropped"
 
 
 class Units:

@@ -25,7 +25,8 @@ _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phas
 _RETRACTABLE: Final = frozenset({Phase.WAITING, Phase.BEGUN, Phase.APPENDING})
 """Phases in which the unit's offsets are not written yet."""
 MOVED_ON: Final = (
-    "the group's offset was moved past where its consumer began: the same records were processed before"
+    "the group's offset was moved past the place where this batch's consumer began, so the same records were already"
+    " processed"
 )
 
 
@@ -373,4 +374,4 @@ class Transitions:
 
 
 def _without(reason: str) -> str:
-    return f"it continues an atomic batch of the same consumer that was dropped ({reason})"
+    return f"an earlier atomic batch of the same consumer was dropped ({reason})"

@@ -350,7 +350,7 @@ def test_a_damaged_file_of_the_cluster_is_called_damaged(capsys, lane, content):
     for command in ("ls", "verify", "doctor"):
         code, out, _ = run(capsys, *on_directory(command, directory))
         assert code == 1
-        assert "CLUSTER is damaged: it holds " in out
+        assert "CLUSTER is damaged: it contains " in out
         assert "in 3 batches" in out or command == "verify"
         assert out.isascii()
         assert out.replace("\n", "").isprintable()

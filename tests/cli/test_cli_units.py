@@ -352,8 +352,8 @@ def test_what_is_dropped_is_not_counted_as_delivered(fake_kafka, tmp_path, capsy
     code, out, _ = run(capsys, "spool", "drain", directory, "-b", servers)
     assert code == 0
     assert out == (
-        "1 record delivered, 0 left\n2 records of atomic batches dropped: their group no longer accepts their offsets, so"
-        " its members read the same records again\n"
+        "1 record delivered, 0 left\n2 records in dropped atomic batches: the batches' consumer group no longer accepts"
+        " their offsets, so its members read the same input again\n"
     )
     code, out, _ = run(capsys, "spool", "drain", directory, "-b", servers, "--json")
     assert (code, json.loads(out)["dropped_records"]) == (0, 0)

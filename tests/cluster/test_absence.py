@@ -27,14 +27,14 @@ def test_two_brokers_prove_it_and_no_third_is_asked():
     assert case.proven([1, 2, 3], 2.1) == ""
     assert case.due([1, 2, 3], 2.2) == [], "the other one was asked"
     case.answered(2, ID, 2, 2.2)
-    assert case.proven([1, 2, 3], 2.2) == "it has 2 partitions, as brokers 1 and 2 say"
+    assert case.proven([1, 2, 3], 2.2) == "it has 2 partitions, according to brokers 1 and 2"
 
 
 def test_the_only_broker_proves_it():
     case = settled()
     assert case.due([4], 2.0) == [4]
     case.answered(4, ID, 1, 2.1)
-    assert case.proven([4], 2.1) == "it has 1 partition, as broker 4 says, the only one"
+    assert case.proven([4], 2.1) == "it has 1 partition, according to broker 4, the only broker"
 
 
 def test_one_that_does_not_answer_is_asked_after_the_others():
@@ -52,7 +52,7 @@ def test_one_of_several_proves_it_after_a_minute():
     case.due([1, 2], 102.0)
     case.answered(1, ID, 2, 102.1)
     assert case.proven([1, 2], 159.9) == ""
-    assert case.proven([1, 2], 160.0).endswith("as broker 1 says, and no other one answered within 60 s")
+    assert case.proven([1, 2], 160.0).endswith("according to broker 1; no other broker answered within 60 s")
 
 
 def test_a_broker_that_knows_the_partition_begins_it_again():

@@ -47,8 +47,8 @@ def test_a_record_for_a_partition_that_does_not_exist_is_rejected_at_once(broker
     assert made.run(PROMPT_S, lambda: wrong.done)
     assert all(parcel.done and parcel.error is None for parcel in good)
     said = rejected(wrong)
-    assert "orders has no partition 2: it has 2 partitions, as broker" in said
-    assert ("the only one" in said) is (brokers == 1)
+    assert "orders has no partition 2: it has 2 partitions, according to broker" in said
+    assert ("the only broker" in said) is (brokers == 1)
     (told,) = [each for each in seen if isinstance(each, events.RecordsRejected)]
     assert (told.topic, told.partition, told.records, told.code) == ("orders", 2, 1, 3)
     assert not [each for each in seen if isinstance(each, events.TopicBlocked)]
@@ -186,7 +186,7 @@ def test_where_one_broker_of_several_answers_it_takes_a_minute(monkeypatch):
     made.run(50)
     assert not parcel.done
     assert made.run(45, lambda: parcel.done)
-    assert "as broker 2 says, and no other one answered within 60 s" in rejected(parcel)
+    assert "according to broker 2; no other broker answered within 60 s" in rejected(parcel)
 
 
 def test_a_partition_that_is_made_later_takes_records():

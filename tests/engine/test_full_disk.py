@@ -166,11 +166,11 @@ def test_without_room_the_rest_goes_on_and_a_warning_says_how_much_is_needed(mon
     ]
     assert said
     assert all(each.levelno == logging.WARNING for each in caplog.records if each.getMessage() in said)
-    assert "no room to write the next one once more, by partition" in said[0]
+    assert "no room to write the next batch again, divided by partition" in said[0]
     assert any(isinstance(event, events.SpoolWriteFailed) and "no room" in event.error for event in seen)
     assert "no room" in life.engine.ledger.room.disk_trouble
     # As much as it says for all of it.
-    enough = int(said[0].split("and it goes on; about ")[1].split(" ")[0].replace(",", ""))
+    enough = int(said[0].split("and the producer continues; about ")[1].split(" ")[0].replace(",", ""))
     world.disk.capacity_bytes += enough
     assert world.run(600, until=lambda: finished(world))
     assert delivered(world) == numbers(count)

@@ -64,7 +64,7 @@ class RecreatingStorm(Storm):
                     self.wrong.append(f"false alarm: {event}")
                 # Of what was acknowledged long ago is known how far it went, not how many records it were.
                 self.reported[place] += (
-                    float("inf") if "is not remembered" in event.evidence else event.records
+                    float("inf") if "does not remember which records" in event.evidence else event.records
                 )
             case events.RecordsUndecidable():
                 # A request that came late stands before what belongs before it: the user is asked.

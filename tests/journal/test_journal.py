@@ -1501,7 +1501,7 @@ def test_a_fenced_batch_that_the_log_does_not_show_is_the_users_to_decide() -> N
     shell.judge(IdentityVerdict.DECIDED, 0, stable=True)
     (undecidable,) = shell.notices
     assert undecidable.batch is batches[1]
-    assert undecidable.evidence.startswith("fenced: a newer epoch")
+    assert undecidable.evidence.startswith("fenced: something wrote to the partition under a newer epoch")
     assert undecidable.evidence.endswith("; seen")
     assert m.Undecidable(batches[1].position, undecidable.evidence) in shell.marks
 
@@ -1840,7 +1840,7 @@ def test_a_hole_in_the_spool_stops_what_was_before_it() -> None:
     heir.turn()
     first = heir.notices[0]
     assert isinstance(first, j.Undecidable)
-    assert "lost to damage" in first.evidence
+    assert "destroyed marks" in first.evidence
     heir.journal.decide(first.batch, resend=False)
     heir.turn()
     second = heir.notices[1]

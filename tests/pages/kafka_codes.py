@@ -57,8 +57,8 @@ def end_offset(): ...
 ```
 
 `classify` takes Kafka's codes and names, and exceptions of kafka-python, kafkasafe, the operating system and TLS. For
-tenacity's `RetryError`, `classify` judges the error of the last try. A code that is not in the table comes from a newer
-Kafka. For such a code, `classify` answers `retry_after_refresh`, and concludes nothing else.
+tenacity's `RetryError`, `classify` judges the error of the last attempt. A code that is not in the table comes from a newer
+Kafka. For such a code, `classify` answers `retry_after_refresh`, and draws no other conclusion.
 
 ## Retries
 

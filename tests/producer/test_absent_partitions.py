@@ -128,7 +128,7 @@ def test_what_was_in_doubt_for_a_partition_that_went_can_be_set_aside(cluster, t
     where = ["--lane", "0", "--position", row["position"], "-b", cluster.bootstrap_servers[0]]
     code, out, err = run(capsys, "spool", "set-aside", spool, *where, "--config", config)
     assert (code, "1 record set aside into" in out) == (0, True), err
-    assert "orders has no partition 1: it has 1 partition, as broker 1 says, the only one" in err
+    assert "orders has no partition 1: it has 1 partition, according to broker 1, the only broker" in err
 
 
 @pytest.mark.kafka
@@ -139,7 +139,7 @@ def test_wrong_partitions_on_real_brokers(kafka_cluster, tmp_path):
     with SafeProducer(**options) as producer:
         wrong = producer.send(topic, b"wrong", partition=6)
         good = [producer.send(topic, b"%d" % number, partition=number) for number in range(2)]
-        with pytest.raises(RejectedError, match=r"it has 6 partitions, as brokers \d and \d say"):
+        with pytest.raises(RejectedError, match=r"it has 6 partitions, according to brokers \d and \d"):
             wrong.get(60)
         for future in good:
             future.get(60)

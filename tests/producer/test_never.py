@@ -270,7 +270,7 @@ def test_what_a_delivery_timeout_gave_up_is_waited_for(fake_kafka):
         future.get(120)
     with pytest.raises(
         harness.kafka_errors.KafkaTimeoutError,
-        match="The others, even after delivery_timeout_ms, are in memory",
+        match="The others stay in memory, even after delivery_timeout_ms",
     ):
         producer.durable(0.1)
     fake_kafka.restore()

@@ -130,7 +130,7 @@ def test_durable_does_not_say_yes_while_the_directory_cannot_be_made_again(tmp_p
         producer.durable(30)
         shutil.rmtree(spool.parent)
         spool.parent.write_text("a file in its place")
-        with pytest.raises(KafkaTimeoutError, match="not yet where the next start finds them"):
+        with pytest.raises(KafkaTimeoutError, match="not in the place where the next start looks for them"):
             producer.durable(0.5)
         spool.parent.unlink()
         producer.durable(30)

@@ -76,7 +76,7 @@ def test_a_future_is_no_result_of_another_process(fake_kafka, call):
     fake_kafka.create_topic("orders")
 
     def refused(future):
-        with pytest.raises(TypeError, match=f"^A {type(future).__name__} belongs to .* Pass on the metadata"):
+        with pytest.raises(TypeError, match=f"^A {type(future).__name__} belongs to .* Pass on its metadata"):
             call(future)
 
     async def refused_in_a_loop():

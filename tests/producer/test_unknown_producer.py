@@ -474,7 +474,7 @@ def test_a_newer_owner_of_the_producer_id_stops_the_partition(site, producers) -
     producer_id = owner.producer._pump.lanes[0].journal.views.producer_id
     steal(site, owner.topic, producer_id)
     futures = [harness.send(owner.producer, owner.topic, number) for number in range(6, 9)]
-    with pytest.raises(UndecidableError, match=f"fenced: a newer epoch .*producer_id={producer_id}"):
+    with pytest.raises(UndecidableError, match=f"fenced: .* a newer epoch .*producer_id={producer_id}"):
         owner.producer.flush(60)
     (parked,) = owner.events(events.RecordsUndecidable)
     assert parked.records == 3

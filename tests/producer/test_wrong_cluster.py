@@ -119,7 +119,7 @@ def test_a_live_producer_sends_nothing_to_another_cluster_at_its_address(one_add
         proxy.restore()
         with pytest.raises(WrongClusterError, match="Nothing was sent"):
             waiting[0].get(60)
-        with pytest.raises(WrongClusterError, match="when theirs answers again"):
+        with pytest.raises(WrongClusterError, match="when their own cluster answers again"):
             producer.flush(60)
         with pytest.raises(WrongClusterError):
             producer.send(topic, b"refused")

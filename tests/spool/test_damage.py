@@ -649,7 +649,7 @@ def test_a_newer_directory_is_refused(closed):
 def test_a_directory_of_something_else_is_refused(closed, content):
     disk = closed.disk.copy()
     disk.put(ROOT / "FORMAT", content)
-    with pytest.raises(SpoolFormatError, match="not that of a spool"):
+    with pytest.raises(SpoolFormatError, match="does not have the content of a spool"):
         recover(disk)
 
 
@@ -711,7 +711,7 @@ def test_a_segment_of_another_lane_is_damage_and_never_a_torn_tail(short):
         assert len(raised.value.damage) == short
         assert all(path.name in str(raised.value) for path in strays)
         # The files themselves are fine: nothing is to be restored.
-        assert "Move the segments of another lane into a directory of their own" in str(raised.value)
+        assert "Move the segments of each other lane into a new directory" in str(raised.value)
         assert "Restore" not in str(raised.value)
     seen = inspect(LANE, files=disk.process())
     assert seen.damage == raised.value.damage

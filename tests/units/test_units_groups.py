@@ -260,7 +260,7 @@ def test_what_goes_on_from_a_dropped_unit_is_dropped_with_it_whatever_its_genera
     # In one group: a crash between them would leave one that goes on from nothing.
     assert outcomes(marks) == [(number, m.UnitOutcome.DROPPED) for number in (1, 2, 3)]
     assert last.code == ILLEGAL_GENERATION
-    assert "continues" in last.reason
+    assert last.reason == "an earlier atomic batch of the same consumer was dropped (error 22)"
     assert not len(script.units.unfinished)
     assert script.take(u.Refuse) == []
 

@@ -38,7 +38,7 @@ DECISION_CODES: Final = CODES.format(broken="something is left")
 _POLL_S: Final = 0.05
 _OVER: Final = "its transaction timed out or was fenced: the next producer prepares the batch again"
 _BEHIND: Final = (
-    "an earlier atomic batch of the same partitions must be committed or aborted first; or this batch shares its"
+    "either an earlier atomic batch of the same partitions must be committed or aborted first, or this batch shares its"
     " transaction with a batch that is not to be committed now"
 )
 _STAGED: Final = frozenset({u.Phase.STAGED, u.Phase.ENDING, u.Phase.ASKING, u.Phase.COMMITTED})
@@ -293,6 +293,7 @@ class DecisionReport:
             yield RESEND_HINT
         if self.left and not self.aborts:
             yield (
-                "A batch is left if it is not staged, if its transaction is over, or if it comes after a batch that is"
-                " left or shares a transaction with one. kafkasafe spool drain delivers these batches"
+                "A batch is left in four cases: it is not staged; its transaction is over; an earlier batch of the same"
+                " partitions is left; or it shares its transaction with a batch that is left. kafkasafe spool drain"
+                " delivers these batches"
             )

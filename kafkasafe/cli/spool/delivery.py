@@ -93,8 +93,8 @@ class DeliveryReport:
         )
         if self.dropped:
             yield (
-                f"{counted(self.dropped, 'record')} of atomic batches dropped: their group no longer accepts their"
-                " offsets, so its members read the same records again"
+                f"{counted(self.dropped, 'record')} in dropped atomic batches: the batches' consumer group no longer"
+                " accepts their offsets, so its members read the same input again"
             )
         if self.lost:
             yield f"LOST by the cluster: {self.lost}"

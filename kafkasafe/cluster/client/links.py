@@ -111,7 +111,9 @@ class Links:
             leaders = {self._leaders.leader_id(target) for call in link.in_flight for target in call.targets}
             if leaders - {link.node_id, None}:
                 link.hang_up(
-                    kafka_errors.KafkaConnectionError(f"Node {link.node_id} is silent and leads no more")
+                    kafka_errors.KafkaConnectionError(
+                        f"Node {link.node_id} is silent and is not the leader any more"
+                    )
                 )
 
     def drop_bootstrap(self) -> None:

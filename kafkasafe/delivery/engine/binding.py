@@ -88,15 +88,15 @@ class Binding:
                 f" {cluster_id}. Nothing was sent; all accepted records are safe and wait."
             )
             remedy = (
-                "They are lost when this producer ends before (spool='never')"
+                "If this producer ends before they are delivered, they are lost (spool='never')"
                 if self._context.config.in_memory
-                else "Use a spool_dir for each cluster, or let them be delivered to theirs first (kafkasafe spool ls"
-                " shows what waits)"
+                else "Use a separate spool_dir for each cluster, or first let these records be delivered to their own"
+                " cluster (kafkasafe spool ls shows what waits)"
             )
             self._refuse(
                 cluster_id,
                 f"{holds} {remedy}",
-                f"{holds} They are delivered when theirs answers again. {remedy}",
+                f"{holds} They are delivered when their own cluster answers again. {remedy}",
             )
             return
         first = self._context.own_cluster.cluster_id is None
@@ -109,7 +109,7 @@ class Binding:
         self._ledger.accept_cluster()
         if bound is not None and bound != cluster_id:
             self._log.warning(
-                "%s was used for cluster %s until now, and had no pending records for it",
+                "%s was used for cluster %s before, and had no pending records for it",
                 self._context.directory.path,
                 bound,
                 path=str(self._context.directory.path),

@@ -139,7 +139,8 @@ class EndCheck:
             logging.INFO,
             "loss_check_inconclusive",
             f"{self._topic}-{self._partition}",
-            "%s-%d: nothing proves that the log had all acknowledged records until they were deleted: %s",
+            "%s-%d: the log now begins after all acknowledged records, and nothing proves that it had them until they"
+            " were deleted: %s",
             self._topic,
             self._partition,
             evidence,

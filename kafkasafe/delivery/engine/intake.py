@@ -274,13 +274,14 @@ class Intake:
             enough = -(-views.unchosen_bytes * missing // batch.size_bytes) + _MARKS_BYTES
             why = (
                 f"{views.waiting(topic)} batches for {topic} were spooled before its partitions were known, and"
-                f" the volume has no room to write the next one once more, by partition ({missing:,} bytes). Free"
-                f" {missing:,} bytes and it goes on; about {enough:,} are enough for all that waits"
+                f" the volume has no room to write the next batch again, divided by partition ({missing:,} bytes)."
+                f" Free {missing:,} bytes, and the producer continues; about {enough:,} are enough for all waiting"
+                " batches"
             )
         else:
             why = (
                 f"a batch for {place_of(topic, partition)} has to be divided ({batch.fault.message}), and"
-                f" the volume has no room for its parts. Free {missing:,} bytes and it goes on"
+                f" the volume has no room for its parts. Free {missing:,} bytes, and the producer continues"
             )
         self._disk.has_no_room(lane, why, attempt)
 

@@ -59,9 +59,9 @@ def lost_from_memory(
     records = sum(leaf.count for leaf in parts)
     why = f"it ended by an error ({error!r})" if final else "it was closed"
     message = (
-        f"{counted(records, 'record')} had not been acknowledged when {why}. With spool='never' nothing else has"
-        " them: they are lost, unless the cluster has them and its answer is missing. If a program sends them"
-        " again, the cluster may have those twice"
+        f"{counted(records, 'record')} had not been acknowledged when {why}. With spool='never' no other copy exists:"
+        " the records are lost, unless the cluster has them and only its answer is missing. If a program sends the"
+        " records again, the cluster may have them twice"
     )
     if records:
         log.error("%s", message, records=records, event="records_lost")

@@ -57,7 +57,9 @@ class LossWatch:
         elif self._config.on_data_loss == "restore" and self._config.in_memory:
             fate = "With spool='never' no copy of them is left"
         elif self._config.on_data_loss == "restore":
-            fate = "The spool no longer has them: retain_acked_bytes or retain_acked_ms keep them"
+            fate = (
+                "The spool no longer has them; retain_acked_bytes and retain_acked_ms say how many it keeps"
+            )
         else:
             fate = f"Nothing is sent again (on_data_loss={self._config.on_data_loss!r})"
         self._log.error(
@@ -100,7 +102,7 @@ class LossWatch:
             first_offset, last_offset, records = loss.gone
             what = f"{message}. {fate}"
             if loss.revived:
-                what += f"; {counted(records, 'record')}, offsets {first_offset} to {last_offset}, cannot be"
+                what += f"; {counted(records, 'record')}, offsets {first_offset} to {last_offset}, cannot be sent again"
             self._raise_later(topic, partition, what, first_offset, last_offset, records)
 
     def _raise_later(
@@ -108,7 +110,7 @@ class LossWatch:
     ) -> None:
         """Make the next `send`, `flush` or `close` raise an error about the loss, once."""
         error = DataLossError(
-            f"{message}. Raised once; if send() raises it, its record was not accepted",
+            f"{message}. This error is raised once. If send() raises it, that call's record was not accepted",
             topic=topic,
             partition=partition,
             first_offset=first_offset,

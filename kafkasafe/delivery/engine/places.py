@@ -159,7 +159,8 @@ class PlaceKeeper:
             self._context.stats.spool_displaced.add()
             self._log.warning(
                 "spool_dir=%s leads to another directory now. This producer stays in %s, and the next start does not"
-                " deliver the records that it leaves there. Keep the spool outside of what a deploy replaces",
+                " deliver the records that it leaves there. Keep the spool outside of the directory that a deployment"
+                " replaces",
                 given,
                 path,
                 path=str(path),
@@ -234,7 +235,7 @@ class PlaceKeeper:
             logging.ERROR,
             "spool_displaced",
             lane.name,
-            "%s: %s while its producer works (%s%s), and cannot be restored: %s. Until it is restored, no record"
+            "%s: %s while its producer was running (%s%s), and cannot be restored: %s. Until it is restored, no record"
             " counts as durable. kafkasafe tries again",
             lane.name,
             _WORDS[trouble.problem],
@@ -268,7 +269,7 @@ class PlaceKeeper:
         now_at = "" if lane.lock.path == before else f", as {lane.lock.path}"
         left = f"{counted(records, 'record')} could not be read any more" if records else "nothing is lost"
         self._log.error(
-            "%s: %s while its producer works (%s). It is restored%s: %s",
+            "%s: %s while its producer was running (%s). It is restored%s: %s",
             before.name,
             _WORDS[trouble.problem],
             before,
@@ -287,7 +288,7 @@ class PlaceKeeper:
         if records:
             self._ledger.errors.lose(
                 SpoolCorruptError(
-                    f"{lane.lock.path}: {_WORDS[trouble.problem]} while its producer works, and"
+                    f"{lane.lock.path}: {_WORDS[trouble.problem]} while its producer was running, and"
                     f" {counted(records, 'record')} that waited there could not be read any more. Restore the files"
                     " from a copy, or produce those records again",
                     damage=tuple(f"positions {first} to {end - 1}" for first, end in lost),

@@ -139,7 +139,8 @@ class RoomKeeper:
                 logging.WARNING,
                 "not_copied_forward",
                 lane.name,
-                "%s: no space can be freed, because pending records before delivered ones cannot be copied: %s",
+                "%s: no space can be freed, because pending records that lie before delivered ones cannot be copied:"
+                " %s",
                 lane.name,
                 error,
                 lane=lane.name,

@@ -354,7 +354,7 @@ class Sender:
             self._ledger.parcels.records(self._ledger.last_number()),
         )
         self._log.warning(
-            "An outage of %.0f s is over: %s-%d was the first partition with an answer. %d records in %d batches are"
+            "An outage of %.0f s is over: %s-%d was the first partition to answer. %d records in %d batches are"
             " pending, and are being delivered",
             outage_s,
             *address,

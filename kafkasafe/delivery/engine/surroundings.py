@@ -172,7 +172,7 @@ class Surroundings:
         address = servers if isinstance(servers, str) else ",".join(sorted(servers))
         command = shlex.join(["kafkasafe", "spool", "drain", str(sibling.path), "-b", address])
         whose = (
-            "for a cluster that was never reached. If that is this cluster, deliver them with"
+            "for a cluster that was never reached. If they are for this cluster, deliver them with"
             if sibling.cluster_id is None
             else "for this cluster, with another client id. Deliver them with"
         )

@@ -104,9 +104,9 @@ class ClusterFile:
         # id of another cluster.
         if not _CLUSTER.fullmatch(found):
             raise SpoolCorruptError(
-                f"{self._path / 'CLUSTER'} is damaged: it holds {found[:40]!a}, and not the id of the cluster that"
-                " the records are for. Restore it from a copy, or write the id into it (kafka-cluster.sh cluster-id"
-                " prints it)"
+                f"{self._path / 'CLUSTER'} is damaged: it contains {found[:40]!a} instead of the id of the cluster to"
+                " which the records belong. Restore it from a copy, or write the id into it (kafka-cluster.sh"
+                " cluster-id prints it)"
             )
         self.known = found
         return found

@@ -210,7 +210,7 @@ class SpoolDirectory:
         who = f"process {pid}" if pid else "another process"
         return LaneBusyError(
             f"Lane {number} of {self.path} belongs to {who}{f' ({text})' if text else ''}. Leave spool_lane"
-            " out to get a free lane, or end that process: its records stay in the lane",
+            " out to get a free lane, or end that process. Its records then stay in the lane",
             pid=pid,
         )
 
@@ -423,7 +423,8 @@ class SpoolDirectory:
             if error.errno == errno.EXDEV:
                 raise SpoolError(
                     f"another volume is mounted at {self.path} or above it, and files cannot be moved there. Unmount"
-                    " it. To use that volume, then stop the producer, and move the spool there before the next start"
+                    " the volume. If you want to use that volume, stop the producer afterwards, and move the spool"
+                    " there before the next start"
                 ) from error
             raise SpoolError(f"{self.path} cannot be made again: {error}") from error
 
@@ -439,8 +440,8 @@ class SpoolDirectory:
                 self._cluster.write(cluster)
             elif found != cluster:
                 raise SpoolError(
-                    f"{self.path} leads to the spool of another cluster now ({found}), and the records of this producer"
-                    f" are for cluster {cluster}"
+                    f"{self.path} now contains the spool of another cluster ({found}), but this producer's records"
+                    f" belong to cluster {cluster}"
                 )
 
     def _fetch(self, lock: LaneLock) -> None:

@@ -39,14 +39,14 @@ def format_lost(path: Path, names: Collection[str]) -> tuple[str, str] | None:
     if FORMAT_NAME in names or not lanes:
         return None
     wrong = (
-        f"{path} holds {_first_of(lanes)}, but no file FORMAT, which"
-        " a copy or a clean-up may have left out. The next producer on it writes it again"
+        f"{path} holds {_first_of(lanes)}, but no file FORMAT. A copy or a clean-up may have omitted FORMAT. The next"
+        " producer in this directory writes FORMAT again"
     )
     remedy = _restore(path)
     if "CLUSTER" not in names:
         wrong += (
-            ". CLUSTER is missing as well: without the id of the cluster that the records are for, they go to the first"
-            " one that answers"
+            ". CLUSTER is missing as well: without the cluster's id, the records go to the first cluster"
+            " that answers"
         )
         place = shlex.quote(str(path / "CLUSTER"))
         remedy = f"Write the cluster's id into {place} (kafka-cluster.sh cluster-id prints it). {remedy}"
@@ -122,13 +122,13 @@ def check_format(path: Path, files: Files) -> None:
     match = _FORMAT.fullmatch(_content(path, files))
     if match is None and (lanes := [name for name in files.list(path) if LANE.fullmatch(name)]):
         raise SpoolFormatError(
-            f"{path / FORMAT_NAME} is not that of a spool directory, but {path} holds {_first_of(lanes)}, so the file"
-            f" is damaged. Nothing was changed. {_restore(path)}"
+            f"{path / FORMAT_NAME} does not have the content of a spool directory's FORMAT, but {path} holds"
+            f" {_first_of(lanes)}, so the file is damaged. Nothing was changed. {_restore(path)}"
         )
     if match is None:
         raise SpoolFormatError(
-            f"{path / FORMAT_NAME} is not that of a spool directory: give spool_dir a directory of its own. Nothing was"
-            " changed"
+            f"{path / FORMAT_NAME} does not have the content of a spool directory's FORMAT: give spool_dir a directory"
+            " of its own. Nothing was changed"
         )
     if int(match[1]) > _VERSION:
         raise SpoolFormatError(
