@@ -86,7 +86,7 @@ class UnitPauses:
         self._context.timer(pause_s, due)
 
     def tries(self, topic: str) -> None:
-        """Record the topic's id, before a request with batches for it."""
+        """Record the topic's id, before a request with batches for the topic is sent."""
         self._tried[topic] = self._context.topic_id(topic)
 
     def _are_there(self, addresses: Sequence[tuple[str, int]]) -> bool:
