@@ -144,7 +144,8 @@ class Binding:
         """Treat another cluster as the first one that answers. The previous cluster is gone. The directory was not
         bound to it, because its brokers did not report a cluster id yet.
 
-        Metadata of the previous cluster may still arrive. So `bind` pins the cluster to which it binds the directory.
+        Metadata of the previous cluster may still arrive, so that `bind` binds the directory to that cluster. For this
+        case, `bind` also pins the cluster to which it binds the directory.
         """
         self._astray_since = None
         self._begun_again = True

@@ -391,7 +391,7 @@ class DiskWriter:
     def tell_newest(self, lane: Lane, position: int) -> None:
         """Before segments up to `position` are deleted, write the marks of the newest acknowledged batches once more.
 
-        While writes fail, skip the marks: perhaps no write succeeds before the deletion has freed space.
+        While writes fail, skip the marks, because a full disk may accept no write before the deletion has freed space.
         """
         starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
         if starts and not lane.write_backlog.attempt:
@@ -521,10 +521,10 @@ def _groups(
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
     """Divides `persist` into the groups to write. Returns one tuple (marks, batches, atomic) for each group.
 
-    If callers chose partitions for some records of a batch, a mark names these partitions. That batch is then the first
-    one of a group: if the spool splits a large group, it writes all marks of the group together with the first batch. A
-    unit is always one group. If `persist` is empty, the result is one empty group. `runs` are the runs of `persist`.
-    `data` has one tuple (destination, bytes) for each batch in these runs.
+    If callers chose partitions for some records of a batch, a mark names these partitions. Such a batch begins a new
+    group, because the spool writes all marks of a group together with the group's first batch, even if it splits a
+    large group. A unit is always one group. If `persist` is empty, the result is one empty group. `runs` are the runs
+    of `persist`. `data` has one tuple (destination, bytes) for each batch in these runs.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks or not runs:

@@ -80,8 +80,7 @@ _LOOK_AGAIN_S: Final = 0.1
 
 
 class PlaceLooks:
-    """Callers' questions about whether the producer's own lane is in its place. One check answers all earlier
-    questions.
+    """Answers callers who ask whether the producer's own lane is in its place. One check answers all earlier questions.
 
     Attributes:
         looked: Number of the latest answered question. A question is answered when a later check finds the lane in its
@@ -322,8 +321,8 @@ class Engine:
         """The deadline, in monotonic seconds, of a caller that began to wait at `began`. Any thread may call this
         method.
 
-        While the engine reads spools, the caller's patience does not run out: reading gigabytes may take long, and
-        shows no progress.
+        The time in which the engine reads spools counts as a pause of deliveries, because reading gigabytes may take
+        long without any progress.
         """
         reads = self._lanes.reads() or self.surroundings.looking
         return self._context.progress.patience_ends(patience, began, paused=reads)

@@ -37,7 +37,7 @@ five batches.
 """
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""Approximate number of bytes that marks and the reserve need during divisions."""
+"""Approximate number of bytes that marks and the spool's reserve need while batches are divided."""
 _PART_BYTES: Final = 256
 """Maximum size of the control batch entries that the spool writes for each part of a divided batch."""
 

@@ -317,8 +317,8 @@ class LossChecks:
         self._epochs: dict[int, int] = {}
         """Maps a destination to the leader epoch under which its log was last checked for lost records."""
         self._unproven: dict[int, int] = {}
-        """Maps a destination to the acknowledged offset in its last report. The report said that nothing proves that
-        this offset is in the log.
+        """Maps a destination to an acknowledged offset. The engine has reported that nothing proves that this offset is
+        in the log.
         """
 
     def see_leader(self, destination: int, epoch: int) -> bool:

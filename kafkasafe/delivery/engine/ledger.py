@@ -57,7 +57,7 @@ class AwaitedLanes:
             self._guard.waiters.notify_all()
 
     def adopt(self, lane: Path) -> None:
-        """Record that this producer reads a lane whose producer has ended, and then delivers its records."""
+        """Record that this producer reads a lane whose producer has ended, and then delivers the lane's records."""
         with self._guard.lock:
             self._adopted.add(lane)
 
@@ -268,7 +268,7 @@ class Ledger:
             parcel.end()
             self.parcels.remove(parcel)
             self.ahead.finish(parcel)
-            # Call the watcher before callers wake, because callers may wait for the watcher's effect.
+            # Call the watcher before callers wake, because callers may need what the watcher does.
             watcher = parcel.take_watcher()
             if watcher is not None:
                 watcher(parcel)
@@ -288,7 +288,7 @@ class Ledger:
             self.finish(parcel)
 
     def left_undurable(self) -> KafkaSafeError | None:
-        """The error of accepted records that are not durable; None if there are no such records. Used if `close` ends
+        """The error for accepted records that are not durable; None if there are no such records. Used if `close` ends
         while the producer's thread still runs, because a disk write or a hook has not returned.
         """
         why = "its thread still waits: a write to the disk, or a hook, has not returned"

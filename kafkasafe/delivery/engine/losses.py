@@ -150,7 +150,7 @@ class LossWatch:
             self._ledger.errors.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
-        """Record that a lost batch, which the engine sent again, is in the log now."""
+        """Record that a lost batch is in the log again, after the engine has sent it once more."""
         self._context.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:

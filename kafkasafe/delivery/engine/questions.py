@@ -371,8 +371,8 @@ class LossInquiry:
 
         Requests refer to the topic by name. So the leader may have read the log of a recreated topic, although the
         metadata still had the former topic's id: the broker that sent the metadata did not know the new topic yet. A
-        broker knows a topic's id before it answers requests for the topic's log. So after the survey, the leader
-        reports the id of the topic whose log was read.
+        broker knows a topic's id before it answers requests for the topic's log. So a leader that is asked after the
+        survey reports the id of the topic whose log was read.
         """
         if not any(topic_id):
             return

@@ -40,11 +40,11 @@ from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 _CALM: Final = 8
-"""Limits the requests about one partition that fail, or that ask about a failure. The next attempt or inquiry for the
-partition begins only when at most this many such requests were made in the last `_CALM_S` seconds. Before the engine
-checks the limit again, at most eleven more can follow: an inquiry makes four requests (producer state, log start, log
-end, log), five batches can fail, and a loss check makes two requests (end of a leader epoch, log start). So there are
-at most 19 such requests in two seconds, whatever the brokers answer.
+"""Limits failed requests for one partition, and requests that ask about such failures. The next attempt or inquiry for
+the partition begins only when at most this many of these requests were made in the last `_CALM_S` seconds. Before the
+engine checks the limit again, at most eleven more can follow: an inquiry makes four requests (producer state, log
+start, log end, log), five batches can fail, and a loss check makes two requests (end of a leader epoch, log start). So
+there are at most 19 such requests in two seconds, whatever the brokers answer.
 """
 _CALM_S: Final = 2.0
 
@@ -167,15 +167,15 @@ class Sender:
         """Whether the metadata have changed since the partition's last request, which failed. A change means that
         another topic has this name now, or that the leader has changed or become known.
 
-        If the partition was refused as missing, another leader does not count as news:
+        If the partition was refused as missing, a new leader does not count as a change:
 
         1. A topic is missing for an hour, so the pauses have grown to half a minute.
         2. The topic is there for some seconds. The metadata contain it, so the pause ends, and the leader takes the
            batches.
-        3. The topic is deleted, but one broker does not know this yet, and its metadata still name the topic. The pause
-           ends once. The leader refuses the batch, as before, and the next pause does not end early, because the
-           metadata named the same topic at this attempt. So the attempts stay rare, and `blocked_timeout_ms` continues
-           to run.
+        3. The topic is deleted, but one broker does not know this yet, and its metadata still contain the topic. The
+           pause ends once. The leader refuses the batch, as before. The next pause does not end early, because the
+           metadata already contained the same topic at this attempt. So the attempts stay rare, and
+           `blocked_timeout_ms` continues to run.
         """
         leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
         if leader is None or leader.leader < 0:
@@ -396,7 +396,7 @@ class Sender:
         self.reasons[address] = name
 
     def in_trouble(self, topic: str, partition: int) -> None:
-        """Record a request about this partition that failed, or that asks about a failure; see `_CALM`."""
+        """Record that a request for this partition failed, or that a request asks about such a failure; see `_CALM`."""
         times = self._troubles.get((topic, partition))
         if times is None:
             times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)

@@ -22,7 +22,7 @@ Address = tuple[str, int]
 class SequenceErrors:
     """Keeps the last sequence error of each partition until it is known what the error means.
 
-    For most errors, this is known once the engine knows whether the batches in doubt are in the log.
+    The meaning of most sequence errors is known once the engine knows whether the batches in doubt are in the log.
     UNKNOWN_PRODUCER_ID usually puts no batch in doubt, because it means that the broker did not append the batch. For
     this error, the engine distinguishes two cases, as KAFKA-5793 does:
 

@@ -103,7 +103,8 @@ class UnitPauses:
         )
 
     def look_again(self) -> None:
-        """Use new metadata: end the pauses of units that were refused because a topic was missing, if it is there now.
+        """Use new metadata: end the pauses of units that were refused because a topic was missing, if the topic is
+        there now.
 
         As for other batches (see `Sender`), new metadata end a pause only in two cases. Either the metadata at the
         beginning of the pause lacked a partition of the unit, or a topic now has another id than at the last attempt.
