@@ -16,8 +16,8 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError, WrongClusterError
 from kafkasafe.spool.inspection import inspect
 
 _ASTRAY_S: Final = 2.0
-"""If only another cluster answers for this long, the engine concludes that the other cluster has replaced ours. Before
-that, a single wrong address may be the cause, and the transport tries other brokers.
+"""If another cluster answers for this many seconds, and ours does not, the engine concludes that ours was replaced.
+Until then, the reason may be that one address is wrong, and the transport tries other brokers.
 """
 
 
@@ -47,10 +47,10 @@ class Binding:
         self._reading = reading
         self._astray_since: float | None = None
         self._begun_again = False
-        """Whether a second cluster has taken the place of the first one that answered."""
+        """Whether the first cluster that answered was replaced by another one."""
 
     def bind(self, cluster_id: str) -> None:
-        """Check, before anything is sent to a cluster, that the records in the spool directory are for that cluster."""
+        """Before anything is sent to a cluster, check that the records in the spool directory are for that cluster."""
         attempt = 0
         while True:
             try:
@@ -144,7 +144,8 @@ class Binding:
         """Treat another cluster as the first one that answers. The previous cluster is gone. The directory was not
         bound to it, because its brokers did not report a cluster id yet.
 
-        Metadata of the previous cluster may still arrive. So `bind` pins the cluster to which it binds the directory.
+        Metadata of the previous cluster may still arrive, so that `bind` binds the directory to that cluster. For this
+        case, `bind` also pins the cluster to which it binds the directory.
         """
         self._astray_since = None
         self._begun_again = True
@@ -199,7 +200,7 @@ class Binding:
             path = directory.lane_path(number)
             if path in ours:
                 continue
-            # This process owns a lane that it is reading, but no record of this process is in it.
+            # This process owns the lanes that it is reading back, but their records are from other producers.
             others = path not in reading and directory.owners.is_owned(number)
             if others or inspect(path, files=self._context.files).unfinished:
                 return False

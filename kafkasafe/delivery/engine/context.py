@@ -40,7 +40,7 @@ class DeletedTopics:
         return topic in self._since
 
     def note(self, topic: str, now: float) -> float:
-        """Record that brokers call a topic unknown at the time `now`. Return the time when they first did so."""
+        """Record that brokers report a topic as unknown at the time `now`. Return the time of the first such report."""
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
@@ -78,7 +78,7 @@ class OwnCluster:
     """The cluster that the accepted records are for. `Binding` changes it; any thread may read it.
 
     Attributes:
-        cluster_id: Id of this cluster; None until the spool directory or the brokers have named it.
+        cluster_id: Id of this cluster; None until the id is known from the spool directory or from the brokers.
         stranger: The error that ends the producer, because the brokers belong to another cluster; None if there is no
             such error.
     """
@@ -140,7 +140,7 @@ class DeliveryProgress:
 
 
 class CloseState:
-    """The stage that the closing of a producer has reached. Any thread may read this object.
+    """How far the closing of a producer has progressed. Any thread may read this object.
 
     Attributes:
         closing: Whether `close` was called. If so, the engine begins nothing that takes long.
@@ -182,7 +182,7 @@ class EngineContext:
         post: Puts a message into the inbox, from any thread.
         is_own_thread: Whether the caller is the thread that runs the engine.
         clock: The clock.
-        sleep: Waits for this many seconds. Used where the engine must do nothing else before a write succeeds.
+        sleep: Waits for this many seconds. Used where the engine must do nothing else until a write has succeeded.
         random_fraction: Returns a number in [0, 1), for the length of pauses.
         beside: Runs a slow function on a thread of its own.
     """
@@ -227,7 +227,7 @@ class EngineContext:
         return self._sleeping.now()
 
     def moment(self) -> Moment:
-        """The current time, in a form that another incarnation can compare."""
+        """The current time, in a form that a later incarnation can compare with its own time."""
         return Moment(self.clock.wall_ms(), self.clock.boot_id(), int(self.clock.monotonic() * 1000))
 
     def timer(self, delay_s: float, message: Message) -> None:

@@ -35,7 +35,7 @@ the batches may only be waiting for the first metadata of their topic.
 """
 SPILL_EVERY_S: Final = 0.05
 _AGAIN_S: Final = 1.0
-"""Time between two attempts to delete segments, if the first one fails."""
+"""Time from a failed attempt to delete segments to the next attempt."""
 
 
 class DiskWriter:
@@ -222,9 +222,9 @@ class DiskWriter:
             lane.divisions.count_waiting(waits or lane.divisions.waiting_bytes)
         if persist.atomic:
             lane.divisions.written()
-        self.publish_used()  # before callers see that the backlog is smaller
+        self.publish_used()  # now, before callers see that fewer bytes wait to be written
         lane.journal.persisted(persist, positions, lane.spool.next_position)
-        # A log in memory makes nothing durable, so the parcels keep their bytes.
+        # If the log is only in memory, nothing becomes durable, and the parcels keep their bytes.
         if in_memory:
             return
         if persist.units:
@@ -255,8 +255,8 @@ class DiskWriter:
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
-        """Recount the bytes of batches without chosen partitions, after something other than a write changed this
-        number.
+        """Recount the bytes of batches without chosen partitions. Called when something other than a write may have
+        changed this number.
         """
         if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
             lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
@@ -347,7 +347,7 @@ class DiskWriter:
 
     def release(self, lane: Lane) -> None:
         """Delete segments whose batches are all done. If space is short, delete even segments that `retain_acked_*`
-        keeps.
+        would keep.
         """
         if lane.lock.lost:
             return
@@ -389,9 +389,9 @@ class DiskWriter:
             self.publish_used()
 
     def tell_newest(self, lane: Lane, position: int) -> None:
-        """Before segments up to `position` are deleted, repeat the marks of the newest acknowledged batches.
+        """Before segments up to `position` are deleted, write the marks of the newest acknowledged batches once more.
 
-        While writes fail, the marks are not written, because writes may need the space that the deletion frees.
+        While writes fail, skip the marks, because a full disk may accept no write before the deletion has freed space.
         """
         starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
         if starts and not lane.write_backlog.attempt:
@@ -468,7 +468,7 @@ class DiskWriter:
         """`spool="on_error"`: spill parcels that have waited for `spool_after_ms`."""
         self._spill_due = False
         self.spill(self._config.spool_after_s)
-        # If a caller adds a parcel after this check, a message follows and starts the timer.
+        # If a caller adds a parcel after this check, its `Submitted` message starts the timer.
         if self._ledger.undurable:
             self.watch_undurable()
 
@@ -521,10 +521,10 @@ def _groups(
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
     """Divides `persist` into the groups to write. Returns one tuple (marks, batches, atomic) for each group.
 
-    If callers chose partitions for some records of a batch, a mark names these partitions. That batch is then the first
-    one of a group: if the spool splits a large group, it writes all marks of the group together with the first batch. A
-    unit is always one group. If `persist` is empty, the result is one empty group. `runs` are the runs of `persist`.
-    `data` has one tuple (destination, bytes) for each batch in these runs.
+    If callers chose partitions for some records of a batch, a mark names these partitions. Such a batch begins a new
+    group, because the spool writes all marks of a group together with the group's first batch, even if it splits a
+    large group. A unit is always one group. If `persist` is empty, the result is one empty group. `runs` are the runs
+    of `persist`. `data` has one tuple (destination, bytes) for each batch in these runs.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks or not runs:

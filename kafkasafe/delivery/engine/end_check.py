@@ -27,8 +27,8 @@ class EndCheck:
         idle: Whether this is a routine check of an idle partition. Such a check is dropped if the partition becomes
             active. If false, an acknowledgement from another leader caused the check, and the engine repeats the check
             until there is an answer.
-        elected: Whether another leader has been elected since that offset was acknowledged. If so, the check also makes
-            a report if the leader's log does not prove that all records are still there.
+        elected: Whether another leader has been elected since that offset was acknowledged. If so, the check also
+            reports a log that begins after all acknowledged records.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class EndCheck:
             self._failed(failed.code)
             return
         if self._elected:
-            # The check above has the same result for two kinds of logs: those that still have the acknowledged records,
-            # and those that begin after all of them.
+            # The check above cannot distinguish a log that still has the acknowledged records from a log that begins
+            # after all of them.
             result: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "begins")
             try:
                 self._compare_begin(good(result).offset)
@@ -157,7 +157,8 @@ class EndCheck:
     def _failed(self, code: int) -> None:
         if self._idle:
             if self._elected:
-                # Forget that this election was checked. Then the next check is a full one. Routine checks ask for less.
+                # Forget that the log was checked after this election, so that the next check is a full one. A routine
+                # check asks for less.
                 self._lane.checks.forget_leader(self._check.destination)
         elif self._lane in self._context.lanes and not self._context.close_state.closing:
             # Callers wait for the answer, so ask again. Refresh the metadata first, because the leader may have moved.

@@ -63,7 +63,7 @@ class Endings:
                 self._losses.is_back(lane, batch)
             parcel = lane.parcels.pop(batch.handle, None)
             if parcel is None:
-                continue  # divided: the parcel's children report the outcome
+                continue  # the batch was divided: the parcel's children report the outcome
             match resolution.fate:
                 case j.Fate.COMMITTED:
                     self._deliver(lane, batch, parcel)
@@ -254,8 +254,8 @@ class Endings:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first. With `topic`, only destinations that delay records
-        of this topic.
+        """Refused destinations with pending records, oldest first. If `topic` is given, the result has only
+        destinations that delay records of this topic.
 
         Any thread may call this method.
         """
@@ -301,7 +301,7 @@ class Endings:
         lane.journal.decide(batch, resend=policy == "resend")
 
     def _rejected(self, lane: Lane, batch: j.Batch) -> None:
-        """Report a rejected batch, when it is durable in `rejected/`."""
+        """Report a rejected batch, once its copy is durable in `rejected/`."""
         if batch.fault.code == j.DAMAGED:
             return
         topic, partition = lane.journal.views.address(batch.destination)

@@ -1,8 +1,8 @@
 """The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes groups.
 
 The engine has no thread. Its owner (`Pump`) first calls `open` and `listen`. Then the owner starts a thread. On that
-thread, the owner calls `begin` first and `shut` at the end. In between, it repeatedly calls `step` for each new
-message, and then `turn`. Other threads post messages with `EngineContext.post`.
+thread, the owner calls `begin` first and `shut` at the end. In between, it works in rounds: in each round, it calls
+`step` for each new message, and then `turn` once. Other threads post messages with `EngineContext.post`.
 """
 
 from __future__ import annotations
@@ -76,12 +76,11 @@ from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
 
 _LOOK_AGAIN_S: Final = 0.1
-"""Time between two checks whether a missing spool has returned, while a caller waits for the answer."""
+"""Time between two checks whether a displaced lane is back in its place, while a caller waits for this."""
 
 
 class PlaceLooks:
-    """Callers' questions about whether the producer's own lane is in its place. One check answers all earlier
-    questions.
+    """Answers callers who ask whether the producer's own lane is in its place. One check answers all earlier questions.
 
     Attributes:
         looked: Number of the latest answered question. A question is answered when a later check finds the lane in its
@@ -116,10 +115,9 @@ class Engine:
 
     Args:
         context: The state that all parts of the engine share.
-        choose: (topic, partitions, keys, values) → partition of each record, for records that were accepted before
-            the topic was known.
-        on_topic: Called with a topic and its partition count, when no record of the topic waits for a partition to be
-            chosen.
+        choose: Chooses the partitions of records that were accepted before the topic was known: (topic, partitions,
+            keys, values) → partition of each record.
+        on_topic: Called with a topic and its partition count, once each accepted record of the topic has a partition.
         newest_reading: Returns the number of the newest reading of any consumer in this process.
     """
 
@@ -212,7 +210,7 @@ class Engine:
             case InquiryDue(inquiry):
                 inquiry.go_on()
             case UnitAnswered(lane, action, step, answer):
-                # The owner of a lane that was handed back may have a transaction open by now.
+                # If the lane was handed back, its new owner may already have an open transaction.
                 if lane in self._context.lanes:
                     self._transactor.answered(lane, action, step, answer)
             case UnitDue():
@@ -313,8 +311,8 @@ class Engine:
     def _follow(self, predecessor: Predecessor) -> None:
         self._order.follow(self._context.own, predecessor)
         if predecessor.over and predecessor.owes:
-            # Wait for the dropped producer's lane, just as for lanes that were already left behind when this producer
-            # began.
+            # Make `flush` and `close` wait for the dropped producer's lane, just as for lanes that had no owner when
+            # this producer began.
             self._lanes.expect((predecessor.lane,))
             if self.ledger.waiters:
                 self._lanes.adopt_now()
@@ -323,8 +321,8 @@ class Engine:
         """The deadline, in monotonic seconds, of a caller that began to wait at `began`. Any thread may call this
         method.
 
-        While the engine reads spools, the caller's patience does not run out: reading gigabytes may take long, and
-        shows no progress.
+        The time in which the engine reads spools counts as a pause of deliveries, because reading gigabytes may take
+        long without any progress.
         """
         reads = self._lanes.reads() or self.surroundings.looking
         return self._context.progress.patience_ends(patience, began, paused=reads)
@@ -344,7 +342,8 @@ class Engine:
         """Close network and lanes. Parcels without an outcome get an error; batches on disk stay for the next owner."""
         lanes = self._context.lanes
         self.left = left = self._left_at_end()
-        # Close the network first: lanes record when the last request was sent, so no request may follow.
+        # Close the network first: a lane that is closed records when its last request was sent, so no request may
+        # follow.
         self._context.cluster.close(2.0)
         for lane in lanes:
             with contextlib.suppress(Exception):
@@ -379,7 +378,7 @@ class Engine:
         left: collections.Counter[Path] = collections.Counter()
         for lane in self._context.lanes:
             left[lane.lock.path.parent] += lane.journal.views.spooled_records
-        # For lanes that are not open yet, use the counts from when their directory was found.
+        # For lanes that are not open yet, use the number of records that was counted when their directory was found.
         for directory, records in self.surroundings.unread.items():
             left[directory] = max(left[directory], records)
         return {directory: records for directory, records in left.items() if records}
@@ -400,7 +399,8 @@ class Engine:
                 self._packing.unpack(lane, ready.unpacked)
             for notice in ready.notices:
                 self.endings.notice(lane, notice)
-            # Publish doubts after the notices have reported a loss, and before callers see that a batch is done.
+            # Publish the doubted partitions only after the notices have reported losses, but before callers see that a
+            # batch is done.
             self._losses.publish_doubted(lane)
             # A spill may include batches that this turn resolves or divides. Write the spill before the bytes of these
             # batches are dropped.

@@ -75,7 +75,7 @@ class ErrorsToRaise:
                 del self.damage[address]
 
     def take_shown(self) -> list[tuple[Lane, j.Batch]]:
-        """Take the undecidable batches that the caller's decision is about. No error is raised for them any more."""
+        """Take the undecidable batches to which the caller's decision applies. No error is raised for them any more."""
         with self._guard.lock:
             keys = self._shown or list(self.undecided)
             self._shown = []

@@ -97,7 +97,7 @@ class Gathering:
         return True
 
     def _decoded(self, lane: Lane, parents: Sequence[Parcel], run: Sequence[j.Batch]) -> list[codec.Columns]:
-        """Decode batches while their uncompressed size stays within `batch_bytes`.
+        """Decode batches while their total uncompressed size stays within `batch_bytes`.
 
         The uncompressed size is the limit, because consumers decompress a batch as a whole.
         """

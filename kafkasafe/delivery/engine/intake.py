@@ -32,12 +32,12 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.refusals import place_of
 
 _MOST_JOINED: Final = 5
-"""Maximum number of `delivery="transactional"` batches in a unit. Brokers remember the same number of batches of a
-producer.
+"""Maximum number of `delivery="transactional"` batches in a unit. In each partition, brokers remember a producer's last
+five batches.
 """
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""Approximate number of bytes that marks and the reserve need during divisions."""
+"""Approximate number of bytes that marks and the spool's reserve need while batches are divided."""
 _PART_BYTES: Final = 256
 """Maximum size of the control batch entries that the spool writes for each part of a divided batch."""
 
@@ -200,7 +200,7 @@ class Intake:
         2. The engine divides the batches in portions, while there is space for a portion (`Spool.has_room`).
         3. When all batches of a segment are divided, the engine deletes the segment (`Engine.drive`). The deletion
            makes space for the next portion.
-        4. If the disk has no space for the next portion, divisions wait, and nothing else does.
+        4. If the disk has no space for the next portion, only divisions wait.
         """
         # A batch that an earlier call left undivided may also be in `divides`. Such a batch may no longer need
         # division, because the journal has sent it again or given it up.

@@ -45,8 +45,8 @@ class WriteBacklog:
         return (batch for group in self._groups for batch in group.everything)
 
     def leave_out_void(self) -> None:
-        """Leave out what need not be written any more. If nothing else is left, an empty group stays: once it is
-        written, the disk is known to work again.
+        """Remove what need not be written any more. If nothing is left, keep an empty group, because writing it shows
+        whether the disk works again.
         """
         if self._groups:
             for group in self._groups:
@@ -224,8 +224,8 @@ class ReleaseCheck:
 
 
 class Rejections:
-    """Keeps the rejected batches that are not finished, with the files that have their records. Also keeps the
-    destinations whose next batch is damaged on disk.
+    """Keeps the rejected batches that are not finished, with the paths of the files that contain their records. Also
+    keeps the destinations whose next batch is damaged on disk.
     """
 
     __slots__ = ("_damaged", "_paths", "_stopped")
@@ -244,7 +244,9 @@ class Rejections:
         return handle in self._paths
 
     def keep(self, handles: Iterable[int], path: Path | None) -> None:
-        """Record which file keeps the records of these batches; None: no file does (`spool="never"`)."""
+        """Store the path of the file with the records of these batches; None if there is no such file
+        (`spool="never"`).
+        """
         self._paths.update(dict.fromkeys(handles, path))
 
     def keep_damaged(self, handle: int, path: Path) -> None:
@@ -253,7 +255,7 @@ class Rejections:
         self._damaged.add(handle)
 
     def is_damaged(self, handle: int) -> bool:
-        """Whether a rejected batch was damaged on disk. The other batches of its atomic batch may be intact."""
+        """Whether a rejected batch was damaged on disk. Other batches of the same atomic batch may be intact."""
         return handle in self._damaged
 
     def path(self, handle: int) -> Path | None:
@@ -315,7 +317,9 @@ class LossChecks:
         self._epochs: dict[int, int] = {}
         """Maps a destination to the leader epoch under which its log was last checked for lost records."""
         self._unproven: dict[int, int] = {}
-        """Maps a destination to the last acknowledged offset that was reported as unproven."""
+        """Maps a destination to an acknowledged offset. The engine has reported that nothing proves that this offset is
+        in the log.
+        """
 
     def see_leader(self, destination: int, epoch: int) -> bool:
         """Record a partition's leader epoch. Returns whether the epoch is new. If it is, the log has to be checked."""
@@ -459,8 +463,8 @@ class Lane:
         self.rejected.stands_at(path)
 
     def disown(self) -> None:
-        """Write a mark for each file in `rejected/` that no longer counts but could not be deleted. The mark voids the
-        file. Without the mark, the records in the file would be sent again.
+        """Write a mark for each file in `rejected/` that should have been deleted but may still exist. The mark makes
+        the file invalid. Without the mark, the records in the file would be sent again.
         """
         for name in self.rejected.undeleted():
             self.journal.disown(m.Resent(self.lock.path.name, name))

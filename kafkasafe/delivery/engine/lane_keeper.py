@@ -336,13 +336,15 @@ class LaneKeeper:
             self.adopt_lane(lock)
 
     def adopt_lane(self, lock: LaneLock) -> None:
-        """Start a thread that reads back a lane of any directory. Afterwards, the engine drains the lane."""
+        """Start a thread that reads a lane back. Afterwards, the engine drains the lane. It may be in another spool
+        directory.
+        """
         self._reading.add(lock.path)
         self._ledger.lanes.adopt(lock.path)
         self._context.beside(functools.partial(self._read_beside, lock))
 
     def _read_beside(self, lock: LaneLock) -> None:
-        """Read a lane on a thread of its own, because callers wait for the engine's thread."""
+        """Read a lane on a thread of its own, because a long read on the engine's thread would keep callers waiting."""
         result: _Read | SpoolError
         try:
             result = self._read(lock, own=False)
@@ -359,7 +361,9 @@ class LaneKeeper:
             _give_back(result.lane)
 
     def reads(self, directory: Path | None = None) -> bool:
-        """Whether a lane (of this directory, if one is given) is being read. Any thread may call this method."""
+        """Whether any lane is being read. With `directory`, only lanes of that directory count. Any thread may call
+        this method.
+        """
         reading = self._reading.copy()
         return bool(reading) if directory is None else any(path.parent == directory for path in reading)
 
@@ -368,7 +372,9 @@ class LaneKeeper:
         return self._reading.copy()  # other threads change the set
 
     def read(self, path: Path) -> SpoolError | None:
-        """Take a lane that was read back, to drain it. Returns why a lane of another directory could not be read."""
+        """Take a lane that was read back, to drain it. Returns the error if the lane is in another directory and could
+        not be read.
+        """
         with self._lock:
             result = self._results.pop(path, None)
         self._reading.discard(path)
@@ -397,7 +403,7 @@ class LaneKeeper:
         return None
 
     def _refuse_copy(self, read: _Read) -> _Read | SpoolCorruptError:
-        """Close a lane that is a copy of another one. Its records would be delivered a second time."""
+        """If a lane is a copy of another one, close it, because its records would be delivered a second time."""
         lane = read.lane
         original = self._lane_ids.get(lane.spool.lane_id, lane.lock.path)
         if lane.lock.path == original:
@@ -448,8 +454,8 @@ class LaneKeeper:
     def _hand_over(self, lane: Lane) -> None:
         left = lane.journal.views.unfinished
         self._release(lane)
-        # `dead_lanes` does not return an unchanged lane again, but the restarted owner may die before it writes
-        # anything.
+        # If the restarted owner dies before it writes anything, the lane is unchanged. Without this call, `dead_lanes`
+        # would never return it again.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s: returned to its restarted owner with %d undelivered batches",

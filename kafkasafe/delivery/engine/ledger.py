@@ -1,9 +1,9 @@
 """The engine's state that callers read: parcels without a final outcome, and errors to be raised.
 
 The engine changes this state with `lock` held. Callers take the lock only while they hold `SafeProducer._lock`. So a
-signal handler that calls the producer can detect that it interrupted a call. The locks are reentrant, so the handler
-can take both. The handler releases them while it waits (`Accumulator.released`). All code takes the lock by `with`: if
-a signal handler raised (Ctrl-C) right after an acquire(), the lock would stay taken.
+signal handler that calls the producer can tell from `SafeProducer._lock` whether it interrupted another call. The locks
+are reentrant, so the handler can take both. The handler releases them while it waits (`Accumulator.released`). All code
+takes the lock by `with`: if a signal handler raised (Ctrl-C) right after an acquire(), the lock would stay taken.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AwaitedLanes:
             self._guard.waiters.notify_all()
 
     def adopt(self, lane: Path) -> None:
-        """Record that this producer reads and then delivers the lane of a producer that ended."""
+        """Record that this producer reads a lane whose producer has ended, and then delivers the lane's records."""
         with self._guard.lock:
             self._adopted.add(lane)
 
@@ -84,7 +84,7 @@ class Ledger:
         lanes: Other producers' lanes. `flush` and `close` wait until these lanes have no unfinished records.
         ahead: Counts the submitted bytes whose outcome is not known yet.
         failure: The error that ended the producer; None while it works.
-        wrong_cluster: The error to raise while another cluster answers instead of ours, and records wait for ours.
+        wrong_cluster: The error to raise while records wait for our cluster, but another cluster answers.
         doubted: Partitions where acknowledged records of the producer's own lane may be lost. The engine asks the
             cluster about them.
         names: Maps a user's transactional id to None if the id was taken over, or to the error with which the cluster
@@ -151,7 +151,8 @@ class Ledger:
                 self.undurable.add(parcel)
             if waiting:
                 self._post(Submitted(parcels))
-            # A signal handler may have submitted the parcels, and waited until they were on disk or delivered.
+            # If a signal handler has submitted the same parcels during this call, they may already be on disk or
+            # delivered.
             for parcel in parcels:
                 if parcel.durable:
                     self.undurable.remove(parcel)
@@ -184,11 +185,12 @@ class Ledger:
     def settled(self, number: int) -> bool:
         """Whether all parcels up to `number` have a final outcome, and `flush` has nothing else to wait for.
 
-        Besides parcels, `flush` waits for three things. All doubts about acknowledged records must have ended. Lost
-        records that the engine sent again must have a final outcome. Lanes that earlier producers left must be drained
-        or have another owner.
+        Besides parcels, `flush` waits for three things. The engine must have found out, for each partition, whether the
+        cluster still has all acknowledged records. Lost records that the engine sent again must have a final outcome.
+        Lanes that earlier producers left must be drained or have another owner.
         """
-        # Read `doubted` first: the engine revives parcels before it ends the doubt, so `parcels` then includes them.
+        # Read `doubted` before `parcels`: the engine puts lost parcels into `parcels` again before it removes their
+        # partition from `doubted`.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
@@ -230,9 +232,9 @@ class Ledger:
         """Whether `close` has nothing left to wait for.
 
         If so, nothing in the producer's own lane is unfinished or doubted. Lanes that earlier producers left in its own
-        directory are drained. No adopted lane of any directory holds unfinished records, and no other directory can
-        hold records to adopt. With `spool="never"`, `close` also waits for records whose `delivery_timeout_ms` is over,
-        because no file has them.
+        directory are drained. No adopted lane, in this or another directory, holds unfinished records, and no other
+        directory can hold records to adopt. With `spool="never"`, `close` also waits for records whose
+        `delivery_timeout_ms` is over, because no file has them.
         """
         return (
             not self.doubted
@@ -266,7 +268,7 @@ class Ledger:
             parcel.end()
             self.parcels.remove(parcel)
             self.ahead.finish(parcel)
-            # Call the watcher before callers wake, because callers may wait for the watcher's effect.
+            # Call the watcher before callers wake, because callers may need what the watcher does.
             watcher = parcel.take_watcher()
             if watcher is not None:
                 watcher(parcel)
@@ -286,7 +288,7 @@ class Ledger:
             self.finish(parcel)
 
     def left_undurable(self) -> KafkaSafeError | None:
-        """The error of accepted records that are not durable; None if there are no such records. Used if `close` ends
+        """The error for accepted records that are not durable; None if there are no such records. Used if `close` ends
         while the producer's thread still runs, because a disk write or a hook has not returned.
         """
         why = "its thread still waits: a write to the disk, or a hook, has not returned"
@@ -308,7 +310,7 @@ class Ledger:
         """End the producer: every parcel without a final outcome gets an error.
 
         Args:
-            error: The error of durable parcels; with `final`, of all parcels.
+            error: The error for durable parcels; if `final`, the error for all parcels.
             final: Whether the producer was ended by an error, and not by `close`.
             elsewhere: Where the producer's own lane is, if it is not in its place.
         """

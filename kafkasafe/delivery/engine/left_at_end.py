@@ -13,7 +13,8 @@ from kafkasafe.spool.refusals import counted
 
 
 def not_durable(undurable: Iterable[Parcel], disk_trouble: str, elsewhere: Elsewhere | None) -> SpoolError:
-    """The error of records that are accepted but not durable, or that were durable in a lane that was deleted.
+    """Returns the error for records that are accepted but not durable, or whose lane was deleted after they were
+    durable.
 
     Args:
         undurable: The parcels that are not durable.
@@ -47,7 +48,7 @@ def not_durable(undurable: Iterable[Parcel], disk_trouble: str, elsewhere: Elsew
 def lost_from_memory(
     undurable: Iterable[Parcel], error: BaseException, *, final: bool, log: EventLog
 ) -> DeliveryTimeoutError:
-    """For `spool="never"`: log and return the error of records without an acknowledgement.
+    """For `spool="never"`: log and return the error for records without an acknowledgement.
 
     Args:
         undurable: The parcels that are not durable.

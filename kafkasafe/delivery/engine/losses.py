@@ -152,7 +152,7 @@ class LossWatch:
             self._ledger.errors.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
-        """Record that a lost batch is in the log, because the engine sent it again."""
+        """Record that a lost batch is in the log again, after the engine has sent it once more."""
         self._context.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
@@ -214,7 +214,7 @@ class LossWatch:
         EndCheck(self._context, self._deleted, lane, check, idle=True, elected=elected).begin()
 
     def check_epoch(self, lane: Lane, check: j.EpochCheck) -> None:
-        """After an acknowledgement by another leader, check whether that leader's log lacks records that were
+        """After a newly elected leader has acknowledged a batch, check whether its log lacks records that were
         acknowledged before the election.
         """
         EndCheck(self._context, self._deleted, lane, check, idle=False, elected=True).begin()
@@ -237,7 +237,7 @@ class LossWatch:
 
     @staticmethod
     def compare_topic(lane: Lane, destination: int, info: t.TopicInfo | None) -> None:
-        """Notify the journal if the topic has another id. It is then a new topic, without the acknowledged records."""
+        """Notify the journal if the topic id has changed: the new topic does not have the acknowledged records."""
         known = lane.journal.views.topic_id(destination)
         if (
             info is not None

@@ -154,8 +154,8 @@ class LookedAround:
 
 @dataclass(frozen=True, slots=True)
 class LanesRead:
-    """Maps each lane of another process to the records that it has not delivered, or to the error that prevented
-    reading it.
+    """Maps each lane of another process to the lane's undelivered records, or to the error that prevented reading the
+    lane.
     """
 
     results: Mapping[Path, Owed | Exception]

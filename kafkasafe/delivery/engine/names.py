@@ -31,8 +31,8 @@ class RefusedNames:
         """Record a request that got an error, or no answer.
 
         Returns:
-            Whether the error has lasted for `blocked_timeout_s`, and is about a topic or partition for which a user's
-            offset or a marker is committed.
+            Whether this is an error about the topic or partition of an offset to commit (a user's offset or a marker),
+            and has lasted for `blocked_timeout_s`.
         """
         name, group = _name(lane, action)
         unreadable, destination = _of_marker(lane, action) if code == _FORBIDDEN_TOPIC else ("", -1)

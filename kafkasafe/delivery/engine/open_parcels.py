@@ -40,12 +40,12 @@ class Ahead:
 
     @property
     def is_far(self) -> bool:
-        """Whether a sender should wait until more is delivered."""
+        """Whether a caller of `send` should wait until more records are delivered."""
         return self._counts is not None and self._counts.is_reached(self._untaken_bytes())
 
     @property
     def has_eased(self) -> bool:
-        """Whether a waiting sender should continue."""
+        """Whether a caller that waits because of `is_far` should continue."""
         return self._counts is None or self._counts.has_eased(self._untaken_bytes())
 
     def submit(self, parcel: Parcel) -> None:
@@ -62,7 +62,7 @@ class Ahead:
                 self._counts.accepted((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Stop counting a parcel that has left the memory, because its batch was packed."""
+        """Stop counting a parcel that is no longer in memory, because its batch was packed."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             self._counts.withdrawn((parcel.topic, parcel.partition), parcel.size_bytes)
@@ -75,8 +75,8 @@ class Ahead:
             self._counts.answered((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def expire(self) -> None:
-        """Stop counting the parcels of partitions that have not answered lately. Call it repeatedly while a sender
-        waits.
+        """Stop counting the parcels of partitions whose leaders have not answered lately. Call it repeatedly while a
+        caller of `send` waits.
         """
         if self._counts is not None:
             self._counts.expire(self._clock.monotonic())
@@ -114,8 +114,8 @@ class OpenParcels:
         self._first_packed: float = _NONE
         self._moves = 0
         """Odd while parcels are being packed or unpacked."""
-        # `_live` has packed parcels that callers still hold. `_kept` refers to those that have a watcher, so
-        # that they are not freed.
+        # `_live` has weak references to the packed parcels that callers still hold. `_kept` has strong references to
+        # parcels with a watcher, so that they are not freed.
         self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
         self._kept: dict[int, Parcel] = {}
         self._revived_number = 0

@@ -43,14 +43,14 @@ class LaneOrder:
         self._readers: dict[Path, LaneReader] = {}
         self._views: dict[Path, Owed] = {}
         """Maps the lane of another process to the records that were undelivered when the lane was last read. A lane
-        that could never be read counts as having none.
+        that could never be read counts as a lane without such records.
         """
         self._unread: set[Path] = set()
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes that a thread was reading when this object learned that they hold more undelivered records. The results
-        of these reads may be outdated, so this object drops them.
+        """Lanes that may have got more undelivered records since a thread began to read lanes. What the thread has read
+        about them may be outdated, so it is ignored.
         """
         self._reading = False
         self._read_at = 0.0
@@ -67,7 +67,7 @@ class LaneOrder:
 
     def begin(self, lane: Lane) -> Sequence[int]:
         """Begin an incarnation on its own lane: before anything is accepted, find the undelivered records of earlier
-        ones.
+        incarnations.
 
         Returns:
             Numbers of the lanes that have pending records but no owner.
@@ -125,8 +125,8 @@ class LaneOrder:
         self.look()
 
     def _owed_by_dropped(self, lane: Lane) -> int:
-        """Record the undelivered records in the lanes of dropped producers, once these producers have written
-        everything.
+        """Once a dropped producer has written all records that it accepted, make the producer's own lane wait for their
+        delivery.
 
         Returns:
             The position in the producer's own lane from which batches wait for dropped producers; `NEVER` if none wait.

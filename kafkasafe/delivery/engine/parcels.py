@@ -35,8 +35,8 @@ class UnitHandle:
         transactional_id: The user's transactional id; empty if the unit uses one of the lane's own ids.
         offsets: Offsets of consumer groups that are part of the unit.
         readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
-        joins: The topic of a batch of `delivery="transactional"`, otherwise empty. Other batches of the topic may join
-            the unit until the engine writes the unit to disk.
+        joins: With `delivery="transactional"`, the topic of the unit's batches, otherwise empty. Other batches of the
+            topic may join the unit until the engine writes the unit to disk.
         fate: How the unit ended. The engine sets this value when the unit's end is durable, before the unit's first
             parcel is done.
     """
@@ -72,17 +72,18 @@ class Parcel:
         log_append_time: Timestamp that the broker gave the records, ms since the epoch; -1 if the broker gave none.
         children: The parcels that now contain the records of this parcel: its parts if it was divided, or the parcel
             into which it was joined. Each is (child, indexes of the child's records in this parcel).
-        parent: The parcel that contains this one, or the first of `parents`.
+        parent: The parcel of which this one is a part; if small parcels were joined into this one, the first of
+            `parents`.
         parents: The small pending parcels that were joined into this one, if any.
         shift: If this parcel was joined into another one: the index that this parcel's first record has in that parcel.
         given: If `partition` is UNCHOSEN, the partitions that the caller gave for some of the records: see
             `journal.Batch`.
         unit_handle: The handle of the parcel's unit; None if the parcel is not part of a unit. The first parcel of a
             unit has no records: it stands for the whole unit.
-        watcher: A function that is called once with the parcel when the parcel is done, with the lock held. Parts of
-            the parcel inherit the function.
-        keeper: Set while the parcel's batch is packed. During that time only callers refer to the parcel, so `watch`
-            adds the parcel to this dict, by number.
+        watcher: A function that is called once, with the parcel as its argument, when the parcel is done. The lock is
+            held during the call. Parts of the parcel inherit the function.
+        keeper: Set while the parcel's batch is packed. During that time only callers hold the parcel, so `watch` adds
+            it to this dict, by number, to keep it alive.
     """
 
     topic: str
@@ -284,7 +285,9 @@ def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]
 
 
 def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
-    """Whether the last of these headers may come from an earlier version, which kept the given partition in one."""
+    """Whether the last of these headers may be the one in which an earlier version kept the partition that the caller
+    gave.
+    """
     if not headers or headers[-1][0] != _GIVEN:
         return False
     value = headers[-1][1] or b""

@@ -1,7 +1,7 @@
 """Checks that lanes are in their places, and restores those that are not, because the next start looks nowhere else.
 
-A lane is the directory that was locked. While the lane's owner works, an operator or a cleanup job may move the lane,
-delete it, or delete some of its files. Then the next start does not find the lane's records, although the fsyncs
+A lane is a directory that its owner has locked. While the lane's owner works, an operator or a cleanup job may move the
+lane, delete it, or delete some of its files. Then the next start does not find the lane's records, although the fsyncs
 succeeded. So the engine checks each lane after each group, and each second, and restores a lane that is displaced:
 
 1. If the lane was moved, the engine renames it back.
@@ -10,7 +10,7 @@ succeeded. So the engine checks each lane after each group, and each second, and
 
 If the engine cannot restore the lane (for example, another volume is mounted there, or a permission is missing), the
 owner continues with its open files: it writes and delivers batches, but reports none as durable. If the lane was
-deleted, its open directory takes no new files. Then the owner delivers the batches that were written, and later batches
+deleted, no new files can be created in it. Then the owner delivers the batches that were written, and later batches
 wait in memory.
 """
 

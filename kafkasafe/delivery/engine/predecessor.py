@@ -21,7 +21,7 @@ class Predecessor:
 
     So from step 3 on, the first producer counts as an earlier incarnation: it accepts nothing more. From that step on,
     the second producer holds back its batches until all records that the first one accepted are delivered from
-    lane-000. The wait does not begin in step 2 already: until the first producer is dropped, it may accept more and
+    lane-000. The wait does not begin as early as step 2: until the first producer is dropped, it may accept more and
     more records, so the wait might never end.
 
     The engine of the dropped producer writes this object, on its own thread. Any thread may read it.

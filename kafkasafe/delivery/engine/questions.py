@@ -125,8 +125,8 @@ class Baseline:
 
 
 class Confirmation:
-    """Asks the leader that refused a batch for its producer state. Without producer state, the journal trusts the
-    refusal.
+    """Asks the leader that refused a batch for its producer state. If the leader reports no producer state, the journal
+    trusts the refusal.
     """
 
     def __init__(
@@ -211,8 +211,8 @@ class OutcomeInquiry:
         """Whether the producer state can be believed.
 
         A leader that lost its log accepts any sequence number. If it accepts one late request, its producer state looks
-        as if the log had all earlier batches. So a state with several batches is believed only if the leader reports
-        that its log still reaches the offset where these batches can begin.
+        as if the log had all earlier batches. So if the state contains several of the batches in doubt, it is believed
+        only if the leader reports that its log still reaches the offset where these batches can begin.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
@@ -262,8 +262,8 @@ class OutcomeInquiry:
         whole, cut_at = True, -1
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
         if epoch >= 0 and ask.from_offset > 0:
-            # A log that was truncated and has grown again may contain the batches in doubt below the last acknowledged
-            # offset.
+            # If the log was truncated and has grown again, it may contain the batches in doubt below the last
+            # acknowledged offset.
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
@@ -274,7 +274,7 @@ class OutcomeInquiry:
         log_end = good(ended).offset
         begin, read_from, shrunk_to = max(0, ask.from_offset), 0, -1
         if ask.from_offset > (end := log_end if cut_at < 0 else min(cut_at, log_end)):
-            # The log ends before acknowledged records: read everything that is left of the log.
+            # The log no longer reaches the offsets of acknowledged records: read everything that is left of it.
             begin, read_from, shrunk_to = log_start, log_start, end
         scan = _scan(ask.doubt, begin, log_start, log_end)
         yield from _read_pages(self._context, self._leader, scan, polls=_SCAN_PATIENCE)
@@ -320,7 +320,7 @@ class OutcomeInquiry:
 
 
 class LossInquiry:
-    """Reads the log from the offset of the oldest acknowledged batch, to find the batches that the log lacks."""
+    """Reads the log from the offset of the oldest acknowledged batch, to find acknowledged batches that are missing."""
 
     def __init__(self, context: EngineContext, lane: Lane, ask: j.SurveyAsk, leader: Leader) -> None:
         self._context = context
@@ -371,8 +371,8 @@ class LossInquiry:
 
         Requests refer to the topic by name. So the leader may have read the log of a recreated topic, although the
         metadata still had the former topic's id: the broker that sent the metadata did not know the new topic yet. A
-        broker knows a topic's id before it answers requests for the topic's log. So after the survey, the leader
-        reports the id of the topic whose log was read.
+        broker knows a topic's id before it answers requests for the topic's log. So a leader that is asked after the
+        survey reports the id of the topic whose log was read.
         """
         if not any(topic_id):
             return

@@ -18,7 +18,8 @@ class RefusedName:
         reason: What the cluster said.
         since: Time of the first refusal. All times are `EngineContext.now`.
         last_at: Time of the latest refusal.
-        counted_from: Time of the first refusal. Another answer, or a long time without any answer, restarts the count.
+        counted_from: Time from which the duration of the refusal is counted. Another answer, or a long time without any
+            answer, restarts the count.
         transactional_id: The transactional id whose units wait; empty if the units of the lane's own ids wait. If
             `group` is set, `group` alone decides which units wait.
         group: The group whose offsets the waiting units would commit; empty if the refusal is not about a user's group.
@@ -71,7 +72,8 @@ class RefusedName:
 
 
 class NameRefusals:
-    """Maps texts such as "group orders" to transactional ids and groups that the cluster does not let one lane use.
+    """The transactional ids and groups that the cluster does not let one lane use, each under a text such as "group
+    orders".
 
     Any thread may read this object.
     """

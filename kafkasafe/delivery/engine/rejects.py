@@ -1,5 +1,5 @@
-"""Saves a copy of each batch that is given up: in `rejected/`, or in `quarantine/` if the batch is damaged. Only then
-is the end of the batch recorded.
+"""Saves a copy of each batch that is given up: in `rejected/`, or in `quarantine/` if the batch is damaged. Only after
+that, a mark in the log records that the batch is finished.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class Rejects:
         self._disk = disk
 
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
-        """Write rejected batches durably to `rejected/`, before marks about them. If this fails, the batches wait."""
+        """Write rejected batches durably to `rejected/`, before marks about them are written. If this fails, the
+        batches wait.
+        """
         if self._config.in_memory:
             # With `spool="never"`, only the futures and the dead-letter handler get the rejected batches.
             lane.rejections.keep((batch.handle for batch in aside.batches), None)

@@ -1,4 +1,4 @@
-"""Makes space in the spool: copies old pending batches forward, so that segments with done batches can be deleted."""
+"""Makes space in the spool: copies old pending batches forward, so that their old segments can be deleted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Holds batches that may be sent, until the connection to their leader has room.
 
 The journal counts these batches as sent. The send queue holds them, without their bytes, until three conditions are
-met: the leader is reachable, its link has room, and the producer's memory has room. Batches of a partition leave in the
-order in which the journal sent them; partitions take turns.
+met: the leader is reachable, its link has room, and the producer's memory has room. Batches of a partition leave the
+queue in the order in which they entered it; partitions take turns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _NOWHERE = -1
 class SendQueue:
     """See the module.
 
-    Invariant: if batches are held for a node, an answer of `Cluster.reach` is awaited, or a batch is in flight.
+    Invariant: while batches are held for a node, either an answer of `Cluster.reach` is awaited, or a batch is in
+    flight.
     """
 
     def __init__(self, context: EngineContext, disk: DiskWriter) -> None:
@@ -115,8 +116,8 @@ class SendQueue:
         return self.memory_bytes + batch.size_bytes <= MEMORY_BYTES
 
     def sent(self, node: int, size_bytes: int, *, read: bool, timeouts: int) -> tuple[Ticket, float]:
-        """Record that a batch that `due` yielded is sent. Returns the batch's ticket, and the extra time, in seconds,
-        that the answer may take.
+        """Record that a batch from `due` is sent. Returns the batch's ticket, and the extra time, in seconds, that the
+        answer may take.
         """
         link = self._link(node)
         patience_s = link.patience_s(size_bytes, timeouts)

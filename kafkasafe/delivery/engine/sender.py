@@ -40,11 +40,11 @@ from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 _CALM: Final = 8
-"""Limit for requests about one partition that failed, or that asked about a failure. The partition's next attempt or
-inquiry begins once the last `_CALM_S` seconds had at most this many of these requests. Until the next check, at most
-eleven more requests follow: four of an inquiry (producer state, log start, log end, log), five batches that fail, and
-two of a loss check (end of a leader epoch, log start). So there are at most 19 such requests in two seconds, whatever
-the answers.
+"""Limits failed requests for one partition, and requests that ask about such failures. The next attempt or inquiry for
+the partition begins only when at most this many of these requests were made in the last `_CALM_S` seconds. Before the
+engine checks the limit again, at most eleven more can follow: an inquiry makes four requests (producer state, log
+start, log end, log), five batches can fail, and a loss check makes two requests (end of a leader epoch, log start). So
+there are at most 19 such requests in two seconds, whatever the brokers answer.
 """
 _CALM_S: Final = 2.0
 
@@ -57,8 +57,8 @@ _ID_FAILURES: Final = 3
 _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
-"""While no inquiry begins, time is saved up, but not more than this. Each inquiry takes `_TURN_S` of the saved time. It
-begins immediately if enough is left.
+"""Inquiries are limited as by a token bucket: while none begins, time accumulates, up to this many seconds. Each
+inquiry takes `_TURN_S` from the accumulated time, and begins immediately if enough is left.
 """
 
 
@@ -66,7 +66,7 @@ class ClockQuestion:
     """Asks for the largest timestamp in a partition. If other producers write there, too, that timestamp is close to
     the current time.
 
-    The timestamp is only a hint: without an answer, the engine asks again later.
+    The timestamp is only a hint, so a missing answer delays nothing: the engine asks again later.
     """
 
     def __init__(self, context: EngineContext, leader: Leader, clocks: Clocks) -> None:
@@ -146,7 +146,9 @@ class Sender:
         self._let_out()
 
     def let_out(self) -> None:
-        """Use new metadata: held batches may have another route, and paused partitions another leader."""
+        """Use new metadata: held batches may have to go to another broker, and paused partitions may have another
+        leader.
+        """
         self._send_queue.find_leaders()
         for (lane, destination), (due, refused) in list(self._waiting.items()):
             address = lane.journal.views.address(destination)
@@ -165,14 +167,15 @@ class Sender:
         """Whether the metadata have changed since the partition's last request, which failed. A change means that
         another topic has this name now, or that the leader has changed or become known.
 
-        If the partition was refused as missing, another leader does not count as news:
+        If the partition was refused as missing, a new leader does not count as a change:
 
         1. A topic is missing for an hour, so the pauses have grown to half a minute.
-        2. The topic is there for some seconds. Metadata name it, so the pause ends, and the leader takes the batches.
-        3. The topic is deleted, but one broker does not know this yet, and its metadata still name the topic. The pause
-           ends once. The leader refuses the batch, as before, and the next pause does not end early, because the
-           metadata named the same topic at this attempt. So the attempts stay rare, and `blocked_timeout_ms` continues
-           to run.
+        2. The topic is there for some seconds. The metadata contain it, so the pause ends, and the leader takes the
+           batches.
+        3. The topic is deleted, but one broker does not know this yet, and its metadata still contain the topic. The
+           pause ends once. The leader refuses the batch, as before. The next pause does not end early, because the
+           metadata already contained the same topic at this attempt. So the attempts stay rare, and
+           `blocked_timeout_ms` continues to run.
         """
         leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
         if leader is None or leader.leader < 0:
@@ -259,7 +262,9 @@ class Sender:
         self._has_room = True
 
     def use_room(self) -> None:
-        """Send held batches if replies have made room since the last call: one request for all replies of a turn."""
+        """Send held batches if replies have made room since the last call. Called once, after all replies of a turn, so
+        that the batches leave in one request.
+        """
         if self._has_room:
             self._let_out()
 
@@ -391,7 +396,7 @@ class Sender:
         self.reasons[address] = name
 
     def in_trouble(self, topic: str, partition: int) -> None:
-        """Record a request about this partition that failed, or that asks about a failure; see `_CALM`."""
+        """Record that a request for this partition failed, or that a request asks about such a failure; see `_CALM`."""
         times = self._troubles.get((topic, partition))
         if times is None:
             times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
@@ -503,7 +508,7 @@ class Sender:
 
 
 def _with_remedy(error: BaseException) -> str:
-    """The name and message of an error, as text. If the error is a broker's answer, the text also has the remedy."""
+    """The name and message of an error, as text. The text contains the remedy if the error is a broker's answer."""
     if not isinstance(error, kafka_errors.BrokerResponseError) or error.errno is None:
         return text(error)
     return f"{text(error)}. {classify_code(error.errno).explanation}"

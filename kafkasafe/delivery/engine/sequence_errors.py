@@ -1,4 +1,4 @@
-"""Counts each sequence error of a broker once: when the state of the cluster has shown what the error meant."""
+"""Counts each sequence error of a broker once, after the state of the cluster has shown what the error means."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Address = tuple[str, int]
 
 
 class SequenceErrors:
-    """The last sequence error of each partition, until the error is judged.
+    """Keeps the last sequence error of each partition until it is known what the error means.
 
-    The verdict on the batches in doubt also decides what the sequence error meant. UNKNOWN_PRODUCER_ID usually puts no
-    batch in doubt: it says that the batch was not appended. For this error, the engine makes the distinction of
-    KAFKA-5793:
+    The meaning of most sequence errors is known once the engine knows whether the batches in doubt are in the log.
+    UNKNOWN_PRODUCER_ID usually puts no batch in doubt, because it means that the broker did not append the batch. For
+    this error, the engine distinguishes two cases, as KAFKA-5793 does:
 
     1. A broker (Kafka 1.0 to 2.4) answers a batch with this error, and reports where its log starts.
     2. If the log starts after the last acknowledged offset, retention removed the producer's records. Nothing is lost.
-    3. Otherwise the log should still have the records. The engine reads the log to find out whether these records are
-    lost.
+    3. Otherwise the log should still contain the producer's records. The engine reads the log to find out whether they
+       are lost.
 
     Args:
         stats: Counts the verdicts.

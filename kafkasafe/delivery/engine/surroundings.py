@@ -116,7 +116,7 @@ class Surroundings:
             self._ledger.lanes.seek_siblings(on=False)
 
     def read(self, path: Path) -> None:
-        """Record that each lane that was taken from a directory is either open or unreadable."""
+        """Record that no lane of a directory is being read any more: each one is open, or cannot be read."""
         self.unread.pop(path, None)
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:

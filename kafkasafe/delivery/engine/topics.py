@@ -19,7 +19,9 @@ from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 TOPIC_POLL_S: Final = 1.0
 _UNKNOWN_TOPIC: Final = 3
 _PORTION_BYTES: Final = 8 * 1024 * 1024
-"""Maximum bytes of batches without partitions that the engine divides together, in memory."""
+"""Batches without chosen partitions are divided in memory, portion by portion. A portion ends once it has this many
+bytes.
+"""
 _ASKED_FOR_S: Final = 300.0  # KafkaProducer remembers a requested topic for the same time
 _FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
 

@@ -36,7 +36,9 @@ _REFUSED_NAMES: Final = frozenset({31, 50, 53})
 
 
 def marker_group(transactional_id: str) -> str:
-    """The group whose offset is a transactional id's marker. The prefix separates this group from a user's groups."""
+    """The consumer group under which a transactional id's marker is committed, as an offset. The prefix separates this
+    group from a user's groups.
+    """
     return transactional_id if transactional_id.startswith(_OURS) else f"{_OURS}marker-{transactional_id}"
 
 
@@ -159,7 +161,7 @@ class Transactor:
             if not isinstance(batch, j.Batch):
                 continue  # a journal's units only have `j.Batch`
             try:
-                # Stamp a copy: the bytes for the disk and for `rejected/` must not name a transaction's producer.
+                # Stamp a copy: the bytes for the disk and for `rejected/` must not contain a transaction's producer id.
                 data = bytearray(self._disk.bytes_of(lane, lane.parcels[batch.handle], batch))
             except SpoolCorruptError as error:
                 if self._rejects.damaged(lane, batch, error):
@@ -267,8 +269,8 @@ class Transactor:
 
     @staticmethod
     def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed) -> bool | None:
-        """The outcome; None if the broker cannot report it (before Kafka 3.0). In that case, fencing and the marker
-        show it.
+        """The outcome; None if the answer does not show it (for example, before Kafka 3.0). Then the engine fences the
+        transactional id, and reads the marker to find the outcome.
         """
         grant = action.transaction.grant
         if answer.error_code:

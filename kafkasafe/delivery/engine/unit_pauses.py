@@ -86,7 +86,7 @@ class UnitPauses:
         self._context.timer(pause_s, due)
 
     def tries(self, topic: str) -> None:
-        """Record the topic's id, before a request with batches for it."""
+        """Record the topic's id, before a request with batches for the topic is sent."""
         self._tried[topic] = self._context.topic_id(topic)
 
     def _are_there(self, addresses: Sequence[tuple[str, int]]) -> bool:
@@ -103,7 +103,8 @@ class UnitPauses:
         )
 
     def look_again(self) -> None:
-        """Use new metadata: end the pauses of units that were refused because a topic was missing, if it is there now.
+        """Use new metadata: end the pauses of units that were refused because a topic was missing, if the topic is
+        there now.
 
         As for other batches (see `Sender`), new metadata end a pause only in two cases. Either the metadata at the
         beginning of the pause lacked a partition of the unit, or a topic now has another id than at the last attempt.
