@@ -191,8 +191,9 @@ class Answers:
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
         # Each answer is about one request only. If the answer to an older request with the same batch was lost, a
-        # broker may still append that older request. While a broker may do so, the new answer proves nothing about the
-        # batch. The answer to a probe proves nothing either, because the leader already has the batch.
+        # broker may still append that older request. While that is possible, the new answer does not prove that the
+        # batch stays absent from the log. The answer to a probe proves nothing either, because the leader already has
+        # the batch.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)

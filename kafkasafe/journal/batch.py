@@ -266,8 +266,8 @@ class Batch:
     """A broker may have appended, or may still append, an unanswered request with this batch and id.
 
     Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. While a batch is SEALED, JOINED or REFUSED, the
-    journal may give it another id, or copy it to `rejected/`. Both would be wrong while a broker can still append an
-    earlier request with the batch.
+    journal may give it another id, or copy it to `rejected/`. A new id or a copy would be wrong while a broker can
+    still append an earlier request with the batch.
     """
     timeouts: int = 0
     """How many requests with the batch timed out while the batch was the first of its queue. Invariant: at most
@@ -379,7 +379,7 @@ class Batch:
 
     def gather(self, first: Batch, identity: BatchId) -> None:
         """Make this the batch into which several batches are merged. The merged batch has the sequences of all these
-        batches. In the order, it stands where the first of them (`first`) stood.
+        batches. In the queue, the merged batch stands where the first of them (`first`) stood.
         """
         self.identity = identity
         self.gathered = self.owed = True

@@ -68,13 +68,13 @@ class Durability:
             self._follow(consequence)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """Record that these batches could not be written. The acknowledged ones among them are finished now, without
+        """Record that these batches could not be written. The acknowledged batches among them are finished now, without
         being on disk. (With `durable_first`, no batch is acknowledged before it is written.)
 
         A failed write may leave a readable copy on disk, until the next group is written. If the process is killed
-        before that write, the next process reads the copy, treats the batch as in doubt, and finds it in the log. The
-        copy has the id under which the batch was acknowledged, because a batch that is `writing` gets no other id, and
-        is neither divided nor merged.
+        before the next write, the next process reads the copy, treats the batch as in doubt, and finds it in the log.
+        The copy has the id under which the batch was acknowledged, because a batch that is `writing` gets no other id,
+        and is neither divided nor merged.
         """
         self._writes_fail = True
         for batch in batches:

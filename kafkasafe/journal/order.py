@@ -3,8 +3,8 @@ batches of later incarnations.
 
 An *incarnation* is one owner of a lane, from the moment the owner opens the lane until the owner ends. When an
 incarnation begins, other lanes may still hold batches of incarnations that have ended. For each of those lanes, the new
-incarnation stores a position in its own log (mark AFTER). In each topic-partition, the batches of the new incarnation
-wait until those lanes have finished all their batches before these positions.
+incarnation writes the position after these batches into its own log (mark AFTER). In each topic-partition, the batches
+of the new incarnation wait until those lanes have finished all their batches before these positions.
 
 Circular waits are impossible. An incarnation waits only for batches that were written before it began, and writes its
 own batches only after it began. A lane delivers its batches in the order in which they were written, so inside a lane,

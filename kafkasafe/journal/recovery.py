@@ -138,7 +138,7 @@ class Recovery:
         2. The parts are copied forward. The spool deletes the segment with the divided batch, but not yet the one in
            which its parts were first written.
         3. The next incarnation reads the parts there and cannot know their place in the order. Only the copies contain
-           it, as their rank.
+           this place, as their rank.
         """
         destination = self._all[part.destination]
         self._backlogs.reach(destination, rank[0])
@@ -501,8 +501,8 @@ class Recovery:
 
     @staticmethod
     def _drop_lost(partition: Partition, following: Sequence[m.Mark]) -> None:
-        """Drop lost batches that have left the spool. REVIVED does not name these batches. They are the batches after
-        the last acknowledged offset in STATE.
+        """Drop lost batches that have left the spool. REVIVED does not name these batches. Such batches are recognized
+        by their offsets: they come after the last acknowledged offset in STATE.
         """
         for state in following:
             if isinstance(state, m.State):

@@ -31,7 +31,7 @@ class Settings:
             state.
         request_timeout_s: After this time, no broker can append an unanswered request any more.
         blocked_timeout_s: How long the journal waits before it rejects refused batches; None: for ever. The journal
-            waits like this if the destination is missing, forbidden or invalid, if the timestamps are too far in the
+            waits this long if the destination is missing, forbidden or invalid, if the timestamps are too far in the
             future, or if the broker fails on one particular batch. The journal measures this time in the current
             incarnation only, and starts again after any other answer.
         missing_grace_s: How long a topic may be unknown to the cluster before a notice reports this. A new topic may be
