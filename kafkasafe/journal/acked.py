@@ -40,8 +40,8 @@ class AckedLog:
         commits: (position, base offset) of acknowledged batches that no mark names yet.
         forgotten_offset: The journal does not remember batches before this offset, except those in `acked`.
         released: Offsets of batches that have left the spool.
-        known_from: Acknowledged batches that the journal does not remember are before this offset, if they are still in
-            the log; -1 when unknown.
+        known_from: If an acknowledged batch that the journal does not remember is still in the log, the batch is before
+            this offset; -1 when unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks. These marks stay in
             the spool when the batch is deleted. Positions do not always ascend in the order of the batches: parts of a
             divided batch, and copies, are written to the spool after batches that follow them in the order.
@@ -194,7 +194,7 @@ class AckedLog:
             self.known_from = max(self.known_from, batch.place + batch.count)
 
     def tell(self, position: int) -> None:
-        """Record that separate marks hold the id of the batch at this position; -1: such marks may be missing."""
+        """Record that separate marks repeat the id of the batch at this position; -1: there may be no such marks."""
         self.told_position = position
 
     # -- what a survey finds -------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class AckedLog:
         """Take over the state from a mark."""
         self.baseline_offset = mark.baseline_offset
         self.clear_offset = mark.last_acked_offset
-        # The mark's offset does not cover batches that the broker acknowledged after an unfinished one.
+        # The mark's offset does not include batches that the broker acknowledged while an earlier batch was unfinished.
         self.last_acked_offset = max(self.last_acked_offset, mark.last_acked_offset)
         self.leader_epoch = mark.leader_epoch
         self.topic_id = mark.topic_id
@@ -263,7 +263,7 @@ class AckedLog:
             self.clear_offset = self.last_acked_offset
 
     def recall(self, batch: Batch) -> None:
-        """Remember only this batch. Recovery read the batch's id from marks, and found no ids of earlier batches."""
+        """Remember only this batch. Recovery read this batch's id from marks, but knows no ids of earlier batches."""
         self.acked = deque((batch,))
         self.forgotten_offset = batch.base_offset
 
@@ -279,10 +279,12 @@ class AckedLog:
 
 @dataclass(frozen=True, slots=True)
 class EpochCheck:
-    """A question after a change of leader: does the former leader's epoch end after `last_acked_offset`?
+    """A question after a change of leader: in the new leader's log, does the former leader's epoch end after
+    `last_acked_offset`?
 
-    If not, the shell calls `suspect()`. If the new leader does not know that epoch, the shell compares offsets instead:
-    it calls `suspect()` if the new leader's log begins at or before `last_acked_offset`.
+    If not, the shell calls `suspect()`. If the new leader does not know the former leader's epoch, the shell compares
+    offsets instead: it calls `suspect()` if the log start offset of the new leader is not higher than
+    `last_acked_offset`.
 
     Attributes:
         destination: Destination number.
@@ -321,15 +323,18 @@ class LossCase:
     """The suspicions about one partition.
 
     Attributes:
-        suspicion: The first suspicion; later ones extend it. None: the log is not suspected.
-        asked: The check in progress. Checks are made one at a time, one per change of leader.
+        suspicion: The first suspicion, extended by all later ones. None: nothing suggests that the log has lost
+            batches.
+        asked: The check in progress. The journal makes one check for each change of leader, and only one at a time.
         due: The checks to make after `asked`, in this order. A survey makes all of them unnecessary.
-        explained: A gap in the log is expected, because batches were damaged, rejected, skipped or lost. Then the
-            journal reports no hole.
-        hole: The hole to report if a survey finds every acknowledged batch in the log.
-        gaps: The expected sequence gaps before waiting batches of earlier incarnations. Maps the first id after a gap
-            (producer id, epoch, base sequence) to the first missing sequence. New segments repeat the gaps, because the
-            spool may delete the marks that explain a gap before these batches are finished.
+        explained: A gap in the log's sequences is expected, because batches were damaged, rejected, skipped or lost.
+            The journal then reports no further gap.
+        hole: The notice about a gap, for the user. The journal gives this notice if a survey finds no loss of
+            acknowledged batches.
+        gaps: The sequence gaps that the journal expects before waiting batches of earlier incarnations. The key is the
+            id of the first batch after the gap (producer id, epoch, base sequence), the value is the first missing
+            sequence. Each new segment repeats the gaps: while these batches wait, the spool may delete the marks that
+            explain the gaps.
     """
 
     suspicion: Suspicion | None = None
@@ -402,7 +407,7 @@ class LossCase:
         self.explained = True
 
     def expect(self, waiting: Iterable[BatchId], last_acked: BatchId | None) -> None:
-        """After recovery, keep the gaps that are still expected.
+        """After recovery, determine which gaps are still expected.
 
         Args:
             waiting: The ids of the waiting batches, in queue order.
@@ -439,16 +444,16 @@ class LossCase:
         self.hole = hole
 
     def take_hole(self) -> Hole | None:
-        """Return the hole and forget it, because a survey has ended. The journal reports the hole only if the survey
-        found no loss.
+        """Return the notice about a gap and forget it, because a survey has ended. The journal gives the notice only if
+        the survey found no loss.
         """
         hole, self.hole = self.hole, None
         return hole
 
 
 def _first_missing(before: BatchId | None, identity: BatchId) -> int:
-    """The first sequence that may be missing between two ids. If the ids do not show it, this is 0, the first sequence
-    of each producer id and epoch.
+    """The first sequence that may be missing between the batch ids `before` and `identity`. If the ids do not show this
+    sequence, the result is 0, because the sequences of each producer id and epoch begin at 0.
     """
     if before is None or before.producer != identity.producer:
         return 0

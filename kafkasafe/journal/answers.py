@@ -177,7 +177,7 @@ class Answers:
             code: Kafka's error code.
             message: The broker's message.
             bad_records: (index, message) of the records that the broker named.
-            log_start_offset: Where the log starts, -1 from brokers that do not return it.
+            log_start_offset: The log start offset, -1 from brokers that do not return it.
             now: The current time in seconds.
             now_ms: Wall clock, ms since the epoch.
         """
@@ -190,9 +190,10 @@ class Answers:
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
-        # An answer is only about the request that it answers. If the answer to an older request with the same batch was
-        # lost, the broker may still append that older request. Until that is impossible, the new answer proves nothing
-        # about the batch. The answer to a probe proves nothing either, because the leader already has the batch.
+        # Each answer is about one request only. If the answer to an older request with the same batch was lost, a
+        # broker may still append that older request. While that is possible, the new answer does not prove that the
+        # batch stays absent from the log. The answer to a probe proves nothing either, because the leader already has
+        # the batch.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -258,8 +259,8 @@ class Answers:
             )
         else:
             partition.refusal.no_answer()
-        # Batches in doubt may be in the log even if the user lacks the permission to ask. But a deleted topic has no
-        # batch of ours.
+        # Batches in doubt may be in the log even if the user lacks the permission to ask about them. But if the topic
+        # was deleted, our batches were deleted with it.
         if lasting and not (partition.queue.has_doubt and code not in MISSING_CODES):
             self._rejecter.reject_all(partition, code, reason)
         else:
@@ -293,7 +294,7 @@ class Answers:
         self._packer.touch(partition)
 
     def _note_producer_state(self, partition: Partition, code: int, log_start_offset: int) -> None:
-        """Record what an error says about the broker's state of the producer."""
+        """Record what an error shows about the broker's producer state."""
         if code in FENCED_CODES:
             partition.doubt.fence()
         if (
@@ -302,8 +303,8 @@ class Answers:
             and log_start_offset <= partition.log.last_acked_offset
         ):
             # Retention drops the state of a producer only with that producer's last record (KAFKA-5793). Old brokers
-            # return -1 as log start offset, which does not show whether retention explains the error. So error 59 from
-            # an old broker always raises a suspicion.
+            # return -1 as log start offset, so the journal cannot tell whether retention caused the error. So error 59
+            # from an old broker always raises a suspicion.
             evidence = (
                 f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
                 f" {partition.log.last_acked_offset} was acknowledged"
@@ -331,8 +332,8 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether waiting helps. It helps if the broker refused the batch because its timestamps are too new, and will
-        accept them before the journal would reject the batch.
+        """Whether waiting helps: the broker refused the batch because its timestamps are too far in the future, and
+        will accept the batch before the journal would reject it.
         """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

@@ -25,7 +25,7 @@ class BatchState(enum.Enum):
     JOINED = "joined"
     """The batch is part of a unit (an atomic batch), and `units` delivers it."""
     PREPARED = "prepared"
-    """The batch has an id and may be sent. Batch and id are durable, unless `durable_first` is off."""
+    """The batch has an id and may be sent. The batch and its id are durable, unless `durable_first` is off."""
     SENT = "sent"
     IN_DOUBT = "in_doubt"
     ACKED = "acked"
@@ -65,8 +65,8 @@ class BatchEvent(enum.Enum):
     REFUSED = "refused"
     """The broker did not append the batch, and the reason is permanent."""
     PASSED_BY = "passed by"
-    """A refused batch is sent again in its turn, because the refusal was about another id, or about a gap before the
-    batch.
+    """A refused batch is sent again when its turn comes, because the refusal was about another id, or about a gap
+    before the batch.
     """
     MAY_BE_THERE = "may be there"
     """A broker may have appended a request with the batch, from this or an earlier incarnation."""
@@ -194,8 +194,8 @@ class Fault:
     stays set, and the parts of a divided batch inherit it.
     """
     doomed: bool = False
-    """The broker named every record as bad, so the journal rejects the batch in its turn, without another try.
-    Invariant: the batch is SEALED, without an id, or REJECTED.
+    """The broker named every record as bad, so the journal rejects the batch when its turn comes, without another try.
+    Invariant: the batch is REJECTED, or it is SEALED and has no id.
     """
 
     def after(self, event: BatchEvent, to: BatchState) -> Fault:
@@ -240,7 +240,7 @@ class Batch:
     identity: BatchId | None = None
     """Id of the batch, None while it has none.
 
-    Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED, and then covers `count` records. Never set in JOINED,
+    Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED; the id then covers `count` records. Never set in JOINED,
     because the unit's batches get their sequences in the unit's transaction. A SEALED batch may have an id that is not
     durable yet.
     """
@@ -265,9 +265,9 @@ class Batch:
     unanswered: bool = False
     """A broker may have appended, or may still append, an unanswered request with this batch and id.
 
-    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In these three states, the journal may give the
-    batch another id, or copy it to `rejected/`. This would be wrong if a broker could still append an earlier request
-    with the batch.
+    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. While a batch is SEALED, JOINED or REFUSED, the
+    journal may give it another id, or copy it to `rejected/`. A new id or a copy would be wrong while a broker can
+    still append an earlier request with the batch.
     """
     timeouts: int = 0
     """How many requests with the batch timed out while the batch was the first of its queue. Invariant: at most
@@ -276,8 +276,8 @@ class Batch:
     base_offset: int = -1
     """Base offset of the batch in the partition, -1 while unknown. Invariant: -1 unless ACKED or COMMITTED."""
     place: int = -1
-    """`base_offset`, or a lower bound if that offset is unknown. A batch that is sent again after a loss keeps its
-    former place. Invariant: set in COMMITTED iff the batch has an id; in other states only if `revived`.
+    """`base_offset`, or a lower bound if that offset is unknown. A batch that is sent again after a loss keeps the
+    value from before the loss. Invariant: set in COMMITTED iff the batch has an id; in other states only if `revived`.
     """
     revived: bool = False
     """The cluster acknowledged and then lost the batch, so the journal sends the batch again. Invariant: if set, `unit`
@@ -300,8 +300,8 @@ class Batch:
     heirs: int = 0
     """Number of unfinished batches whose `parent` is this batch. Invariant: 0 unless REPLACED."""
     origin: int = -1
-    """Spool position where the records were first written, if this was in another batch, which this batch replaces;
-    otherwise -1 (see `written_at`). Invariant: lower than `position`, if the batch has one.
+    """If the records were in another batch before, which this batch replaces: the spool position where they were first
+    written. Otherwise -1 (see `written_at`). Invariant: lower than `position`, unless `position` is -1.
     """
     gathered: bool = False
     """The batch was merged from several waiting batches. Invariant: if set, `owed` is set."""
@@ -379,7 +379,7 @@ class Batch:
 
     def gather(self, first: Batch, identity: BatchId) -> None:
         """Make this the batch into which several batches are merged. The merged batch has the sequences of all these
-        batches, and takes the place of the first one (`first`).
+        batches. In the queue, the merged batch stands where the first of them (`first`) stood.
         """
         self.identity = identity
         self.gathered = self.owed = True

@@ -79,7 +79,8 @@ class Divider:
             persist.keep_whole()
             if batch.is_copy and not kept:
                 # The spool may delete the segment with the MOVED mark while the spool still has the children. So this
-                # mark says where their records were first written. Readers take the position of the first mark.
+                # additional mark says where the children's records were first written. Of the two REPLACED marks,
+                # readers use the position in the first one.
                 persist.marks.append(m.Replaced(batch.written_at, first, len(made)))
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:

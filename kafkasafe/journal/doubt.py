@@ -13,7 +13,8 @@ class Doubt:
     """The state of one partition's unanswered requests.
 
     Attributes:
-        fenced: A newer epoch of our producer id exists, so a batch that the log does not have is undecidable.
+        fenced: A newer epoch of our producer id exists, so another process may own a copy of this spool. If the log
+            does not have a batch, the user must decide about it.
         sequence_refused: The leader refuses the sequence of a batch in doubt.
         dead_at: The earliest time (seconds) at which no broker can append an unanswered request of ours any more.
         asked_at: When the pending question was asked (seconds); the answer reflects the log at that time or later.
@@ -53,7 +54,7 @@ class Doubt:
         self.asked_at = now
 
     def begin_at(self, offset: int) -> int:
-        """The offset from which to read the log: `offset`, or lower if the log may have been truncated."""
+        """The offset from which to read the log: `offset`, or a lower offset if the log may have been truncated."""
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:

@@ -60,21 +60,21 @@ class Durability:
                 # The broker acknowledged the batch while the disk was writing it.
                 self.finish(self._all[batch.destination], batch)
         for group in persist.units:
-            # A unit without batches is only a mark, whose position the journal does not know. The mark is not before
-            # `begin`. A later position would be wrong: it may be in a later segment than the mark, so the spool would
-            # delete the mark's segment.
+            # A unit without batches is only a mark, whose position the journal does not know. The mark is at `begin` or
+            # later. A position after the mark would be wrong: it may be in the next segment, so the spool could delete
+            # the mark's segment too early.
             self._units.written(group.unit, min((b.position for b in group.batches), default=begin))
         for consequence in persist.after:
             self._follow(consequence)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """Record that these batches could not be written. Those of them that were acknowledged are finished without
+        """Record that these batches could not be written. The acknowledged batches among them are finished now, without
         being on disk. (With `durable_first`, no batch is acknowledged before it is written.)
 
         A failed write may leave a readable copy on disk, until the next group is written. If the process is killed
-        before that, the next process reads the copy, treats the batch as in doubt, and finds it in the log. The copy
-        has the id under which the batch was acknowledged, because a batch that is `writing` gets no id, and is neither
-        divided nor merged.
+        before the next write, the next process reads the copy, treats the batch as in doubt, and finds it in the log.
+        The copy has the id under which the batch was acknowledged, because a batch that is `writing` gets no other id,
+        and is neither divided nor merged.
         """
         self._writes_fail = True
         for batch in batches:
@@ -94,7 +94,7 @@ class Durability:
             case Begun(destination):
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
-                    # This happens for one of two reasons. Either the baseline belongs to a log that the journal has
+                    # This happens for one of two reasons. The baseline may belong to a log that the journal has
                     # forgotten. Or the journal asked for the baseline twice, for example before and after a move to
                     # another cluster, and has already used the other answer.
                     return
@@ -140,9 +140,9 @@ class Durability:
         self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
     def skip(self, partition: Destination, batch: Batch) -> None:
-        """Commit a batch that the user took as delivered. If the batch is being written, it waits for the disk.
-        Otherwise a failed write could leave a copy, and the next process would send the copy if the log does not have
-        the batch.
+        """Commit a batch that the user took as delivered. While the disk is writing the batch, the journal does not
+        commit it yet. Otherwise a failed write could leave a copy on disk, and the next process would send the copy if
+        the log does not have the batch.
         """
         if batch.writing:
             self._skipped.add(batch)

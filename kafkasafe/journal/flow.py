@@ -20,7 +20,7 @@ class Flow(enum.Enum):
     NEW = "new"
     """The lane has never sent to the partition, so the journal asks for the end offset before it sends anything."""
     ASKING_BASELINE = "asking for the baseline"
-    """The journal waits for `baseline()`, and then until the end offset is durable."""
+    """The journal waits for `baseline()`, and then until the log's end offset is durable in the spool."""
     FLOWING = "flowing"
     PROBING = "probing"
     """The leader has batches in doubt. The journal sends the newest of them again, to learn that the replicas

@@ -3,14 +3,15 @@ granted.
 
 The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
 
-The spool directory also names a cluster, but only one for all of its lanes. Each lane needs a separate record, as this
-history shows:
+The spool directory also names a cluster, but only one for all of its lanes. Each lane needs its own record of the
+cluster, as this history shows:
 
 1. Producers on lanes 0 and 1 deliver to cluster A, and end.
-2. Cluster B answers at their address. No batch waits in any lane, so the directory may change to B.
-3. A producer on lane 0 meets B, and is killed right after the directory names B: its lane still has A's offsets.
-4. The next incarnation of lane 0 finds a directory that names B, and a lane with A's offsets. A producer that opens
-   lane 1 later finds the same.
+2. Cluster B now answers at the same bootstrap address. No batch waits in any lane, so the directory may change to B.
+3. A producer on lane 0 gets an answer from B, and makes the directory name B. It is killed right after that, so lane 0
+   still has A's offsets.
+4. The next incarnation of lane 0 finds that the directory names B, but that the lane has A's offsets. A producer that
+   later opens lane 1 finds the same in that lane.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class Home:
 
         Args:
             cluster_id: Id of the cluster that answers.
-            assumed: The cluster to assume for the lane if no mark in the log names one. Then either the lane has never
-                met a cluster, or the log was written by an earlier version of kafkasafe, which did not have this mark.
+            assumed: The cluster to assume for the lane if no mark in the log names one. No mark names a cluster if no
+                cluster has answered yet, or if an earlier version of kafkasafe, which did not have this mark, wrote the
+                log.
         """
         return (self.cluster_id or assumed or cluster_id) != cluster_id
 

@@ -184,7 +184,7 @@ class Journal:
         self._sealer.close_unit(unit)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """The engine wants some batches, which are only in memory, to be written to disk."""
+        """Some batches are only in memory, and the engine wants them to be on disk."""
         self._sealer.spill(batches)
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
@@ -419,7 +419,7 @@ class Journal:
         self._incarnations.hold_back(held)
 
     def halt(self, *, halted: bool) -> None:
-        """Another producer wants to take over this lane, or does not want this any more."""
+        """Another producer wants to take over this lane, or no longer wants to."""
         self._incarnations.halt(halted=halted)
 
     def slept(self, seconds: float, now: float) -> None:

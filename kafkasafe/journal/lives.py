@@ -1,4 +1,4 @@
-"""Orders batches relative to those of other incarnations and lanes, and makes the marks for the next incarnation.
+"""Keeps this lane's batches in order relative to batches of other lanes, and makes the marks for the next incarnation.
 
 `recovery` reads the marks of earlier incarnations.
 """
@@ -34,7 +34,7 @@ class Incarnations:
         delivered.
 
         An incarnation begins with this call. The caller repeats the call when the program drops another producer of the
-        directory without closing it.
+        same spool directory without closing it.
         """
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 

@@ -58,8 +58,8 @@ class Suspicions:
         self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
-        """Record that a check has passed: the former leader's epoch ends after the last record that the former leader
-        acknowledged.
+        """Record that a check has passed: in the new leader's log, the former leader's epoch ends after the last record
+        that the former leader acknowledged.
         """
         partition = self._partitions[check.destination]
         if partition.loss.is_asked(check):
@@ -79,8 +79,8 @@ class Suspicions:
             self._missing.say(check.destination)
 
     def recreated(self, destination: int, evidence: str) -> None:
-        """Raise a suspicion, because the topic was recreated, and the acknowledged batches were deleted with the old
-        topic.
+        """Raise a suspicion, because the topic was deleted and created again. The acknowledged batches were deleted
+        with the old topic.
         """
         self.suspect(destination, Cause.TOPIC_ID, evidence, from_offset=0)
 
@@ -105,7 +105,7 @@ class Suspicions:
         self._pin(partition)
 
     def _pin(self, partition: Partition) -> None:
-        """Keep the batches that may have to be sent again."""
+        """Make the spool keep the batches that may have to be sent again."""
         self._index.pin(partition.number, (*partition.log.acked, *partition.queue.near))
 
     def stop(self, partition: Partition) -> None:
@@ -125,8 +125,8 @@ class Suspicions:
             self.stop(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
-        """Compare the offset of a new acknowledgement with the last acknowledged offset. Unless the new one is higher,
-        this raises a suspicion.
+        """Compare the offset of a new acknowledgement with the last acknowledged offset. Unless the new offset is
+        higher, raise a suspicion.
         """
         last = partition.log.last_acked_offset
         if base_offset > last or base_offset < 0:
@@ -135,8 +135,8 @@ class Suspicions:
         self.raise_suspicion(partition, Cause.ACK, evidence, from_offset=base_offset)
 
     def note_leader_epoch(self, partition: Partition, leader_epoch: int) -> None:
-        """Record the leader epoch of an acknowledgement, or of its mark. A new leader may lack its predecessor's
-        records.
+        """Record the leader epoch of an acknowledgement, or of its mark. If the leader changed, the journal has to
+        check for a loss, because the new leader may lack records that the former leader acknowledged.
         """
         if 0 <= partition.log.leader_epoch != leader_epoch and partition.log.last_acked_offset >= 0:
             partition.loss.check(
@@ -239,8 +239,9 @@ class Losses:
         Args:
             destination: Destination number.
             loss: The result of the survey.
-            end_offset: Where the log ends now.
-            epoch_end_offset: Where the leader epoch of the last acknowledgement ends in the log, -1 when unknown.
+            end_offset: The log's end offset now.
+            epoch_end_offset: The offset at which the leader epoch of the last acknowledgement ends in the log, -1 when
+                unknown.
             topic_id: The topic's id now.
             same_topic: Topic ids, or a batch that is still in the log, prove that this is the same topic.
             leader_epoch: Epoch of the leader whose log was surveyed, -1 when unknown.
@@ -277,8 +278,9 @@ class Losses:
             if hole is not None:
                 self._out.ready.notices.append(hole)
             log.confirm_until(end_offset)
-            # The journal writes this mark even if no batch moved. Otherwise the next incarnation would find the same
-            # sign of a loss in the marks, and by then the spool may lack the batch that proves the sign wrong.
+            # The journal writes this mark even if every batch is still at the same offset. Otherwise the next
+            # incarnation would find the same sign of a loss in the marks, and by then the spool may lack the batch that
+            # proves the sign wrong.
             self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), moved))
             self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
@@ -289,8 +291,8 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append an earlier request with a lost batch. Such a request was sent before
-        the one that was acknowledged. Returns whether the partition pauses.
+        """Pause while a broker may still append a late request with a lost batch. Such a request was sent before the
+        request that the leader acknowledged. Returns whether the partition pauses.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
         pause_s = late - partition.doubt.asked_at
@@ -469,9 +471,9 @@ def _is_remembered(
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # The answer is yes in two more cases. In the first case, all records up to that offset are ours. In the second, a
-    # remembered batch ends at that offset, and each batch that has left the spool is still in the log at its known
-    # offset.
+    # The answer is yes in two more cases. In the first case, all records up to that offset are ours. In the second
+    # case, a remembered batch ends at that offset, and each batch that has left the spool is still in the log at its
+    # known offset.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

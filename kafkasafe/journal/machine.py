@@ -52,8 +52,8 @@ def has_late_requests(turn: Turn) -> bool:
 
 
 def was_asked_early(turn: Turn) -> bool:
-    """The batches need new ids. But the journal searched the log for one of them too early, when a broker could still
-    append a request with that batch.
+    """The batches need new ids. But the journal searched the log for one of these batches too early: a broker could
+    still append a request with that batch.
     """
     return _ends_in_new_ids(turn) and any(
         batch.state is BatchState.PREPARED and batch.unanswered for batch in turn.partition.queue.near
@@ -295,8 +295,8 @@ class Machine:
 
     @staticmethod
     def _take_again(turn: Turn) -> None:
-        """Send refused batches again in their turn. The broker may have refused them only because an earlier batch was
-        missing.
+        """Send refused batches again when their turn comes. The broker may have refused them only because an earlier
+        batch was missing.
         """
         for batch in turn.partition.queue.near:
             if batch.state is BatchState.REFUSED:

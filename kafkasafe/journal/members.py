@@ -60,8 +60,8 @@ class UnitBatches:
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
-        """The STATE marks to write before the ENDED marks. They record the topic ids of partitions whose baseline is
-        not known.
+        """The STATE marks to write before the ENDED marks. The STATE marks contain the topic ids of partitions whose
+        baseline is not known.
         """
         partitions = {
             destination: self._partitions[destination]
@@ -78,8 +78,8 @@ class UnitBatches:
         ]
 
     def _places(self, unit: u.Unit) -> list[m.Mark]:
-        """The COMMITTED marks to write after the ENDED mark. They repeat the offsets of the unit's batches, because the
-        spool may have deleted the STAGED mark.
+        """The COMMITTED marks to write after the ENDED mark. The COMMITTED marks repeat the offsets of the unit's
+        batches, because the spool may have deleted the STAGED mark.
         """
         entries: dict[int, list[tuple[int, int]]] = {}
         for batch in batches_of(unit):
@@ -115,8 +115,8 @@ class UnitBatches:
             sequence = unit.sequences[batch.handle]
             batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
         partition.log.begin_before(base_offset)
-        # The leader epoch is unknown if an earlier incarnation staged the unit. The epoch of the last acknowledgement
-        # would be wrong in that case.
+        # The leader epoch is unknown if an earlier incarnation staged the unit. The epoch of the partition's last
+        # acknowledgement must not be used instead.
         leader_epoch = unit.epochs.get(batch.handle, -1)
         self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
         topic = self._destinations.topics.get(partition.topic)

@@ -43,7 +43,7 @@ class Healed:
 
     Attributes:
         destination: Destination number.
-        records: How many records the log has again, including those of earlier incarnations.
+        records: How many records the log has again, including records that earlier incarnations sent again.
         first_offset: Current offset of the first of these records, -1 when not known.
         last_offset: Current offset of the last of these records (inclusive), -1 when not known.
     """
@@ -83,7 +83,7 @@ class Undecidable:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Neither the log nor the spool has the records before an earlier incarnation's first unfinished batch.
+    """The records before an earlier incarnation's first unfinished batch are neither in the log nor in the spool.
 
     Attributes:
         destination: Destination number.
@@ -134,8 +134,8 @@ class Denial:
     asking: bool = False
 
     def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
-        """Record another refusal. If the previous one came more than `silence_s` ago, the duration of the refusal is
-        counted from `now`.
+        """Record another refusal. If the previous refusal came more than `silence_s` seconds ago, the duration of the
+        refusal is counted from `now`.
         """
         if self.counted_from < 0 or now - self.last_at > silence_s:
             self.counted_from = now

@@ -1,16 +1,16 @@
-"""Order across the lanes of a directory: for each topic-partition, batches of earlier incarnations are delivered before
-those of later ones.
+"""Order across the lanes of a directory. In each topic-partition, batches of earlier incarnations are delivered before
+batches of later incarnations.
 
-An *incarnation* is one owner of a lane. It begins when the owner opens the lane, and lasts until the owner ends. When
-an incarnation begins, other lanes may hold batches of ended incarnations. The new incarnation records (mark AFTER) how
-far each of those lanes reached. In each topic-partition, the new incarnation's batches wait until those lanes have no
-unfinished batch before the recorded positions.
+An *incarnation* is one owner of a lane, from the moment the owner opens the lane until the owner ends. When an
+incarnation begins, other lanes may still hold batches of incarnations that have ended. For each of those lanes, the new
+incarnation writes the position after these batches into its own log (mark AFTER). In each topic-partition, the batches
+of the new incarnation wait until those lanes have finished all their batches before these positions.
 
-Waits cannot be circular. An incarnation waits only for batches that were written before it began, and writes its own
-batches only after it began. A lane is first in, first out, so inside a lane, too, a batch waits only for earlier ones.
-So a batch only ever waits for batches that were written earlier, whichever producer delivers them. An incarnation does
-not wait for batches of owners that are still running, because kafkasafe promises no order between the batches of owners
-that run at the same time.
+Circular waits are impossible. An incarnation waits only for batches that were written before it began, and writes its
+own batches only after it began. A lane delivers its batches in the order in which they were written, so inside a lane,
+too, a batch waits only for earlier batches. So every batch waits only for batches that were written earlier, even if
+another producer delivers those. An incarnation does not wait for batches of owners that are still running, because
+kafkasafe promises no order between the batches of owners that run at the same time.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _UNCHOSEN: Final = -1
 
 @dataclass(eq=False, slots=True)
 class Owed:
-    """The unfinished batches of a lane, read from control batches. The lane's owner or a successor still has to deliver
-    them.
+    """The unfinished batches of a lane, read from control batches. The lane's owner, or a later owner, still has to
+    deliver these batches.
 
     Attributes:
         lane_id: Id of the lane, empty before the first group.
@@ -82,7 +82,7 @@ class Owed:
                 case m.Replaced(at, first, count):
                     origin = self.open.pop(at, (0, at))[1]
                     for index in range(first, first + count):
-                        # A merged batch has the origin of the first of its batches.
+                        # A merged batch gets the origin of the first of the batches that it replaces.
                         origins.setdefault(index, origin)
                     for unit_id, positions in self._units.items():
                         if at in positions:
@@ -146,10 +146,10 @@ def holds(
 
     Args:
         afters: The lane's AFTER marks.
-        owed: Maps a debt to the addresses of its unfinished batches, or to None while they are not known.
+        owed: For each debt, the addresses of its unfinished batches; None while they are not known.
 
     Returns:
-        Maps an address to the position from which nothing is sent. The key None applies to every address.
+        For each address, the position from which nothing is sent. The key None applies to every address.
     """
     held: dict[Address | None, int] = {}
     for after in afters:

@@ -219,7 +219,8 @@ class Ask:
         acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.
         read_log: The answer must come from the log, because the producer state is not reliable (for example, it may
             expire at any moment).
-        fenced: A newer epoch of our id exists, so a batch that the log does not have is undecidable.
+        fenced: A newer epoch of our producer id exists, so another process may own a copy of this spool. If the log
+            does not have a batch, the user must decide about it.
         confirm: The broker refused the batch. The journal only needs the producer state, and asks for it once (answer
             with `confirmed`).
         cut: The log may have been truncated below an acknowledged batch.

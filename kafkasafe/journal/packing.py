@@ -1,8 +1,8 @@
-"""Packs the batches of a long backlog that are far from their turn, and unpacks each of them before its turn. Recovery
-uses this module, too.
+"""Packs the batches far back in a long backlog, and unpacks each of them before it is sent. Recovery uses this module,
+too.
 
-Call `touch` after changing a partition. If only few batches of its queue are unpacked, `touch` unpacks more. The next
-`ready` then evaluates the partition.
+Call `touch` after changing a partition. If only few batches in the partition's queue are unpacked, `touch` unpacks
+more. The next `ready` then evaluates the partition.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ class RereadBacklogs:
                 self._packer.pack(partition.number, rows)
 
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
-        """The `packable` batches, up to the point where a batch with an id follows one without an id.
+        """The `packable` batches in queue order. Stops before the first batch with an id that follows a batch without
+        one.
 
         A mark that voids ids takes effect on all packed batches together. So a batch with an id must not be packed
         behind a batch without one.
@@ -195,8 +196,8 @@ class RereadBacklogs:
                 return
 
     def reach_sent(self, partition: Destination) -> None:
-        """Unpack the batches up to the last one that may have been sent. Only the first `sent_at_most` batches with an
-        id may have been sent; batches without an id may stand before these.
+        """Unpack the batches up to the last one that may have been sent. Of the batches with an id, only the first
+        `sent_at_most` may have been sent. Batches without an id may precede them.
         """
         self.reach(partition)
         queue = partition.queue

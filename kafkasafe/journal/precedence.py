@@ -1,5 +1,5 @@
-"""Keeps the order across lanes, incarnations and units: records *debts* (batches of other lanes that are delivered
-first), and says which batches of this lane wait.
+"""Keeps the order across lanes, incarnations and units. Stores *debts* (batches of other lanes that must be delivered
+first), and decides which batches of this lane must wait.
 
 `kafkasafe.journal.order` finds the unfinished batches of other lanes, and the batches to hold back.
 """
@@ -34,13 +34,13 @@ class Precedence:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The AFTER marks whose debts may still be unpaid. Batches at or after a mark's position wait for the debts of
-        this mark.
+        """The AFTER marks with debts (batches of other lanes) that may still be undelivered. Batches at or after a
+        mark's position wait for the debts of this mark.
         """
         return tuple(self._afters)
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
-        """Let batches at or after `position` wait for `debts`, too. Returns the mark that records the debts.
+        """Make batches at or after `position` wait for `debts`, too. Returns the mark that records the debts.
 
         A mark replaces an earlier mark for the same position, so the new mark repeats the debts of the earlier one.
         """
@@ -91,7 +91,9 @@ class Precedence:
         return self._halted or self.is_held(partition, batch)
 
     def is_in_front(self, batch: u.Member) -> bool:
-        """Whether only batches of units precede a unit's batch in its queue, and nothing stops this batch."""
+        """Whether a unit's batch need not wait: in its queue, only batches of units precede it, and nothing holds it
+        back.
+        """
         partition = self._partitions.get(batch.destination)
         if partition is None:
             return False  # its topic's partitions are not known, so the batch has to be divided before it is sent

@@ -184,7 +184,9 @@ class PackedRows:
             yield from map(self._row, _ROW.iter_unpack(rows))
 
     def sizes(self) -> Iterator[tuple[int, int]]:
-        """(position of the first batch, bytes of all batches) for each run of rows. The runs cover all rows."""
+        """(position of the first batch, bytes of all batches) for each run of consecutive rows. Together, the runs
+        cover all rows.
+        """
         return ((position, size) for position, size in self._sizes)
 
     def forget_identities(self) -> None:
@@ -195,7 +197,7 @@ class PackedRows:
 
 
 def _squeezed(rows: bytearray) -> bytes:
-    """Compress rows. Rows resemble each other. So they are transposed first, which puts equal bytes side by side."""
+    """Compress rows. Rows resemble each other, so transposing them first puts equal bytes side by side."""
     return zlib.compress(b"".join(rows[place :: _ROW.size] for place in range(_ROW.size)), _FASTEST)
 
 

@@ -113,8 +113,8 @@ class Recovery:
             # were accepted later.
             _insert(queue, batch, moved.rank)
         elif parent is not None and parent.destination == destination:
-            # The batch is a part of a divided batch, or was merged from several. The records of the batch keep their
-            # place.
+            # The batch is a part of a divided batch, or was merged from several batches. Its records keep their place
+            # in the order.
             queue.insert(queue.near.index(parent), batch)
             batch.stand_for(parent)
             self._revivals.divide(parent, (batch,))
@@ -137,7 +137,8 @@ class Recovery:
         1. A batch is divided because it was refused. Its parts are written behind batches that were accepted later.
         2. The parts are copied forward. The spool deletes the segment with the divided batch, but not yet the one in
            which its parts were first written.
-        3. The next incarnation reads the parts there and cannot know their place. The copies have their rank.
+        3. The next incarnation reads the parts there and cannot know their place in the order. Only the copies contain
+           this place, as their rank.
         """
         destination = self._all[part.destination]
         self._backlogs.reach(destination, rank[0])
@@ -216,7 +217,7 @@ class Recovery:
                     if forgets:
                         self._units.ids.forget_producer_ids()
                 case m.Undecidable() | m.Resolved():
-                    pass  # the journal first asks the cluster again, which may know more now, and only then the user
+                    pass  # the cluster may know more now, so the journal asks it again before it asks the user
 
     def _is_orphan(self, mark: m.Mark) -> bool:
         """Whether the group that declared the mark's destination is lost.
@@ -300,11 +301,11 @@ class Recovery:
         self._replay.read_unit(read, range(first, first + mark.batches))
 
     def recover_lost(self, position: int, destination: int) -> None:
-        """Record that a data batch is damaged. With destination 0, a whole group is damaged, with its marks.
+        """Record that a data batch is damaged. If `destination` is 0, a whole group is damaged, including its marks.
 
-        A lost mark may have given a batch its first id or another one, or may have said that other batches replace it.
-        So the journal cannot decide about batches that were unfinished before the group: a batch without an id may have
-        been sent, and a batch with an old id may have been sent under a newer one.
+        A lost mark may have given a batch its first id or a new id, or may have said that other batches replace the
+        batch. So the journal cannot determine what happened to unfinished batches before the group: a batch without an
+        id may have been sent, and a batch with an old id may have been sent under a newer one.
         """
         if destination:
             lost = self._replay.take()
@@ -321,14 +322,14 @@ class Recovery:
 
     def recover_torn(self, destination: int) -> None:
         """Record a batch that a crash left incomplete, although later batches of its group are intact. The batch was
-        never durable, so no caller was promised its delivery.
+        never durable, so no caller was told that it would be delivered.
         """
         self._replay.take()
         if destination in self._all:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """End the last group. Recovery has ended each earlier group when it read the next one."""
+        """End the last group. Recovery ended each earlier group when it read the group after that one."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach_sent(partition)
@@ -344,13 +345,13 @@ class Recovery:
         self._backlogs.pack(numbers)
 
     def recovered(self, now: float, clock: Clock | None = None) -> None:
-        """Finish recovery, after `recovered_log`. Each batch that an earlier incarnation may have sent is then in
-        doubt, and the journal asks the cluster about it.
+        """Finish recovery, after `recovered_log`. Each batch that an earlier incarnation may have sent is now in doubt,
+        and the journal asks the cluster about it.
 
         Args:
             now: The current time in seconds.
-            clock: The current time, for the age of an earlier incarnation's last request. None if the time since that
-                request is unknown: recovery then assumes that the request was sent just now.
+            clock: The current time, to compute how long ago an earlier incarnation sent its last request. None if this
+                cannot be computed: recovery then assumes that the request was sent just now.
         """
         blind = self._replay.is_blind
         quiet = None if blind else self._replay.quiet
@@ -381,13 +382,14 @@ class Recovery:
             partition.loss.expect(partition.queue.identities(), partition.log.last_acked_id)
             begun = partition.log.has_begun
             if not (begun or blind):
-                # The first request to a partition waits until the baseline is durable. The log has no baseline, so the
-                # lane never sent to this partition.
+                # Batches outside units are sent only after the partition's baseline is durable in the lane's log. This
+                # log has no baseline, so no such batch was sent to this partition.
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # The journal sends only the first batches of a queue. If it later put lost batches in front of these, the
-            # lost batches have no id. If marks are lost, any batch with an id may have been one of the first.
+            # At any time, the journal sends only the first few batches of a queue. So only the first few batches with
+            # an id may have been sent. (Lost batches that were put in front of them later have no id.) But if marks are
+            # lost, any batch with an id may have been sent.
             most = None if blind else self._backlogs.sent_at_most
             doubt = list(
                 islice((batch for batch in partition.queue.near if batch.identity is not None), most)
@@ -396,8 +398,8 @@ class Recovery:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue.near[0].identity is None:
                 # An earlier incarnation put lost batches into the queue again, in front of the batches in doubt. The
-                # journal sends the lost batches first, so each batch in doubt that the log does not have needs a new
-                # id.
+                # lost batches get new ids first, and sequences must ascend in queue order. So each batch in doubt that
+                # the log does not have needs a new id, too.
                 partition.ids.expire()
             if doubt:
                 # The broker may still append the last requests of an earlier incarnation.
@@ -502,8 +504,8 @@ class Recovery:
 
     @staticmethod
     def _drop_lost(partition: Partition, following: Sequence[m.Mark]) -> None:
-        """Drop lost batches that have left the spool. REVIVED does not name these batches, but the last acknowledged
-        offset in STATE is before them.
+        """Drop lost batches that have left the spool. REVIVED does not name these batches. Such batches are recognized
+        by their offsets: they come after the last acknowledged offset in STATE.
         """
         for state in following:
             if isinstance(state, m.State):
@@ -513,7 +515,7 @@ class Recovery:
         partition = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
-            # The mark voids the ids of all waiting batches. It gives no new id to a batch that is still packed.
+            # The mark voids the ids of all waiting batches. No batch that is still packed gets a new id from this mark.
             partition.queue.packed.forget_identities()
         elif mark.void_from > 0:
             self._backlogs.reach(partition, ANYWHERE)
@@ -573,7 +575,7 @@ def _insert(queue: PartitionQueue, batch: Batch, rank: tuple[int, ...]) -> None:
 def _is_found_late(partition: Destination, batch: Batch) -> bool:
     """Whether the batch is in order although its offset is lower than the last acknowledged offset.
 
-    1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, the answer to batch 1 is lost.
+    1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, but the answer to batch 1 is lost.
     2. The journal searches for batch 1, finds it at offset 11, and commits it after batch 2.
 
     Both batches are in order, so nothing suggests that offset 12 is lost. After a truncation of the log, an

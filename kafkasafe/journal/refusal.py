@@ -60,7 +60,8 @@ class RefusalTimer:
 
     def no_answer(self) -> None:
         """Record a request without an answer. The duration of the refusal is then counted from the next refusal. The
-        broker may have restarted, and after a start, a broker refuses what it does not know yet.
+        broker may have restarted, and a broker that has just started may refuse a request only because it has not read
+        the cluster's metadata yet.
         """
         if self.denial is None:
             return

@@ -1,4 +1,4 @@
-"""Tracks refusals that may be temporary: how long each refusal has lasted without any other answer, and the notices
+"""Tracks refusals that may be temporary: how long each refusal has lasted without a different answer, and the notices
 about refusals.
 
 `answers` and `rejecting` decide what happens when a refusal lasts too long.
@@ -64,7 +64,8 @@ class Refusals:
             absent = partition.number in self._missing.proven
         limit_s = self._refused_timeout_s
         lasting = limit_s is not None and now - denial.counted_from >= limit_s
-        # The broker may not know a new topic yet, and a single stray answer is not worth a notice.
+        # A single refusal does not yet cause a notice: it may be a one-time error, or the broker may not know a new
+        # topic yet.
         patient_s = self._missing_grace_s if code in MISSING_CODES else CONFIRMED_S
         confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
         if not denial.reported and (lasting or confirmed):

@@ -57,7 +57,8 @@ class Rejecter:
                 if unit.durable and unit.phase is u.Phase.WAITING:
                     self._units.give_up(unit, code, reason)
             if partition.progress.flow is not Flow.REJECTING:
-                # Metadata may arrive between two portions. A second rejection would copy the next portion twice.
+                # Metadata may arrive while the engine copies rejected batches. To begin the rejection again would copy
+                # some of these batches twice.
                 self.reject_all(partition, code, reason)
 
     def next_aside(self, destination: int) -> None:
@@ -78,8 +79,8 @@ class Rejecter:
 
         Args:
             aside: The request from `ready()`.
-            kept: The number of durable batches. The journal tries the others again after a pause.
-            reason: Why the others could not be kept.
+            kept: The number of durable batches. The other batches keep waiting, and the journal tries again later.
+            reason: Why the other batches could not be copied.
 
         Returns:
             Whether more batches follow. If so, the engine first does the work of other partitions, and then calls

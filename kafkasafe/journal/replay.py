@@ -80,7 +80,7 @@ class Replay:
         self._units.append((unit, members))
 
     def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:
-        """Store the partitions that the caller gave for runs of a batch's records."""
+        """Store the partitions that the caller gave for runs of consecutive records of a batch."""
         self._given[index] = runs
 
     def move(self, moves: tuple[m.Move, ...]) -> None:

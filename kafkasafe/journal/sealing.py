@@ -178,8 +178,9 @@ class Identities:
         with the new id is durable. A batch that is only in memory does not wait for a mark.
         """
         if self._home.producer_id < 0 or partition.ids.stale:
-            # While the ids are stale, later batches still have ids, which the journal is about to take back. A new id
-            # for an earlier batch would get a higher sequence than these ids, but sequences must ascend in queue order.
+            # While the ids are stale, later batches still have ids, which the journal is about to take back. If an
+            # earlier batch got a new id now, its sequence would be higher than the sequences of these later batches.
+            # But sequences must ascend in queue order.
             return
         entries: list[m.Identity] = []
         moved: list[tuple[Batch, BatchId]] = []
@@ -208,7 +209,8 @@ class Identities:
         self._out.ready.persist.after.append(Identified(partition.number, tuple(moved)))
 
     def reidentify(self, partition: Partition) -> None:
-        """Take back the ids of all waiting batches. Each of them is proven absent from the log, or was never sent.
+        """Take back the ids of all waiting batches. Each of these batches is proven absent from the log, or was never
+        sent.
 
         The next ids begin at sequence 0 of the next epoch. A broker that has seen the next epoch refuses requests with
         the current epoch (error 47).
@@ -218,7 +220,7 @@ class Identities:
         partition.queue.packed.forget_identities()
         for batch in partition.queue.all():
             if batch.state in {BatchState.PREPARED, BatchState.REFUSED}:
-                # A refused batch is sent again in its turn, because the broker refused it under the old id.
+                # A refused batch is sent again when its turn comes, because the broker refused it under the old id.
                 if batch.state is BatchState.REFUSED:
                     batch.on(BatchEvent.PASSED_BY)
                 batch.on(BatchEvent.ID_TAKEN_BACK)

@@ -54,12 +54,12 @@ class Snapshots:
             partition.log.tell(-1)
 
     def states(self, partition: Destination) -> list[m.State]:
-        """The STATE mark to repeat for the partition. The list is empty if recovery would mistake the mark for a reset,
-        as in this case:
+        """The STATE mark to repeat for the partition. The list is empty if the mark would contain nothing although the
+        journal remembers batches, because recovery takes such a mark for a reset of the partition. For example:
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit, but reports no offsets.
         2. The lane sent nothing else to the partition, so no baseline is known.
-        3. A new segment begins. The mark would be empty, although the journal remembers the batches.
+        3. A new segment begins. The mark would contain nothing, although the journal remembers the batches of the unit.
         """
         mark = state_mark(partition)
         remembers = bool(partition.log.acked) or partition.number in self._revivals.by_destination
@@ -71,9 +71,9 @@ def state_mark(partition: Destination) -> m.State:
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # The last acknowledged offset would be wrong here, for two reasons. The mark of its batch may not be durable
-        # yet. And an earlier batch may be in doubt: a scan that begins at the last acknowledged offset would not find
-        # that batch, even if the log has it.
+        # The last acknowledged offset would be wrong here, for two reasons. The commit mark of the batch at that offset
+        # may not be durable yet. And an earlier batch may be in doubt: a scan that begins at the last acknowledged
+        # offset would not find that batch, even if the log has it.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,
@@ -99,12 +99,12 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
     batch's segment.
 
     The recorded leader epoch may be older than the epoch of the leader that acknowledged the batch. If the recorded
-    epoch ends before the batch, only a search for the batch's id shows whether the log still has the batch.
+    epoch ends before the batch's offset, only a search for the batch's id shows whether the log still has the batch.
     """
     newest = _newest(partition)
     if newest is None or newest.identity is None:
         return []
-    # A batch that was never in the spool gets a position that no batch can have.
+    # If the batch was never in the spool, these marks give it a position that no batch can have.
     at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
     partition.log.tell(at)
     identity = m.Identity(at, *newest.identity.fields)
@@ -115,17 +115,18 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
 
 
 def _gap_marks(partition: Destination) -> list[m.Identified]:
-    """The mark that names the expected gaps. It is needed because the spool may delete the segment whose marks or torn
-    batches explain the gaps:
+    """The mark that names the expected gaps. This mark is needed, because the spool may delete the segment whose marks
+    or torn batches explain the gaps:
 
     1. A power cut leaves a batch incomplete. Later batches of the same group are intact.
-    2. The next incarnation copies the later batches forward, and deletes the segment. It is killed before these batches
-       get new ids.
-    3. The incarnation after that would report the incomplete batch as missing, although no caller was promised that it
-       is durable.
+    2. The next incarnation copies the later batches forward, and deletes the segment. The process is killed before
+       these batches get new ids.
+    3. Without the mark, the incarnation after that would report the incomplete batch as missing, although this batch
+       was never reported as durable to any caller.
     """
     gaps = partition.loss.gaps if isinstance(partition, Partition) else {}
-    # No data batch has position 0, so the mark gives no batch an id.
+    # The position 0 shows that an entry is about a gap. No data batch has this position, so recovery does not give the
+    # ids in this mark to any batch.
     entries = [
         m.Identity(0, producer_id, epoch, sequence)
         for (producer_id, epoch, end), begin in gaps.items()

@@ -35,8 +35,8 @@ class Ordered(dict[int, V]):
         if key not in self:
             heapq.heappush(self._heap, key)
         super().__setitem__(key, value)
-        # A signal handler may have interrupted this method. While the handler waited, another thread may have removed
-        # all keys.
+        # A signal handler may have interrupted this method and waited for another thread. That thread may have removed
+        # all keys meanwhile.
         self.least = next(iter(self._heap), None)
 
     def pop(self, key: int, default: V | None = None) -> V | None:  # type: ignore[override]  # never raises
@@ -65,8 +65,8 @@ class SpoolIndex:
         end: The spool's next position.
         released: The spool has deleted everything before this position.
         first_packed: The least position of a packed batch; `ANYWHERE` if none is packed.
-        suspected: Has an entry for each destination whose log may have lost batches: the first position of the batches
-            that may have to be sent again. Any thread may read it.
+        suspected: For each destination whose log may have lost batches, the first position of the batches that may have
+            to be sent again. Any thread may read it.
     """
 
     __slots__ = ("_batches", "_packed_from", "_resent", "end", "first_packed", "released", "suspected")

@@ -30,10 +30,10 @@ class Settings:
         state_age_s: For this many seconds after a batch's own timestamp, a broker is certain to keep the producer
             state.
         request_timeout_s: After this time, no broker can append an unanswered request any more.
-        blocked_timeout_s: How long the journal waits before it rejects refused batches; None: for ever. This applies if
-            the destination is missing, forbidden or invalid, if the timestamps are too far ahead, or if the broker
-            fails on one batch. The journal measures this time in the current incarnation only, and starts again after
-            any other answer.
+        blocked_timeout_s: How long the journal waits before it rejects refused batches; None: for ever. The journal
+            waits this long if the destination is missing, forbidden or invalid, if the timestamps are too far in the
+            future, or if the broker fails on one particular batch. The journal measures this time in the current
+            incarnation only, and starts again after any other answer.
         missing_grace_s: How long a topic may be unknown to the cluster before a notice reports this. A new topic may be
             unknown for a moment.
         heal: Resend acknowledged batches that the cluster lost, if the spool still has them.

@@ -12,7 +12,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Topics:
-    """Declares destinations, and remembers and forgets what the cluster says about their topics."""
+    """Declares destinations, and keeps track of what the cluster says about their topics."""
 
     def __init__(self, state: JournalState, packer: Packer, refusals: Refusals) -> None:
         self._destinations = state.destinations
@@ -54,8 +54,8 @@ class Topics:
         return True
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
-        """Record the cluster that answers. Forgets a former cluster's offsets and ids, unless batches wait for that
-        cluster.
+        """Record the cluster that answers. If the lane wrote to another cluster before, forget the offsets and ids of
+        that cluster, unless batches still have to be delivered to it.
 
         Args:
             cluster_id: Id of the cluster.
@@ -93,8 +93,8 @@ class Topics:
             self._begin_anew(partition)
 
     def forget(self, topic: str) -> bool:
-        """Forget the offsets of a deleted topic, unless batches wait for the topic. Returns whether any offsets were
-        forgotten.
+        """Forget the offsets of a deleted topic, unless batches still have to be delivered to the topic. Returns
+        whether any offsets were forgotten.
 
         The sequences of batch ids continue, so that no id is reused if the topic exists after all.
         """

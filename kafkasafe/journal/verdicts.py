@@ -154,15 +154,15 @@ class Verdicts:
             and not (first.identity and partition.loss.expects(first.identity, judgement.missing))
         ):
             partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
-        # Either retention or a loss removed those batches (KAFKA-5793). If the leader cannot report its producer state,
-        # the journal cannot tell which.
+        # Either retention removed those batches, or the log has lost them (KAFKA-5793). If the leader cannot report its
+        # producer state, the journal cannot tell which of the two happened.
         evidence = f"{judgement.evidence}; the next batch is {first.identity}"
         self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
 
     def decide(self, batch: Batch, *, resend: bool) -> None:
         """Apply the user's decision about an undecidable batch: send it under a new id, or take it as delivered.
 
-        If the user chooses to send the batch, the log may have it twice.
+        If the user chooses to send the batch, the log may contain it twice afterwards.
         """
         destination = self._all[batch.destination]
         if batch.position >= 0:
@@ -205,7 +205,9 @@ class Verdicts:
 
 
 def _is_passed(partition: Partition, newest: Batch) -> bool:
-    """Whether a later batch is acknowledged. Like a probe, this proves that the replicas have `newest`."""
+    """Whether a later batch is acknowledged. Such an acknowledgement proves that the replicas have `newest`, as the
+    answer to a probe would.
+    """
     last = partition.log.last_acked_id
     return newest.identity is not None and last is not None and last.follows(newest.identity)
 

@@ -72,13 +72,13 @@ class Views:
     @property
     def held_position(self) -> int:
         """The position from which the spool keeps even finished batches. Copying unfinished batches forward does not
-        change that.
+        change this position.
         """
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
-        """(position, bytes) of the batches that the spool must keep, sorted by position. It must also keep everything
-        after the first of them. A run of packed batches counts as one batch.
+        """(position, bytes) of the batches that the spool must keep, sorted by position. The spool must also keep
+        everything after the first of these batches. A run of packed batches counts as one batch.
         """
         sizes = self._index.sizes()
         for number in self._index.packed_from:
@@ -89,7 +89,7 @@ class Views:
         """Every unfinished batch with its address, except packed ones.
 
         Args:
-            far: True: only batches far from their turn, which may be packed. False: only the others. None: all.
+            far: True: only batches far back in their queue, which may be packed. False: only the others. None: all.
         """
         first = packing.UNPACKED if far else 0
         last = packing.UNPACKED if far is False else None
@@ -132,7 +132,9 @@ class Views:
 
     @property
     def resent(self) -> list[m.Resent]:
-        """Files of `rejected/` whose records are batches of this lane: delete them, then call `Journal.retired()`."""
+        """The files in `rejected/` whose records this lane holds again, as batches. The caller deletes each file, then
+        calls `Journal.retired()`.
+        """
         return self._index.resent
 
     @property

@@ -94,7 +94,9 @@ class SendWindow:
         return self.confirmed == identity.producer and now < self.until
 
     def open(self, identity: BatchId, until: float) -> None:
-        """Record an acknowledgement: the leader has state of the batch's producer id and epoch until `until`."""
+        """Record an acknowledgement. Up to the time `until`, the leader is certain to keep its state of the batch's
+        producer id and epoch.
+        """
         self.confirmed, self.until = identity.producer, until
 
     def close(self) -> None:
