@@ -82,8 +82,8 @@ class CallbackThread:
             self._started = True
 
     def hand(self, job: Callable[[int], None], count: int) -> None:
-        """Queues a job that will run `count` callbacks. Until then, these callbacks count as due. The pump calls this
-        method under its lock.
+        """Queues a job that will run callbacks. `count` is an estimate of their number, and is added to the number of
+        due callbacks. The pump calls this method under its lock.
         """
         self._handed += count
         self.put(lambda: job(count))

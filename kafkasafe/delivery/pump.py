@@ -266,7 +266,9 @@ class Pump:
         self._post(SpillAsked())
 
     def ask_look(self) -> int:
-        """Ask the engine to check whether the next start would find all durable records. See `has_looked`."""
+        """Ask the engine to check whether the producer's lane is in its place, where the next start finds it. See
+        `has_looked`.
+        """
         number = next(self._looks)
         self._post(LookAsked(number))
         return number
