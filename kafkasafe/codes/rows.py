@@ -7,9 +7,9 @@ proof, the journal asks the broker before it sends the batch again, because a br
 append the same bytes twice. `BY_API` has the cells of other request kinds.
 
 Kafka's `org.apache.kafka.common.protocol.Errors` assigns an exception class to each code. The flags of a row follow
-from that class (retriable: `RetriableException`; refresh: `RefreshRetriableException`, the parent of
-`InvalidMetadataException`); a test compares the flags with the class. A row that differs on purpose says why in its
-`note`.
+from that class. A subclass of `RetriableException` is retriable. A subclass of `RefreshRetriableException`, the parent
+of `InvalidMetadataException`, is retriable after a refresh of the metadata. A test compares the flags with the class. A
+row that differs on purpose says why in its `note`.
 """
 
 from __future__ import annotations
@@ -463,8 +463,8 @@ _ROWS: Final = (
         ),
         kind=Kind.SPOILT,
     ),
-    # None of the seven broker versions that were tried sends 46, but its meaning is clear. The journal still asks the
-    # broker, because the batch may not have passed the high watermark yet.
+    # None of the seven broker versions that were tried sends error 46, but the meaning of this error is clear. The
+    # journal still asks the broker, because the batch may not have passed the high watermark yet.
     _row(
         46,
         "DUPLICATE_SEQUENCE_NUMBER",
@@ -864,7 +864,9 @@ SPOILT_CODES: Final = _of(Kind.SPOILT)
 NOT_A_MEMBER_CODES: Final = _of(Kind.NOT_A_MEMBER)
 
 TOPIC_CODES: Final = DESTINATION_CODES - {100}
-"""The codes of `DESTINATION_CODES` that metadata may have for a topic's name. Error 100 is about a topic's id."""
+"""The codes that a Metadata answer may have for a topic that was requested by name. Error 100 is left out, because it
+is about a topic's id.
+"""
 
 NOT_READY: Final = (
     "remote storage is not ready yet (KIP-1007); other partitions and local offsets are not affected"

@@ -128,8 +128,8 @@ def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_
         elif api is not None:
             cell = BY_API.get((api, code), cell)
     cell = in_context(code, cell, api, context) or cell
-    # A row's note explains how the row differs from Kafka's class. If the cell has another action than the row, the
-    # note does not apply.
+    # A row's note explains how the row differs from Kafka's class. The note does not apply if the action of the cell
+    # differs from that of the row.
     note = cell.note or (row.note if row is not None and cell.action is row.action else "")
     return Verdict(code, name, api, cell.action, cell.at_risk, cell.fix, note)
 
@@ -226,8 +226,8 @@ def classify_produce(code: int) -> ProduceVerdict:
     """The verdict on a Produce answer, for the journal.
 
     Args:
-        code: Kafka's error code. If brokers do not send this code in an answer to Produce, the answer proves nothing,
-            and the journal retries.
+        code: Kafka's error code. Brokers send only some codes in answers to Produce. Any other code does not show
+            whether the batch was appended, and its verdict is to retry.
     """
     row = _PRODUCE.get(code)
     if row is None:

@@ -151,7 +151,7 @@ class _Group:
         self.again = False
 
     def look(self, most: int) -> int:
-        """Wakes coroutines that can continue, with at most `most` checks. Returns the number of checks."""
+        """Checks at most `most` coroutines, and wakes those that can continue. Returns the number of checks."""
         if not self.left:
             if not self.again:
                 return 0
@@ -197,7 +197,7 @@ class LoopWaits:
 
     @classmethod
     def of(cls, waiting: WaitingCallers, loop: asyncio.AbstractEventLoop) -> LoopWaits:
-        """The instance for this loop. It exists as long as a coroutine waits."""
+        """The instance for this loop. It exists while at least one coroutine waits on the loop."""
         for wake_flag in waiting.wake_flags():
             if isinstance(wake_flag, LoopWaits) and wake_flag.is_of(loop):
                 return wake_flag
@@ -252,11 +252,12 @@ class LoopWaits:
         """Waits until the subject's `is_ready(entry)` returns True. Returns False on timeout. Use with `await` or
         `yield from`.
 
-        Other threads may undo the condition before the coroutine runs, so the caller must check it again.
+        Before the coroutine runs, other threads may make the condition false again. So the caller must check the
+        condition itself.
 
         Args:
             about: Key of the subject. Coroutines with the same key are checked together.
-            entry: What this coroutine waits for, as the subject's `is_ready` expects it.
+            entry: The argument for the subject's `is_ready`. It says what this coroutine waits for.
             subject: Makes the subject. Called only if no coroutine waits for the subject yet.
             timeout_s: How long to wait; None: no limit.
         """

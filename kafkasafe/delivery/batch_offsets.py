@@ -26,8 +26,9 @@ class BatchFate:
 
     Args:
         decision: The decision about the batch.
-        owner: An object that lives as long as the batch. Ctrl-C at the end of a `with` block can leave the batch open.
-            Once the owner is garbage-collected, the batch counts as dropped, because nothing can commit it any more.
+        owner: An object that exists as long as the program can use the batch. Ctrl-C at the end of a `with` block can
+            leave the batch open. Once the owner is garbage-collected, the batch counts as dropped, because nothing can
+            commit it any more.
     """
 
     __slots__ = ("_decision", "_head", "_late", "_owner", "_replaced")
@@ -67,7 +68,8 @@ class BatchFate:
             unit = self._decision.accepted
             if unit is None:
                 return OffsetsFate.DROPPED if self._late else OffsetsFate.FORGOTTEN
-            # Keep only the unit's head. The unit may refer to the producer, which a consumer must not keep alive.
+            # Keep only the unit's head. The unit itself may hold a reference to the producer, and a consumer holds this
+            # object. So a reference to the unit could prevent the garbage collection of the producer.
             self._head, self._decision = unit.head, None
         if not self._head.done:
             return OffsetsFate.WAITING
@@ -89,8 +91,8 @@ class GivenOffsets:
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # Draw the number now, not when the program gives the first offsets: until then, batches of earlier incarnations
-        # may commit offsets.
+        # Draw the number now, not when the program gives the first offsets. In between, batches of earlier incarnations
+        # may commit offsets, and these commits must count as later than the beginning of the reading.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
@@ -159,7 +161,7 @@ def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by it
 
 
 def check_settings(consumer: Any) -> None:
-    """Raises an error if, with a consumer's settings, atomic batches could lose or repeat records.
+    """Raises an error if the consumer's settings could make atomic batches lose or repeat records.
 
     A consumer with automatic commits may commit offsets before the batch with its records is delivered:
 
@@ -175,7 +177,8 @@ def check_settings(consumer: Any) -> None:
     2. The partition is assigned to this consumer, and the group has no offset yet.
     3. The consumer reads the records again, and they are in the output twice.
 
-    KIP-447: OffsetFetch with `require_stable`. kafka-python sets it if `isolation_level` is "read_committed".
+    A consumer requires stable offsets with the flag `require_stable` of OffsetFetch (KIP-447). kafka-python sets this
+    flag if `isolation_level` is "read_committed".
 
     Args:
         consumer: KafkaConsumer or SafeConsumer.

@@ -76,13 +76,15 @@ class CallbackThread:
         """
         if self._started:
             return
-        # If Ctrl-C interrupts this, the next call starts another thread, and one of the two ends at once.
+        # If Ctrl-C interrupts these lines, the next call starts another thread, and one of the two ends at once.
         with contextlib.suppress(RuntimeError):
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
             self._started = True
 
     def hand(self, job: Callable[[int], None], count: int) -> None:
-        """Runs a job that represents `count` due callbacks. The pump calls this method under its lock."""
+        """Queues a job that will run callbacks. `count` is an estimate of their number, and is added to the number of
+        due callbacks. The pump calls this method under its lock.
+        """
         self._handed += count
         self.put(lambda: job(count))
 
@@ -95,7 +97,7 @@ class CallbackThread:
             functions: The application's functions. If one of them raises an exception, the thread logs it and calls the
                 others.
             arguments: The argument of each function, in the same order.
-            due: Number of due callbacks that this call represents.
+            due: By how many this call reduces the number of due callbacks (see `hand`).
         """
         self._current = functions_left = iter(functions)
         self._taken += due
@@ -144,7 +146,7 @@ class CallbackThread:
         return True
 
     def stop(self, timeout_s: float | None) -> int:
-        """Ends the thread after all jobs have run. On timeout, the thread continues until they have run.
+        """Ends the thread after all jobs have run. After a timeout, the thread still runs the remaining jobs.
 
         Args:
             timeout_s: How long to wait for the jobs. None: the wait ends when no callback has finished for 10 s.
@@ -152,7 +154,7 @@ class CallbackThread:
         Returns:
             Number of callbacks that have not run yet.
         """
-        self._stopping = True  # set this first: a thread that a later job starts then ends by itself
+        self._stopping = True  # set this first, so that a thread that a later job starts ends by itself
         if not self._started:
             self._run_here()
             return 0

@@ -52,8 +52,8 @@ class Clocks:
             self._ours[address] = max_timestamp
 
     def stamped(self, now: float) -> None:
-        """Record that a broker stamped a record with its own time (LogAppendTime). Other producers' clocks then do not
-        count.
+        """Record that a broker stamped a record with its own time (LogAppendTime). This discards what is known about
+        other producers' clocks.
         """
         self._next = now + _HOUR_S
         self._others.clear()
@@ -72,8 +72,8 @@ class Clocks:
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """Record the answer about a partition, which replaces the previous answer. `at_least_ms` is computed from the
-        latest timestamp of all partitions.
+        """Record the answer about a partition. It replaces the previous answer about this partition. `at_least_ms` is
+        computed from the latest timestamp of all partitions.
 
         Args:
             address: The partition.

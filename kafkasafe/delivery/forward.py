@@ -32,9 +32,10 @@ def copy_before(
     The less room is left, the more is copied:
 
     - If the log uses at most half of its limit, nothing is copied.
-    - If it uses more, the first segments are worth copying, provided that waiting batches make up at most half of their
-      bytes. As few such segments as possible are chosen.
-    - If it uses more than three quarters, the permitted share of waiting batches is three quarters instead of half.
+    - If the log uses more, the waiting batches of the first segments are copied, provided that these batches make up at
+      most half of the segments' bytes. As few segments as possible are chosen.
+    - If the log uses more than three quarters of its limit, waiting batches may make up three quarters of the segments'
+      bytes instead of half.
 
     Args:
         closed: The closed segments at the beginning of the log. Each can be deleted once no batch in it waits.

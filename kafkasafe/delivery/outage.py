@@ -17,8 +17,9 @@ class Outage:
     about the topic (missing, forbidden) or about the sequence neither begins an outage nor ends one.
 
     Args:
-        now: The current time, in seconds. A producer that starts during an outage sends nothing that could fail. The
-            outage then begins at `now`, or when the first acknowledged batch was sealed, if that is later.
+        now: The current time, in seconds. If a producer starts during an outage, no request fails, because none can be
+            sent. The outage then counts from `now`, or from the time at which the first acknowledged batch was sealed,
+            whichever is later.
     """
 
     def __init__(self, now: float) -> None:
@@ -39,7 +40,9 @@ class Outage:
         return 0.0
 
     def decided(self, now: float) -> float:
-        """Record that a leader rejected a batch, or has a batch that was in doubt. Returns what `acked` returns."""
+        """Record that a leader rejected a batch, or that its log contains a batch that was in doubt. Returns what
+        `acked` returns.
+        """
         return 0.0 if self._began is None else self.acked(now, now)
 
     def acked(self, now: float, sealed_at: float) -> float:
@@ -47,7 +50,7 @@ class Outage:
 
         Args:
             now: Seconds.
-            sealed_at: When the batch was sealed, by the same clock.
+            sealed_at: Time at which the batch was sealed, in seconds, by the clock of `now`.
         """
         began = self._began
         if began is None and self._start is not None:

@@ -100,12 +100,12 @@ class Pump:
         files: The disk.
         choose: (topic, partitions, keys, values) → partition of each record. Called for records that were accepted
             before their topic was known.
-        seal_due: Called in each turn with the time. Seals open batches that have lingered, and returns the time at
-            which to call it next.
+        seal_due: Called in each turn with the current time. Seals the open batches whose `linger_ms` has passed, and
+            returns the time of the next call.
         on_topic: Called with a topic and its partition count, when no record of the topic waits for a partition to be
             chosen.
-        released: Context in which a caller waits. It releases the locks that the caller's thread may hold, for example
-            in a signal handler.
+        released: Context manager that is entered while a caller waits. It releases the locks that the caller's thread
+            holds; a signal handler, for example, may run while its thread holds locks.
     """
 
     def __init__(
@@ -227,10 +227,10 @@ class Pump:
     def wait(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
         """Waits until `ready()` returns True. Returns False on timeout.
 
-        The caller's thread evaluates `ready` without `lock`. So `ready` may only read values that change atomically. If
-        the pump makes the awaited change together with other changes, without releasing `lock` in between, all of these
-        changes are complete when this method returns. With `choosy`, the pump evaluates `ready` before it wakes the
-        caller. Code that makes a change on which such a `ready` depends must notify the callers afterwards.
+        The caller's thread evaluates `ready` without `lock`. So `ready` may only read values that change atomically.
+        The pump may make several changes without releasing `lock` in between. If the awaited change is one of them, all
+        of them are complete when this method returns. With `choosy`, the pump evaluates `ready` before it wakes the
+        caller. In that case, callers must also be notified after each change that can affect the result of `ready`.
         """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -266,14 +266,16 @@ class Pump:
         self._post(SpillAsked())
 
     def ask_look(self) -> int:
-        """Ask for a check that everything durable is where the next start finds it. See `has_looked`."""
+        """Ask the engine to check whether the producer's lane is in its place, where the next start finds it. See
+        `has_looked`.
+        """
         number = next(self._looks)
         self._post(LookAsked(number))
         return number
 
     def has_looked(self, number: int) -> bool:
-        """Whether the check with this number found everything in place, or restored it. After the end of the pump,
-        always True.
+        """Whether the check with this number found the producer's lane in its place, or put the lane back there. After
+        the end of the pump, always True.
         """
         return self.engine.looks.looked >= number or not self._thread.is_alive()
 
@@ -329,7 +331,7 @@ class Pump:
             unit.phase.value for journal in journals for unit in journal.units.unfinished
         )
         if units or self.stats.units:
-            # A step without units has the value 0, so that its time series does not come and go.
+            # Report 0 for each step without units, so that the step's time series has no gaps.
             units.update({phase.value: 0 for phase in u.Phase if phase is not u.Phase.OVER})
         refused = [each for each in self.engine.endings.refused() if each.confirmed]
         return PumpState(gauges, offsets, refused, units)
@@ -389,8 +391,8 @@ class Pump:
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decides undecidable batches: sends them again (they may be in the log twice), or treats them as delivered.
 
-        The decision is about the batches of the last raised error. If no error was raised, it is about all undecidable
-        batches. A batch that becomes undecidable after that error needs another decision.
+        The decision covers the batches that the last raised error is about. If no error was raised, the decision covers
+        all undecidable batches. A batch that becomes undecidable after that error needs another decision.
         """
         # Take the batches immediately, so that the caller's next `send` does not raise the error again.
         decided = self.ledger.errors.take_shown()
@@ -441,7 +443,7 @@ class Pump:
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
     def set_patience(self, patience: Patience, timeout_s: float) -> bool:
-        """Replaces the `patience` of a retiring pump. The pump's wait still counts from the call of `retire`. Returns
+        """Replaces the `patience` of a retiring pump. The new `patience` also counts from the call of `retire`. Returns
         whether the pump ended within `timeout_s`.
         """
         self._post(_SetPatience(patience))
@@ -492,7 +494,9 @@ class Pump:
         self.ledger.waiters.notify_all()
 
     def forked(self, error: BaseException) -> None:
-        """Prepares a forked child for use. Neither the pump's thread nor the holder of the lock exists in the child."""
+        """Prepares the ledger in a forked child process. There, neither the pump's thread nor the thread that held the
+        lock exists.
+        """
         self.ledger.forked(error)
 
     @apart()
@@ -571,7 +575,7 @@ class Pump:
 
     @property
     def left(self) -> LeftAtEnd:
-        """What the producer leaves, once it has ended."""
+        """The pending records on disk, and the questions that are still open, after the end of the producer."""
         return self.engine.left
 
     @property

@@ -110,15 +110,15 @@ class Carrier:
         Source: GroupCoordinator.validateOffsetCommit in brokers (KIP-447; KIP-345 for static members).
 
         Args:
-            now: The consumer's current membership. None if the consumer has none; its group may then still accept the
-                former member.
+            now: The consumer's current membership. None if the consumer is not a member at the moment; the group may
+                then still accept offsets of the former membership.
         """
         return self.member is not None and now is not None and now != self.member
 
 
 @dataclass(slots=True, eq=False)
 class OffsetClaim:
-    """The claim of a batch to move the group to an offset.
+    """The offset to which a batch will move the group if the batch is committed.
 
     Attributes:
         offset: Offset of the next record to be read.
@@ -138,14 +138,15 @@ class OffsetClaim:
 
 
 class ReadingRun:
-    """One reading of a partition, and the batches with its offsets, in the order in which they were made.
+    """One reading of a partition. Holds the atomic batches with the reading's offsets, in the order in which they were
+    made.
 
     Attributes:
-        reading: The number and start that batches record for this reading.
+        reading: The number and the start of this reading, as its batches store them.
         reached: The offset to which this reading has moved the group so far; None if it is not known.
         sent: The offset of the last accepted batch that `look` has evaluated. Before the first such batch, it is the
             reading's start; None if there is no start, or if the start is not known.
-        first: The position where the reading began, if that is not the group's offset; None if it is not known.
+        first: The position where the reading began, if `place` has set one; otherwise None.
         broken: Whether a batch of the reading was dropped, or left undecided.
     """
 
@@ -160,7 +161,9 @@ class ReadingRun:
         """Batches whose producer the program closed before there was an outcome."""
 
     def place(self, first: int) -> None:
-        """Set the position where the reading begins, which differs from the group's offset."""
+        """Set the position where the reading begins. Called only if this position is not a committed offset of the
+        group.
+        """
         self.first = first
 
     def claim(self, claim: OffsetClaim) -> None:
@@ -219,8 +222,8 @@ class ReadingRun:
         """Whether the reading began at the group's offset, and no batch of the reading has moved the group or may still
         move it.
 
-        Rejected batches do not move the group. So if all batches of this reading were rejected, an undecided batch of
-        an earlier reading may still be the first one that moves the group's offset.
+        Rejected batches do not move the group's offset. So if all batches of this reading were rejected, the offset is
+        still the one at which this reading began. An undecided batch of an earlier reading may then still move it.
         """
         return (
             self.reached is not None
@@ -274,8 +277,8 @@ class Readings(Generic[_Partition]):
         self._runs: dict[_Partition, ReadingRun] = {}
         self._suspects: set[_Partition] = set()
         self.used = False
-        """Whether any atomic batch so far had the consumer's offsets. If not, the consumer itself commits its group's
-        offsets.
+        """Whether any atomic batch has contained the consumer's offsets so far. Until one does, the consumer itself
+        commits its group's offsets.
         """
 
     def use(self) -> None:
@@ -330,11 +333,11 @@ class Readings(Generic[_Partition]):
         return run is not None and run.waits
 
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
-        """Whether the reading continues. It does if none of its batches was dropped, and nothing else has moved the
-        group.
+        """Whether the reading continues. A reading continues if none of its batches was dropped or left undecided, and
+        only its own batches have moved the group's offset.
 
-        Otherwise another reading begins at the group's offset, even if the consumer is already there. The reason: the
-        consumer may have handed out records that are in no batch, and other members have processed these records
+        Otherwise another reading begins at the group's offset, even if the consumer's position equals that offset. The
+        consumer may have handed out records that are in no batch, and other members may have processed these records
         meanwhile.
 
         Args:
@@ -350,7 +353,7 @@ class Readings(Generic[_Partition]):
 
 
 class Earlier(Generic[_Partition]):
-    """The batches of a consumer's ended readings that may still move the group."""
+    """Undecided batches of a consumer's ended readings. Each of these batches may still move the group's offset."""
 
     def __init__(self) -> None:
         self._claims: dict[_Partition, list[OffsetClaim]] = {}
@@ -391,8 +394,8 @@ class Earlier(Generic[_Partition]):
         ]
 
     def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
-        """Drop batches that can no longer be committed. If several batches of one carrier were left, keep only the
-        first one.
+        """Drop batches that can no longer be committed. If several batches of one carrier have the outcome LEFT, keep
+        only the first one.
         """
         found: list[OffsetClaim] = []
         left: set[Carrier] = set()

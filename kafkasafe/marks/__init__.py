@@ -1,9 +1,9 @@
 """Converts the spool's marks to control batches and back, exactly as `docs/spool-format.md` says.
 
 A group of the spool begins with one control batch: a GROUP record, which lists the data batches that follow, and then
-the marks, in the order in which they were decided. The state of a spool is derived from its marks alone. So this
-package checks a mark when it writes the mark, and again when it reads the mark. A value to which the format gives no
-meaning is an error; no reader guesses what such a value means.
+the marks, in the order in which they were decided. The state of a spool is derived from its marks alone, so a wrong
+mark would make this state wrong. Therefore this package checks each mark twice: when it writes the mark, and when it
+reads the mark. A value to which the format gives no meaning is an error; no reader guesses what such a value means.
 
 Modules. Each module uses only modules that are below it in this list:
 

@@ -49,8 +49,8 @@ class Group:
         format_version: 2; or 1 if a version of kafkasafe that had no file `extent` wrote the group.
         lane_id: Random id of the lane, 16 bytes, made together with the lane.
         position: Position of this control batch.
-        synced_position: Everything before this position (exclusive) was durable when the group was written.
-        atomic: If a part of the group is missing, nothing of the group counts.
+        synced_position: All batches before this position were durable when the group was written.
+        atomic: If any part of the group is missing, readers ignore the whole group.
         snapshot: The group is the first one of a segment.
         closed: The group was written when the lane was closed in an orderly way.
         manifest: The data batches that follow, in order, without holes in their positions.
@@ -86,7 +86,8 @@ class Destination:
 
     Attributes:
         number: The number, ≥ 1.
-        partition: The partition; -1: partitions are chosen for the records once the topic's partitions are known.
+        partition: The partition. -1: the records wait until the topic's partitions are known, and only then get
+            partitions.
     """
 
     number: int
@@ -98,11 +99,12 @@ class Destination:
 class State:
     """The progress of a destination.
 
-    A STATE mark that `knows_nothing` is a reset. After it, the lane writes to the log of another cluster or another
-    topic. Marks before the reset may name acknowledged batches; the other log has none of these batches.
+    A STATE mark that `knows_nothing` is a reset. After a reset, the lane writes to the log of another cluster or
+    another topic. Marks before the reset may name acknowledged batches; the other log has none of these batches.
 
     Attributes:
-        baseline_offset: The partition's end offset before this lane's first batch; -1 for none.
+        baseline_offset: The end offset that the partition had before this lane's first batch; -1 if there is no such
+            offset.
         last_acked_offset: Offset of the last acknowledged record that has no unfinished batch before it; -1 if there is
             none.
         leader_epoch: Leader epoch of `last_acked_offset`, -1 when unknown.
@@ -175,13 +177,13 @@ class Committed:
 class Replaced:
     """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
 
-    If several marks name the same data batches, these batches are considered as old as the batch that the first of the
-    marks replaces.
+    Several marks may name the same data batches. These data batches then count as being as old as the batch that the
+    first of these marks replaces.
 
     Attributes:
         position: Position of the replaced batch, which is in an earlier group.
-        first_child: Index of the first child in this group's manifest.
-        children: Number of children, ≥ 1.
+        first_child: Index, in this group's manifest, of the first data batch that replaces the batch.
+        children: Number of data batches that replace the batch, ≥ 1.
     """
 
     position: int
@@ -221,8 +223,8 @@ class Quiet:
     """Gives the time after which no broker can append a request that an owner of this lane sent before this mark.
 
     Attributes:
-        until_ms: No broker can append such a request after this time by the wall clock (ms since the epoch). -1: the
-            time is not known, because the owner sends requests after this mark.
+        until_ms: No broker can append such a request after this time by the wall clock (ms since the epoch). -1: there
+            is no such time yet, because the owner still sends requests after this mark.
         written_ms: Time at which the mark was written, by the wall clock, in ms since the epoch.
         boot_id: Boot id of the machine when the mark was written, 16 bytes; zeros when unknown.
         boot_ms: Time at which the mark was written, in ms since that boot. Time during which the machine slept does not
@@ -242,8 +244,8 @@ class Revived:
     Attributes:
         end_offset: The log's end offset when the journal noticed the loss. Acknowledged records from this offset on are
             lost.
-        positions: Positions of the lost batches that are sent again, in this order. Lost batches that have left the
-            spool are not among them.
+        positions: Positions of the lost batches that are sent again, in this order. Lost batches that the spool no
+            longer contains are not listed.
         given_up: Positions of lost batches that are not sent again, although they are still in the spool.
         moved: (position, base offset) of batches that are in the log, but at another offset than the acknowledged one.
     """
@@ -281,8 +283,8 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A crash left these batches incomplete, before any caller was promised that they are durable. What is left of them
-    does not count as damage.
+    """A crash left these batches incomplete in the spool. No caller had been told that they are durable. So the bytes
+    that are left of these batches do not count as damage.
     """
 
     positions: tuple[int, ...]
@@ -308,7 +310,7 @@ class Debt:
     """Batches in another lane of the same directory, written by incarnations that have ended.
 
     Attributes:
-        before: Position after the last batch of these incarnations (exclusive).
+        before: Upper bound (exclusive) of the positions of these batches.
     """
 
     lane: int
@@ -323,7 +325,7 @@ class After:
 
     Attributes:
         position: Batches at this position or later were written by this incarnation or a later one.
-        debts: The batches of other lanes that are delivered first.
+        debts: The batches of other lanes that are delivered before the batches of this incarnation.
     """
 
     position: int
@@ -390,8 +392,8 @@ class Read:
     partition.
 
     Attributes:
-        entries: (number of the reading, start) for each position of the unit's UNIT mark, in the order of these
-            positions. `start` is the group's offset when the reading began, -1 when this offset is not known.
+        entries: One entry, (number of the reading, start), for each offset in the unit's UNIT mark, in the same order.
+            `start` is the group's offset when the reading began, -1 when this offset is not known.
     """
 
     unit_id: bytes
@@ -417,7 +419,8 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The place of a unit's batch in the spool and in the log, whether committed or not.
+    """Where one batch of a unit is: its position in the spool, and its offset in the partition's log. The batch may be
+    committed or still uncommitted.
 
     Attributes:
         position: Position of the batch in the spool.
@@ -434,8 +437,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The logs of a unit's partitions have all batches of the unit. Any reader of this mark may commit
-    the transaction.
+    """All batches of a unit are in the logs of their partitions. Whoever reads this mark is allowed to commit the
+    transaction.
     """
 
     begun: Begun
@@ -466,7 +469,7 @@ class Move:
         position: Position of the batch before the move.
         origin: The position where the records were first written. The order across lanes (AFTER) depends on this
             position.
-        rank: Sorts the batches of the same destination in the order in which they are delivered.
+        rank: Sort key: the batches of a destination are delivered in the order of their ranks.
     """
 
     position: int

@@ -111,8 +111,8 @@ class Text:
 
     Attributes:
         says: The document's description of the text.
-        cut: Whether a longer text is cut to 32,767 bytes, so that a broker's long message does not prevent the writing
-            of a mark.
+        cut: Whether a text above 32,767 bytes is cut to this length. Without the cut, a mark with a broker's long
+            message could not be written.
     """
 
     name: str
@@ -222,7 +222,7 @@ class _Repeated(Protocol):
 
     @property
     def says(self) -> str:
-        """The entry, as the document describes it."""
+        """The document's description of an entry."""
 
 
 class _Values:
@@ -261,8 +261,8 @@ class _Tuples:
 
 _Writer: TypeAlias = Callable[[Any], bytes]
 _Reader: TypeAlias = Callable[[Body, list[Any], list[int]], None]
-"""A reader appends the values that it reads to the first list. To the second list, it appends the lengths of lists, the
-length of the last list first.
+"""A reader appends the values that it reads to the first list. The second list is a stack of list lengths: its last
+item is the length of the list that is read next.
 """
 
 
@@ -333,12 +333,12 @@ class Layout(Generic[T]):
 
     @property
     def says(self) -> str:
-        """The entry of a list, as the document describes it."""
+        """The document's description of an object that is an entry of a list."""
         return f"({self.text})"
 
     @property
     def text(self) -> str:
-        """The bytes, as the document describes them."""
+        """The document's description of the object's bytes."""
         return ", ".join(map(_says, self.parts))
 
     def _add_run(self, run: Sequence[Fixed], lists: Sequence[Entries]) -> None:

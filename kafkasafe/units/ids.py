@@ -11,7 +11,7 @@ from kafkasafe.units.terms import Grant
 from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
 EPOCH_REFUSED: Final = 90
-"""The error code that a refused unit reports for any of `FENCED_CODES`."""
+"""A unit that is refused because of any of `FENCED_CODES` reports this error code."""
 LAST_EPOCH: Final = 0x7FFF - 1
 """After this epoch, the coordinator grants a new producer id, never the next epoch."""
 
@@ -82,7 +82,7 @@ class TransactionalIds:
 
     @property
     def coming(self) -> int:
-        """The number of ids that will be free when InitProducerId is answered."""
+        """The number of ids that will be free as soon as their InitProducerId is answered."""
         return sum(tid.fencing and tid.transaction is None for tid in self._known.values())
 
     def is_open(self, destination: int) -> bool:
@@ -114,7 +114,7 @@ class TransactionalIds:
 
     def fence_late(self, action: InitProducerId) -> bool:
         """Ask the coordinator again, with the epoch that the coordinator sets when a transaction times out. Returns
-        False if this request cannot help.
+        False, and sends nothing, if such a request cannot help.
         """
         tid = action.tid
         late = None if action.timed_out else _late(tid, action.keep)
@@ -133,13 +133,13 @@ class TransactionalIds:
 
 
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
-    """Assumes that the coordinator refused `keep` because of a timeout. Returns the grant that is current in this case;
-    None if another producer may hold that grant.
+    """Return the grant that is current if the coordinator refused `keep` because the transaction timed out. Return None
+    if another producer may hold that grant.
 
-    After a timeout, the coordinator aborts the open transaction under the next epoch. A successor that takes over an
-    open transaction gets the epoch after the next. So if a transaction was open, the next epoch is current until a
-    successor takes over, but no producer ever holds it. If no transaction was open, a successor may hold the next
-    epoch. With protocol 2, even the refused grant may belong to the successor.
+    Let E be the epoch of `keep`. After a timeout, the coordinator aborts the open transaction under epoch E + 1. A
+    successor that takes over an open transaction gets epoch E + 2. So if a transaction was open, no producer ever holds
+    epoch E + 1, and this epoch stays current until a successor takes over. If no transaction was open, a successor may
+    hold epoch E + 1. With protocol 2, a successor may hold even the refused grant.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

@@ -41,7 +41,7 @@ class Units:
     """The units of one lane, from their acceptance to their ends. See the package.
 
     Attributes:
-        lines: The unfinished units, and their order.
+        lines: The unfinished units, and their order on each line.
         ids: The transactional ids of the lane.
         out: The decisions that are not carried out yet. The journal takes marks and their consequences from this
             object.
@@ -202,8 +202,8 @@ class Units:
         return True
 
     def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
-        """Record that a request had no answer, so it may have been carried out: EndTxn with `ended`, otherwise
-        InitProducerId.
+        """Record that a request had no answer, so it may have been carried out. The request is EndTxn if `ended` is
+        True, and InitProducerId otherwise.
         """
         if not _valid(action):
             return
@@ -321,8 +321,8 @@ class Units:
         """Record that the pause of a RetryLater is over."""
         if isinstance(action, UnitPause):
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
-                # The unit's records could not be saved. If the unit was refused during a pause, the shell is saving the
-                # records already.
+                # The unit's records could not be saved, so try once more. If the unit was `resting` when it was
+                # refused, the shell is already saving its records.
                 self.out.ask(Refuse(action.unit))
             action.unit.wake()
             self.out.change()

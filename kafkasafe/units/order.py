@@ -1,4 +1,4 @@
-"""The unfinished units, and on each line the order in which they are appended and committed."""
+"""The unfinished units, and their order on each line. Units are appended and committed in this order."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kafkasafe.units.unit import Entry, Transaction, Unit
 class Lines:
     """Holds the unfinished units by id, their order in each line, and the last committed offset of each log.
 
-    In each line, a transaction takes the place of its units, which are next to each other. So the rules for the order
-    of single units also hold for transactions.
+    In each line, the units of a transaction are neighbours, and the transaction replaces them. So the rules for the
+    order of single units also hold for transactions.
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
-        batchless: The unfinished units that have no batches. The spool must keep the entries of these units, too, even
-            though these units have no batch in it.
+        batchless: The unfinished units that have no batches. The spool keeps a segment while a batch in it waits. It
+            must also keep the segments that contain the marks of units without batches.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Lines:
     def renumber(self) -> list[Unit]:
         """Assign numbers to the units of a log, in the order in which they were accepted. Returns the units.
 
-        In the log, the order may be another one: a divided unit may come after units that were accepted later.
+        The order in the log may differ: a divided unit may come after units that were accepted later.
         """
         ordered = sorted(self.by_id.values(), key=lambda unit: unit.accepted_at)
         self.by_id = {unit.unit_id: unit for unit in ordered}

@@ -18,7 +18,7 @@ class ReadingOrder:
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
         """Maps a group partition to the newest reading with a dropped unit. A unit that is accepted later is also
-        dropped, unless its reading is newer.
+        dropped, unless it belongs to a newer reading than this one.
         """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
         """Maps a group partition to facts about the last commit: the committed offset, the number of the reading whose
@@ -33,8 +33,8 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether the unit is superseded. This is so if, after this unit's reading had begun, another reading moved the
-        group's offset past the start of this unit's reading.
+        """Whether the unit is superseded: after the unit's reading had begun, another reading moved the group's offset
+        past the point where the unit's reading began.
 
         1. A consumer uses `assign`, so it has no generation. The consumer is closed while its unit with records 0 to 9
            waits in the spool.

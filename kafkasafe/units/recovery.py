@@ -12,7 +12,7 @@ from kafkasafe.units.unit import TransactionalId, Unit
 
 
 class UnitReplay:
-    """Takes the marks of a log, from the beginning of the log: one call for each mark, and `recovered` at the end.
+    """Takes the marks of a log in order: one method call for each mark, and a call of `recovered` after the last mark.
 
     Args:
         lines: The unfinished units.
@@ -93,8 +93,8 @@ class UnitReplay:
         self._void(self._staged_under.get(unit))
         if tid.grant != grant:
             # The units that were staged under the id's former grant were requeued before the id got this new grant.
-            # Staged units with the same grant share a transaction, because a second transaction begins under the same
-            # grant only after the end of the first one is durable.
+            # Under one grant, a second transaction begins only after the end of the first one is durable. So staged
+            # units with the same grant share one transaction.
             self._void(tid)
         self._staged.setdefault(tid, []).append(unit)
         self._staged_under[unit] = tid
@@ -139,7 +139,8 @@ class UnitReplay:
         for tid in self._ids:
             if tid.grant is not None:
                 self._restore(tid, tid.grant)
-        # A crash may have come before a BEGUN mark was durable, so any of these ids may have an open transaction.
+        # Any of these ids may have an open transaction, even if the log has no BEGUN mark for it: the crash may have
+        # come before the mark was durable.
         for name in (*self._ids.pool, *(unit.transactional_id for unit in ordered)):
             if name:
                 tid = self._ids[name]

@@ -1,4 +1,4 @@
-"""The requests that use a transactional id, and other actions for units. The answer to each is an event of `Units`.
+"""The requests that use a transactional id, and other actions for units. `Units` has a method for the answer to each.
 
 `outcome_of` reads the answer to `DescribeTxn`.
 """
@@ -51,8 +51,8 @@ class Produce:
 class CommitOffsets:
     """Write offsets of a group inside the transaction (answer: `noted`).
 
-    The marker has `index` -1. The marker is a group's offset. The name of this group is the transactional id. The
-    metadata of this offset is the id of the transaction's first unit.
+    With `index` -1, the request writes the marker. The marker is an offset of a group that has the transactional id as
+    its name. The metadata of this offset is the id of the transaction's first unit.
     """
 
     tid: TransactionalId
@@ -83,7 +83,8 @@ class DescribeTxn:
 class FindOutcome:
     """Find out from the marker or the log whether the transaction was committed (answer: `outcome_found`).
 
-    With `by_log`, only the log shows the outcome, because a successor's transaction may have committed the same marker.
+    With `by_log`, only the log counts. The marker then proves nothing, because a successor's transaction may have
+    committed the same marker.
     """
 
     tid: TransactionalId
@@ -132,8 +133,8 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
 
     None if the description does not show the outcome.
 
-    The transaction is the last one under the grant, because no other transaction begins under the grant before the
-    outcome is durable.
+    No further transaction begins under the grant before the outcome of this one is durable. So this transaction is the
+    last one under its grant.
 
     Args:
         grant: The grant of the transaction.
@@ -148,9 +149,9 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
         # The end of the transaction raised the epoch by one. A higher epoch means that other transactions followed.
         return True
     if own and state in _ABORTED:
-        # With protocol 1, the transaction timed out or was fenced while it was open. A description that says
-        # "committed" would prove nothing: with protocol 1, a commit does not raise the epoch, so the description may be
-        # about an earlier transaction. For an id that a user chose, even "aborted" proves nothing, so the shell asks
-        # for the outcome after InitProducerId.
+        # With protocol 1, this description means that the transaction timed out or was fenced while it was open. A
+        # description that says "committed" would prove nothing: with protocol 1, a commit does not raise the epoch, so
+        # the description may be about an earlier transaction. For an id that a user chose, even "aborted" proves
+        # nothing, so the shell asks for the outcome after InitProducerId.
         return False
     return None

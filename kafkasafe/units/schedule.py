@@ -50,7 +50,7 @@ class Schedule:
         self._only: frozenset[bytes] | None = None
         """Ids of the units that may be committed; None: all."""
         self.paused = False
-        """No new unit is begun; only staged units are brought to their ends."""
+        """Whether no new unit is begun. Staged units are still brought to their ends."""
 
     def pause(self, only: frozenset[bytes] | None) -> None:
         """Begin no more units, and commit only these units (None: all)."""
@@ -83,12 +83,12 @@ class Schedule:
 
     def abort_on_partition(self, destination: int, reason: str) -> bool:
         """Requeue the units of a partition before the partition's log is compared with the batches that the log should
-        have.
+        contain.
 
         The topic may have been recreated, without the batches of a prepared transaction. The coordinator would
-        nevertheless commit that transaction, because the coordinator knows topics by name. So a transaction that can be
-        aborted is aborted, and prepared again later. If a transaction may already be committed, it is brought to its
-        end first, and its batches are compared after that.
+        nevertheless commit that transaction: it identifies topics by name, so it does not notice that the topic is a
+        new one. So a transaction that can be aborted is aborted, and prepared again later. If a transaction may already
+        be committed, it is brought to its end first, and its batches are compared after that.
 
         Returns:
             True if the partition has no transaction any more. If the result is False, call this method again after each

@@ -19,7 +19,7 @@ _MOST_BYTES: Final = 8 * 1024 * 1024
 they are sent, and all are prepared again after a failure.
 """
 _FEWER_BITS: Final = 3
-"""After a failure, an eighth as many units share a transaction."""
+"""A shift by this many bits divides by eight: after a failure, an eighth as many units share a transaction."""
 
 
 class Sharing:
@@ -162,8 +162,8 @@ def _fellows(unit: Unit, most: int) -> int:
 
     1. 128 units share a transaction. A broker repeatedly refuses a batch of one of these units.
     2. Then 16 of them share a transaction, then 2, and then each is alone. This shows whose batch is refused.
-    3. If a broker's crash was the cause instead, the next transaction still commits 16 units at once. If every failure
-       reduced a transaction to one unit, a backlog would hardly shrink while brokers fail now and then.
+    3. If the cause was a broker's crash instead, the next transaction still commits 16 units at once. If each failure
+       reduced a transaction to one unit, occasional failures would make the delivery of a backlog very slow.
     """
     if unit.transactional_id or not (unit.batches or unit.group_lines):
         return 1

@@ -21,7 +21,7 @@ BLOCKING_CODES: Final = DESTINATION_CODES | {30, 53}
 appends the records once more, so the pauses between tries are long.
 """
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
-"""Phases of a transaction for which this incarnation sent no EndTxn."""
+"""Phases in which this incarnation has not yet sent EndTxn for the transaction."""
 _RETRACTABLE: Final = frozenset({Phase.WAITING, Phase.BEGUN, Phase.APPENDING})
 """Phases in which the unit's offsets are not written yet."""
 MOVED_ON: Final = (
@@ -106,8 +106,9 @@ class Transitions:
     def requeue_followers(self, entry: Entry) -> None:
         """Requeue the transactions that follow a requeued entry, in order.
 
-        The followers could not be committed now, but would occupy transactional ids that this entry or unrelated units
-        need. A transaction that follows a requeued follower on another line is also requeued.
+        The followers can be committed only after the entry. Until then, they would occupy transactional ids that the
+        entry or unrelated units need. If a follower is requeued, the transactions behind it on its other lines are
+        requeued, too.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:
@@ -244,8 +245,8 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop each uncommitted unit whose records have already been delivered by a unit of another reading. Only
-        commits since the last call matter.
+        """Drop each uncommitted unit whose records have already been delivered by a unit of another reading. Consider
+        only commits since the last call.
 
         1. A program closes its producer while a unit with records 0 to 9 is in progress. The program's consumer goes
            back to offset 0. This begins another reading, whose first unit has records 0 to 19.
@@ -253,7 +254,8 @@ class Transitions:
         3. The third producer does not know how far the first unit moved the group's offset, and would commit the second
            unit.
 
-        So the ENDED marks of both units are written in one group.
+        So the second unit is dropped as soon as the first one is committed, and the ENDED marks of both units are
+        written in one group.
         """
         moved, self._moved = self._moved, {}
         late: dict[int, Unit] = {}
@@ -273,13 +275,13 @@ class Transitions:
         self._end(unit, (unit,), m.UnitOutcome.COMMITTED, "")
 
     def end_dropped(self, unit: Unit) -> None:
-        """End a given-up unit. Either `rejected/` contains the unit's records, or its consumers read the same records
-        again.
+        """End a given-up unit. Either `rejected/` contains the unit's records, or the unit's consumers read the same
+        records again.
         """
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
     def _end(self, entry: Entry, units: Iterable[Unit], outcome: m.UnitOutcome, reason: str) -> None:
-        """Decide the fate of units. The fate is durable when their ENDED marks are durable."""
+        """Decide the fate of units. The fate is durable when the ENDED marks of these units are durable."""
         self._lines.leave(entry)
         for each in units:
             each.end()

@@ -34,14 +34,14 @@ class Unit(UnitContent):
         recorded: The entries of the unit's READ mark; empty if the unit has no such mark.
         batches: The batches, in order. If a batch is divided, its parts take its place.
         durable: The unit is on disk.
-        position: Spool position of the group with the unit, or of an earlier group; -1 while the unit is not on disk.
+        position: Spool position in the group that contains the unit, or in an earlier group; -1: not on disk.
         accepted_at: Spool position of the first group that contained the unit; -1 if this incarnation accepted it.
         phase: See `TRANSITIONS`.
         grant: The grant under which the unit was last tried; None before the first try.
         sequences: Maps a batch's handle to the batch's base sequence in the last try.
         places: Maps a batch's handle to the batch's base offset; -1 if the broker did not report it.
         epochs: Maps a batch's handle to the leader epoch under which the batch was appended; -1 if unknown.
-        tries: How many times the unit was requeued, or could not be saved.
+        tries: How many times the unit was requeued, plus how many times its records could not be saved.
         resting: The unit waits for the end of a pause.
         code: The code of the refusal: Kafka's error code, `GIVEN_UP` or `SUPERSEDED`.
         reason: Why the unit was refused, or why its last try failed, human-readable.
@@ -138,7 +138,7 @@ class Unit(UnitContent):
         self.epochs.clear()
 
     def enter(self, transaction: Transaction) -> None:
-        """Record the unit's transaction, which takes the unit's place in the lines."""
+        """Record the unit's transaction, which replaces the unit in the lines."""
         self.transaction = transaction
 
     def leave(self) -> None:
@@ -262,7 +262,7 @@ class Unit(UnitContent):
 
 @dataclass(slots=True, eq=False)
 class Transaction(UnitContent):
-    """One try to commit units together. In the lines, the transaction takes the place of its units.
+    """One try to commit units together. In the lines, the transaction replaces its units.
 
     Attributes:
         units: The units, in order. The id of the first one is the marker.
@@ -278,7 +278,7 @@ class Transaction(UnitContent):
         alone: When `issued` was set, all earlier entries of the transaction's destinations had been committed or
             refused.
         notes_left: The number of groups whose offsets are not written yet. The marker counts as a group.
-        next_note: Index of the group whose offsets are written as soon as no earlier entry is unfinished; -1 if none.
+        next_note: Index of the group whose offsets are written once all earlier entries are finished; -1: none.
         end_refused: EndTxn was refused because of the epoch.
         group_lines: The group partitions whose offsets the transaction moves.
     """
@@ -376,11 +376,11 @@ class Transaction(UnitContent):
         return self.placed == 1
 
     def _owner(self, batch: Member) -> Unit:
-        # If the batch is a part of a divided batch, its unit is alone in the transaction.
+        # `_owners` lacks the parts of divided batches. The unit of such a part is alone in its transaction.
         return self._owners.get(batch.handle, self.units[0])
 
     def take_note(self) -> int:
-        """Take the index of the group whose offsets are written next."""
+        """Return `next_note`, and reset it to -1."""
         index, self.next_note = self.next_note, -1
         return index
 
@@ -441,8 +441,8 @@ class TransactionalId:
         sequences: Maps a destination to the next base sequence under this grant.
         fencing: InitProducerId is in progress.
         fresh: The next transaction needs a new grant.
-        former: The latest grant of the id, which is kept during InitProducerId. If it is None, this producer takes the
-            id over from any other producer.
+        former: The latest grant of the id. Unlike `grant`, this attribute keeps its value during InitProducerId. None:
+            the next InitProducerId takes the id over from any other producer.
         opened: A transaction is open under the latest grant: the cluster acknowledged one of the transaction's
             requests, and EndTxn was not sent.
         unsure: An InitProducerId of this turn had no answer, and may have been carried out.
@@ -519,7 +519,7 @@ class TransactionalId:
         self.fresh = True
 
     def begin_again(self, *, staged: bool) -> None:
-        """Finish recovery: a new incarnation takes the id over regardless of its current epoch."""
+        """Finish recovery: a new incarnation takes the id over, whatever the id's current epoch is."""
         self.former = None
         if not staged:
             self.grant = None
