@@ -26,7 +26,9 @@ _GUESS_BYTES: Final = 4096
 
 
 class LaneReader:
-    """Reads one lane. Later calls of `owed` read only the new part of the lane. Not thread-safe."""
+    """Reads one lane. Each call of `owed` reads the last segment again, and the segments that no earlier call has read.
+    Not thread-safe.
+    """
 
     def __init__(self, files: Files, lane: Path) -> None:
         self.path = lane
@@ -116,7 +118,8 @@ class LaneReader:
             self._read.append(name)
         now = self._before.copy()
         if names:
-            # The owner may have just deleted this segment. The next call of `owed` finds the segment after it.
+            # The owner may have just deleted this segment. The next call of `owed` will read the segment that follows
+            # it.
             with contextlib.suppress(FileNotFoundError):
                 self._segment(names[-1], None, now)
         return now

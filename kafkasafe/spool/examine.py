@@ -30,9 +30,9 @@ class SpoolOutcome(enum.Enum):
     RESENT = "resent"
     """The cluster rejected the batch. It is no longer in `rejected/`, because it was resent or deleted by hand."""
     DROPPED = "dropped"
-    """The batch belongs to an atomic batch that was dropped, so it is not delivered. The batch is not in `rejected/`,
-    for one of these reasons: the atomic batch's consumers read their records again, or the batch was resent, or it was
-    deleted by hand.
+    """The batch belongs to an atomic batch that was dropped, so it is not delivered. It is not in `rejected/`, either:
+    the consumers whose offsets the atomic batch contains read the same input again, or the batch was resent or deleted
+    by hand.
     """
     REPLACED = "replaced"
     """The records of the batch are in other batches now."""
@@ -111,14 +111,15 @@ def fates(
     blind_before: int = -1,
     dropped: Mapping[int, str] | None = None,
 ) -> dict[int, SpoolFate]:
-    """Returns the outcomes of unfinished batches, and of batches that the spool's marks name, by position.
+    """Returns the outcomes of all unfinished batches, and of all batches that the spool's marks name. Maps the position
+    of a batch to its outcome.
 
     Args:
         marks: (position, marks) of each group, in log order.
         unfinished: The unfinished batches according to the journal: position → whether the batch may have been sent.
         blind_before: Damage destroyed marks about batches before this position; -1 if no marks were destroyed.
-        dropped: Maps the position of each dropped batch to the reason why its atomic batch was dropped. This is not in
-            `marks`: the marks name the atomic batch, but not its batches.
+        dropped: Maps the position of each dropped batch to the reason why its atomic batch was dropped. These reasons
+            cannot be read from `marks`, because the mark about a dropped atomic batch does not name the batches in it.
     """
     fates_found = {
         position: SpoolFate(SpoolOutcome.DROPPED, note=reason) for position, reason in (dropped or {}).items()
@@ -202,7 +203,8 @@ class ExaminedBatch:
 
     Attributes:
         evidence: Human-readable text: the observations that led to `finding`.
-        offsets: Base offsets of the batch in the partition. There are several if the log has the batch more than once.
+        offsets: Base offsets of the batch in the partition. There are several if the log contains the batch more than
+            once.
     """
 
     finding: Finding
@@ -219,8 +221,8 @@ class Examination:
         start_offset: The lowest offset that the first of `batches` can have.
         end_offset: The leader's log end, including records above the high watermark.
         next_offset: The offset where the next page of headers starts.
-        hidden_before: A part of the range before this offset could not be read, because it was trimmed or compacted; -1
-            if everything could be read.
+        hidden_before: Before this offset, a part of the log could not be read, because retention or compaction had
+            removed it; -1 if everything could be read.
         log_start_offset: The partition's log start offset when it was last read.
     """
 
@@ -350,8 +352,9 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Returns two base offsets: that of the nearest found batch before this batch, and that of the nearest found
-        batch after it; -1 if there is none. The search ends at a batch with another producer id or epoch.
+        """Considers only the batches that were found in the log. Returns the base offset of the last one before this
+        batch, and that of the first one after it; -1 where there is none. The search ends at a batch with another
+        producer id or epoch.
         """
         batch = self.batches[index]
 

@@ -1,7 +1,7 @@
 """The file `extent` (see `docs/spool-format.md`): claims about where a lane's log begins and ends, each with a
 checksum.
 
-Whole files can vanish, and the log itself does not show that its first or last files are missing.
+Whole segment files can vanish. If the first or the last ones are missing, the rest of the log does not show this.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ EXTENT_NAME: Final = "extent"
 
 _SLOT_BYTES: Final = 512  # a sector, so that one torn write never damages two claims
 BEGIN_SLOTS: Final = (0, _SLOT_BYTES)
-"""The slots of the claims about the beginning. The owner writes to the two slots alternately. So after a torn write,
-the other slot is still intact.
+"""Byte offsets of the two slots for claims about the log's beginning. The owner writes to these slots alternately. So
+if a write to one slot is torn, the claim in the other slot is still intact.
 """
 END_SLOT: Final = 2 * _SLOT_BYTES
 EXTENT_BYTES: Final = 3 * _SLOT_BYTES
@@ -32,7 +32,8 @@ class LogEndClaim:
 
     Attributes:
         lane_id: The lane's id, 16 bytes.
-        number: Of two claims about the beginning, or two about the end, the one with the larger number is valid.
+        number: Of the two claims about the beginning, the one with the larger number is valid. The claim about the end
+            always has the number 0.
         position: In a claim about the beginning, the log's first position. Every record at or after this position must
             exist. In a claim about the end, the position after the last record. Everything before this position was
             durable.

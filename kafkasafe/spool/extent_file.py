@@ -15,8 +15,8 @@ from kafkasafe.spool.segment import StoredSegment
 class ExtentFile:
     """Writes the claims in the lane's `extent`.
 
-    The claims are only evidence. A claim that cannot be written is omitted. A claim that would become wrong is
-    withdrawn.
+    The claims are only evidence. If a claim cannot be written, the lane works without it. The file is deleted if it
+    would otherwise contain a wrong claim.
     """
 
     def __init__(self, lane: Path, files: Files, found: Log, lane_id: bytes) -> None:
@@ -56,7 +56,7 @@ class ExtentFile:
         The claim is durable on return.
 
         Raises:
-            OSError: The claim could not be written, and the old one could not be withdrawn.
+            OSError: The claim could not be written, and the file with the old claim could not be deleted.
         """
         try:
             if self._handle < 0:
@@ -71,11 +71,11 @@ class ExtentFile:
             self._begin = self._end = None
 
     def gone(self, segment: StoredSegment) -> None:
-        """Count the records of the first segment as deleted."""
+        """Count the records of the log's first segment as deleted."""
         self._before += segment.records
 
     def ends(self, position: int, segments: Sequence[StoredSegment]) -> None:
-        """Write the claim that everything before `position` is durable. The claim itself need not survive a crash."""
+        """Write the claim that everything before `position` is durable. The claim itself is not synced."""
         if self._handle < 0:
             return
         claim = self._end_at(position, segments)
@@ -102,7 +102,8 @@ class ExtentFile:
         """Write the claims again. The new claim about the end is that everything before `position` is durable. The
         claims are durable on return, unless the file cannot be written.
 
-        The claim about the beginning keeps its number. The disk may still contain a newer claim, which must stay valid.
+        The claim about the beginning keeps its number. The disk may still contain a claim with a larger number, and
+        that claim must stay valid.
         """
         try:
             if self._handle < 0 or not self.in_place:
@@ -117,13 +118,13 @@ class ExtentFile:
             self._drop()
 
     def _open(self) -> None:
-        """Open the file, or create it. On return, the claims that the file already contains are durable. Otherwise this
-        could happen:
+        """Open the file, or create it. If the file already contains claims, make them durable. Otherwise this could
+        happen:
 
         1. The sync of a claim fails, and the owner dies before it deletes the file.
         2. The next owner reads this claim from the page cache, and overwrites the older claim, which is the only
            durable one.
-        3. Power fails while the new claim is being written. Then the disk has only an outdated claim, which names a
+        3. Power fails while the new claim is being written. Then the only claim on the disk is outdated: it names a
            deleted segment as the first one. So the claim of step 1 must become durable before step 2.
         """
         self._handle = self._files.open(self._path, write=True, create=True)
@@ -148,8 +149,8 @@ class ExtentFile:
         number = 0 if self._begin is None else self._begin.number + 1
         claim = LogEndClaim(self._lane_id, number, position, records)
         content = encode_claim(claim)
-        # Overwrite the older of two claims: a torn write leaves the newer one. For the first claim, write the whole
-        # file, so that later claims need no more room on the disk.
+        # Overwrite the older of the two claims, so that the newer one stays intact even if the write is torn. For the
+        # first claim, write the whole file, so that later claims need no more room on the disk.
         at = BEGIN_SLOTS[number % len(BEGIN_SLOTS)]
         if self._begin is None:
             self._files.truncate(self._handle, 0)

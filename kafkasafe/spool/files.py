@@ -31,7 +31,9 @@ _DIRECTORY_MODE: Final = 0o700
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _HERE: Final = Path()
 _PLACES: Final = 64
-"""Maximum number of resolved paths that `DirectoryFiles` keeps. Each written group uses the same few paths."""
+"""Maximum number of resolved paths that `DirectoryFiles` keeps. A small number is enough, because each write of a group
+uses the same few paths.
+"""
 
 
 class Files(Protocol):
@@ -75,8 +77,8 @@ class Files(Protocol):
         """Reads up to `size` bytes from an offset. Returns fewer bytes only at the end of the file."""
 
     def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
-        """Fills `buffer` from `offset`. Returns the number of bytes read; only at the end of the file is it less than
-        the size of `buffer`.
+        """Fills `buffer` from `offset`. Returns the number of bytes read. It is less than the size of `buffer` only at
+        the end of the file.
         """
 
     def sync_data(self, handle: int) -> None:
@@ -547,8 +549,8 @@ def replace_whole(files: Files, path: Path, content: bytes) -> None:
     """Atomically replaces a small file's content. Durable on return.
 
     Raises:
-        OSError: An operation failed. The file has either the old or the new content. If it has the new content, a power
-            failure may bring back the old one.
+        OSError: An operation failed. The file has either the old or the new content. Even if it has the new content, it
+            may have the old one again after a power failure.
     """
     beside = path.with_name(path.name + ".new")
     write_whole(files, beside, content)

@@ -60,7 +60,7 @@ class Inspected:
         next_position: Position after the last record.
         damage: One sentence per damaged range.
         untold: The sentences of `damage` that are about ranges without a copy in `quarantine/`. No producer has
-            reported them.
+            reported these ranges yet.
         torn_bytes: Number of bytes in the torn tail, which recovery would cut off. No caller was informed that these
             bytes are durable.
         closed: Whether the last owner closed the lane in an orderly way.
@@ -74,8 +74,8 @@ class Inspected:
         rejected_discarded: Number of records that `kafkasafe spool discard` has discarded.
         extent: The problem with the lane's `extent` (see `extent_of`); empty if the extent is valid.
         oldest_ms: When the oldest undelivered batch was written (ms since the epoch); -1 if there is none.
-        undecidable: For each undelivered batch that waits for an operator's decision, the position of the group that
-            records this.
+        undecidable: For each undelivered batch that waits for an operator's decision, the position of the group whose
+            mark says that the batch waits.
     """
 
     lane_id: bytes | None
@@ -106,7 +106,7 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
     """Describes the problem with a lane's `extent` in one sentence. Returns an empty string if the extent is valid.
 
     Such a problem is not damage, and has no direct consequence. But if the first or last segments of the log vanish,
-    the next recovery will not notice it.
+    the next recovery will not notice that they are missing.
 
     Raises:
         SpoolError: The file cannot be read.
@@ -127,8 +127,8 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """The marks about resent files. These are files in any lane's `rejected/`; the records of these files were resent
-    into this lane.
+    """Returns the marks about resent files in this lane's log. Each file was in `rejected/` of this lane or of another
+    one, and its records were moved into this lane.
     """
     return [
         mark
@@ -151,7 +151,7 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
         files: The disk.
         lane: The lane's directory.
         notes: The lane's notes. The caller must have read the notes before it lists the files.
-        resent: The marks of all lanes that name resent files.
+        resent: The marks about resent files, from the logs of all lanes.
     """
     try:
         there = {*files.list(lane / "rejected"), *(mark.file for mark in resent if mark.lane == lane.name)}
@@ -185,19 +185,17 @@ def missing_text(name: str, records: int) -> str:
 
 
 def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """The steps of KAFKA-156 in a lane's log, see `spool/steps.py`."""
+    """When each batch of a lane's log reached the steps of KAFKA-156, see `spool/steps.py`."""
     return steps_of((entry.written_ms, entry.marks, batches) for entry, batches in _groups(log))
 
 
 def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
-    """Maps the position of a batch to the reason why its atomic batch was dropped. The marks name only the atomic
-    batch.
-    """
+    """Maps the position of each dropped batch to the reason why the atomic batch that contains it was dropped."""
     return {position: unit.reason for unit in units if unit.is_dropped for position in unit.positions}
 
 
 def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
-    """For each group: its marks, and for each of its batches the position and whether the batch has an id."""
+    """For each group: its marks, and a pair for each of its batches: the batch's position, and whether it has an id."""
     groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
     for entry in log.entries:
         match entry:
@@ -264,7 +262,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     Args:
         lane: The lane's directory.
         files: The disk.
-        resent: The marks of other lanes that name resent files of `rejected/`.
+        resent: The marks about resent files, from the logs of the other lanes.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
@@ -318,7 +316,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
 
 
 def _oldest_ms(log: Log, journal: Journal) -> int:
-    """When the oldest unfinished batch was written, or -1."""
+    """When the oldest unfinished batch was written; -1 if there is none."""
     times, units = steps(log)
     written = {position: each.prepared_ms for position, each in times.items()}
     written |= {position: unit.prepared_ms for unit in units for position in unit.positions}

@@ -73,7 +73,8 @@ class Damage:
         records: Number of damaged data records; -1 if unknown.
         most: Whether `records` is an upper bound, not the exact number.
         name: Topic and partition of the data batch, if known.
-        other_lane: Id of another lane that wrote the segment. In this case the damage is the whole file.
+        other_lane: Id of the lane that wrote the segment, if it is not this lane. In this case, the whole file counts
+            as damaged.
     """
 
     path: Path
@@ -121,7 +122,7 @@ class Log:
         torn: (segment, byte offset) where a torn tail begins, or None.
         doomed: Segments after a torn tail. They have to be deleted.
         next_position: Position after the last record.
-        synced_position: Position after the last record that is proven to have been durable.
+        synced_position: All records before this position are proven to have been durable.
         lane_id: Id of the lane; None if neither a group nor `extent` contains the id.
         closed: Whether the last group was written by an orderly close.
         manifest: Maps (segment, byte offset) of each damaged data batch to its entry in the manifest of its group.

@@ -1,14 +1,14 @@
-"""Reads a segment without the content of its large batches. So large batches that wait in the lane hardly slow down a
-start.
+"""Reads a segment without the content of its large batches. So a producer starts almost as fast when large batches wait
+in its lane.
 
 Kafka's brokers also trust the segments before their recovery point, and check a batch only when they read it.
 
-A start needs only the header of a batch. Without the content, the CRC of the batch cannot be checked. So other data
-confirm the header: the manifest of the group confirms bytes 0 to 20, the positions confirm the number of records, and
-the preceding batch of the same sequence confirms the id. If there is no preceding batch, the content is read. The
-content of a copy is read, too: the log may still contain the original, and recovery uses the original if the copy is
-damaged. So if the content of a batch is not read, this cannot change the result of recovery for other batches. Before
-the batch is sent, `Spool.read` checks all of its bytes.
+When a producer starts, it needs only the headers of the batches. Without the content, the CRC of a batch cannot be
+checked. So other data confirm the header: the manifest of the group confirms bytes 0 to 20, the positions confirm the
+number of records, and the preceding batch of the same sequence confirms the id. If there is no preceding batch, the
+content is read. The content is also read if a batch is a copy of an earlier one: the log may still contain the
+original, and recovery uses the original if the copy is damaged. So skipping the content of one batch does not change
+what recovery decides about other batches. Before the batch is sent, `Spool.read` checks all of its bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.segment_reader import ReadGroup, address_bytes, group_at
 
 LARGE_BYTES: Final = 65_536
-"""The content of a batch of at least this size is not read. To read and check a smaller batch takes hardly longer than
-a seek past it.
+"""If a batch has at least this size, its content is not read. Reading and checking a smaller batch takes hardly longer
+than skipping it.
 """
 _NEAR_BYTES: Final = 4096
 _FAR_BYTES: Final = 1 << 20
@@ -36,7 +36,7 @@ class OutlineReader:
     """Reads segments that are known to be durable and complete.
 
     Args:
-        lane_id: The lane that must have written the segments.
+        lane_id: Id of the lane. Segments of other lanes are not accepted.
     """
 
     def __init__(self, files: Files, lane_id: bytes) -> None:
@@ -67,7 +67,8 @@ class OutlineReader:
             window = _Window(lambda at, size: self._files.read(handle, at, size), self._files.size(handle))
             groups = self._groups(index, segment.first_position, limit, window)
         if groups is None:
-            # Another reader will read the whole segment, so this reader does not know the last sequences in it.
+            # Another reader will read this segment as a whole. This reader has not seen all of its batches, so it does
+            # not know which base sequences come next.
             self._next.clear()
             return None
         segment.ends_at(groups[-1].end if groups else 0)
@@ -140,7 +141,7 @@ class _Window:
     """A buffer of bytes around the place that is being read. The buffer is small after a seek, and grows with each
     sequential read.
 
-    A damaged length may claim up to 2 GB, so requests stop at the end of the file.
+    A damaged length field may contain up to 2 GB, so this class never tries to read beyond the end of the file.
 
     Attributes:
         size_bytes: Size of the file.

@@ -37,7 +37,8 @@ class OwnLane:
         return not self.in_memory and not other.in_memory and self.path.parent == other.path.parent
 
     def may_move(self, lines: Collection[u.GroupPartition]) -> bool:
-        """Return whether the lane has an unfinished atomic batch that commits offsets for one of `lines`.
+        """Return whether the lane has an unfinished atomic batch with an offset for at least one of `lines`. A line is
+        a consumer group with one partition that it reads.
 
         Reads the whole lane without taking its lock, because another process may own the lane and deliver the batch. If
         the lane cannot be read, the result is True.

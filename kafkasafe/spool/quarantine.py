@@ -1,4 +1,4 @@
-"""The copies of damaged and torn bytes, which are in the directory `quarantine` of a lane."""
+"""Copies damaged and torn bytes of a lane to the lane's directory `quarantine`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _ways_out(lane: Path, damaged: Sequence[Damage]) -> str:
 def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
     """Copy damaged ranges to quarantine/. The copies are durable on return. A copy proves that the damage was reported.
 
-    A segment of another lane is moved to quarantine/ as it is.
+    A segment that another lane wrote is not copied, but moved to quarantine/.
 
     Raises:
         OSError: A file cannot be read or written.
@@ -84,7 +84,9 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
 
 
 def keep_torn(files: Files, lane: Path, found: Log) -> None:
-    """Copy a torn tail to quarantine/ before it is cut off, because it may be damage that looks like a crash."""
+    """Copy a torn tail to quarantine/ before it is cut off, because it may be damage that only looks like the result of
+    a crash.
+    """
     if found.torn is None:
         return
     for path, at in (found.torn, *((doomed, 0) for doomed in found.doomed)):
@@ -97,7 +99,7 @@ def keep_torn(files: Files, lane: Path, found: Log) -> None:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            # The lane opens without the copy: no caller was informed that the bytes of a torn tail are durable.
+            # Open the lane without the copy: no caller was informed that the bytes of a torn tail are durable.
             log.warning(
                 "%s: no room for a copy of the torn tail of %s",
                 lane,
@@ -126,8 +128,8 @@ def already_quarantined(files: Files, lane: Path, damage: Damage) -> bool:
     Raises:
         OSError: A file cannot be read.
     """
-    # A segment of another lane is moved away when it is reported. So the damage was not reported if such a segment is
-    # still in the lane.
+    # To report a segment of another lane means to move it to quarantine/. So if the segment is still in the lane, it
+    # was not reported.
     return damage.other_lane is None and read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
 
 

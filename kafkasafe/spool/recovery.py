@@ -77,27 +77,27 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     Args:
         files: The disk.
         lane: The lane's directory.
-        each: Gets the entries before the first torn or damaged place, one by one, while the log is read. `Log.entries`
-            then contains only the other entries. If `each` is given, and a segment is certain to be durable, the
-            content of its large batches is not read: `Spool.read` checks this content later. A caller that passes
-            `each` must hold the lane's lock.
+        each: Called with each entry before the first torn or damaged place, while the log is read. `Log.entries` then
+            contains only the other entries. With `each`, the content of large batches is not read if their segment is
+            certain to be durable: `Spool.read` checks this content later. A caller that passes `each` must hold the
+            lane's lock.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
         OSError: A file cannot be read.
     """
-    # If the lane has an owner, the owner may move the claimed beginning and end forward during the scan. So use the
-    # claimed end that was read before the log, because the log certainly reaches that end. Use the claimed beginning
-    # that is read after the log, because no batch after that beginning was deleted during the scan.
+    # If the lane has an owner, the owner may move the claimed beginning and the claimed end forward during the scan. So
+    # use the end that was claimed before the scan, because the log certainly reaches that end. Use the beginning that
+    # is claimed after the scan, because no batch after that beginning was deleted during the scan.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
     lane_id = _lane_id(list(writers.values()), before)
-    # 1. Two processes own two directories. One directory is moved to the place of the other.
-    # 2. The process whose directory was replaced creates its next segment by path, so this segment is among segments of
-    # the other process. The foreign segment's first position says nothing about the end of the segment before it. So
-    # leave the foreign segment out, and report it as damage. Otherwise recovery would infer that records are missing,
-    # although these records never existed, and would cut both segments off as a torn tail.
+    # 1. Two processes own two directories. One directory is moved to the path of the other.
+    # 2. The process whose directory was replaced creates its next segment by path, so this segment lands among the
+    # segments of the other process. The foreign segment's first position says nothing about the end of the segment
+    # before it. So leave the foreign segment out, and report it as damage. Otherwise recovery would infer that records
+    # are missing, although these records never existed, and would cut both segments off as a torn tail.
     others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
     reader = SegmentReader(lane_id)
@@ -190,14 +190,15 @@ class _Whole:
         entries: The entries of the processed groups; empty if `each` is given, because it gets these entries instead.
         rest: The first group that is not intact, and all later groups.
         ended: Whether all further groups belong to `rest`.
-        synced: Everything before this position was durable, according to the groups. This is the largest position that
-            a group states.
+        synced: Everything before this position was durable, according to the groups. Each group contains such a
+            position, and this is the largest of them.
         known_torn: Positions of torn batches that earlier recoveries skipped, according to marks in the log.
         declared: Maps the number of each destination to its topic and partition as text.
         closed: Whether the last group was written by an orderly close.
         end_position: Position after the last group, or -1.
-        between: Number of records passed to `each` that lie between the claimed beginning and the claimed end.
-        after: Number of records passed to `each` that lie after the claimed end.
+        between: Number of records between the claimed beginning and the claimed end. Only records passed to `each`
+            count.
+        after: Number of records after the claimed end. Only records passed to `each` count.
     """
 
     def __init__(
@@ -294,7 +295,7 @@ class _Rest:
         torn: (number of the segment, byte offset) where a torn tail begins, or None.
         groups: Number of intact groups of the log.
         closed: Whether the last group was written by an orderly close.
-        next_position: Position after the last group, intact or damaged.
+        next_position: Position after the last group, whether that group is intact or damaged.
     """
 
     def __init__(self, whole: _Whole, synced: int, next_position: int) -> None:
@@ -328,8 +329,8 @@ class _Rest:
         path = self._segments[item.segment].path
         self.damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
         self.entries.append(LostEntry(item.position, 0))
-        # No later batch may get the position of a damaged group, or the next incarnation would not find the damage
-        # again.
+        # Do not give the position of a damaged group to a later batch. Otherwise the next incarnation would not find
+        # the damage again.
         self.next_position = max(item.position + 1, item.end_position)
 
     def _group(self, item: ReadGroup) -> None:
@@ -378,7 +379,7 @@ class _Rest:
 
 
 def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent: Extent) -> Log:
-    """Distinguishes a torn tail from damage, and keeps the log before the tail."""
+    """Distinguishes a torn tail from damage, and returns the content of the log before the tail."""
     whole.prove(synced)
     segments, entries = whole.segments, whole.entries
     damage: list[Damage] = []
@@ -463,10 +464,11 @@ def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) ->
 
 
 def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before: int) -> list[Damage]:
-    """Returns the damage, with the number of records in each damaged range. The number follows from positions, or from
-    the totals in `extent`.
+    """Returns the damage, with the number of records in each damaged range. The number is calculated from positions, or
+    from the totals in `extent`.
 
-    `before` is the number of records that lie between the two claims of the extent, but are not in `entries`.
+    `before` is the number of records that lie between the claimed beginning and the claimed end, but are not in
+    `entries`.
     """
     follows = {entry.position: following.position for entry, following in itertools.pairwise(entries)}
     counted = []
@@ -478,8 +480,8 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
         if records <= 0:
             counted.append(item)
             continue
-        # After the last batch, control batches may be missing, too. Control batches also take positions, so this count
-        # is an upper bound.
+        # The range may also contain control batches after the last data batch. Control batches take positions, too, so
+        # this count is an upper bound.
         certain = item.destination > 0 and item.position in follows
         counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))
     unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]

@@ -1,4 +1,4 @@
-"""Describes, for callers and logs, the destinations that the cluster refuses at present."""
+"""Describes the destinations that the cluster refuses at present, for callers and for log messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RefusedDestination:
 
     @property
     def kind(self) -> Literal["topic", "transactional_id", "group"]:
-        """The kind of the refused object. For a partition, its topic."""
+        """The kind of the refused object. A partition counts as its topic."""
         # Names of topics contain no space.
         if self.topic.startswith(_OF_ID):
             return "transactional_id"
@@ -83,7 +83,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def read_needed(topic: str, batches: int, reason: str) -> str:
-    """Says that batches stay in doubt, because the permission for DescribeProducers and Fetch is missing."""
+    """Message: batches stay in doubt, because the producer lacks the permission for DescribeProducers and Fetch."""
     return (
         f"READ on topic {topic} is needed to find out the outcome of {counted(batches, 'batch', 'batches')} that may be"
         f" in the log already ({reason})"

@@ -1,6 +1,6 @@
 """`rejected/` of a lane: batches that the cluster rejected, kept with the reason until they are resent.
 
-One damaged file never makes reading fail. The damaged file is reported, and the other files are read.
+A damaged file does not prevent the reading of the other files. It is reported.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FOLDER: Final = "rejected"
 _NAME: Final = re.compile(r"\d{20}\.log")
 _DRAFT: Final = re.compile(r"\d{20}\.new")
 _STEP: Final = 1 << 40
-"""While the clock is behind, a file's number is the previous number plus a random step. The step is at most this many
-ns (18 minutes).
+"""A file's number is the time in ns. If the clock was set back, the number is the highest earlier number plus a random
+step of at most this many ns (18 minutes).
 """
 
 
@@ -99,7 +99,9 @@ def summed_up(kept: Sequence[KeptFile], journal: Journal) -> tuple[RejectedRecor
 
 
 class JournalWaits:
-    """The unfinished batches of a lane. Packed batches are looked up one by one, because there may be very many."""
+    """The unfinished batches of a lane. There may be very many packed batches. So they are not listed, but looked up
+    one by one.
+    """
 
     __slots__ = ("_unpacked", "_views")
 
@@ -121,7 +123,7 @@ class JournalWaits:
 
 
 def waits_of(journal: Journal) -> pure.Waits:
-    """The unfinished batches of a lane, as of now. The caller must use the result before the journal changes."""
+    """The unfinished batches of a lane. The result is valid only until the journal changes."""
     return JournalWaits(journal)
 
 
@@ -141,8 +143,7 @@ def read_rejected(
         lane: The lane's directory.
         lane_id: Id of the lane; None if its log does not show it.
         waits: The unfinished batches of the lane's log, see `waits_of`.
-        resent: Marks that name resent files. Such files do not count. The caller must have read the marks before this
-            call.
+        resent: Marks that name resent files. These files are left out, because their records are in a lane's log again.
     """
     folder = lane / _FOLDER
     try:
@@ -243,8 +244,8 @@ class RejectedStore:
     _number: int = 0
     """Number of the file that is being written. The number stays the same until the writing succeeds."""
     _used: int = 0
-    """The highest number that a file had. This number is not used again: a mark may exist that makes a file with this
-    number void.
+    """The highest number that a file had. This number must not be used again: a mark may exist which says that the file
+    with this number was resent.
     """
     _stale: Path | None = None
     """A file that a failed `keep` may have left under a valid name."""
@@ -329,8 +330,8 @@ class RejectedStore:
             newest = max((int(name[:20]) for name in rejected_names(self.files, self.lane)), default=0)
             number, least = time.time_ns(), max(newest, self._used) + 1
             if number < least:
-                # The clock is behind. The directory may not show the highest number that was used, because the newest
-                # file may have been resent. So the step is random.
+                # The clock was set back. A higher number may have been used before, for a file that was resent and is
+                # not in the directory any more. So the step is random.
                 number = least + secrets.randbelow(_STEP)
             self._number = self._used = number
         path = folder / f"{self._number:020d}.log"
@@ -377,8 +378,8 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Returns the names of files whose batches do not count as rejected, but which may still exist. The caller has
-        to write a mark that names each file. Each name is returned once.
+        """Returns the names of files that may still exist, although their batches do not count as rejected. For each
+        file, the caller has to write a mark that names it. Each name is returned once.
         """
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:

@@ -95,14 +95,16 @@ def is_full(used_bytes: int, limit_bytes: int) -> str:
 
 
 def most_bytes(batch: Batch) -> int:
-    """Upper bound of the size that a batch adds to its file: the bytes of the batch, and of the marks about it."""
+    """Maximum number of bytes that a batch adds to its file: the bytes of the batch, and of the marks about it."""
     return batch.size_bytes + m.bytes_of_each(batch.fault.message, batch.given)
 
 
 def encode(
     batches: Sequence[Refused], destination: m.Destination, *, lane_id: bytes, cluster_id: str, now_ms: int
 ) -> list[bytearray]:
-    """Returns the file for batches of one destination, in pieces. Writes the addresses into `Refused.data`."""
+    """Returns the content of a file with batches of one destination, in pieces. Writes the batches' addresses into
+    `Refused.data`.
+    """
     marks: list[m.Mark] = [destination]
     marks += [m.Rejected(batch.position, batch.code, batch.reason) for batch in batches]
     marks += [m.Given(i, batch.given) for i, batch in enumerate(batches) if batch.given is not None]
@@ -177,7 +179,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     Args:
         queue: The unfinished batches of the batch's destination, in order.
         position: Position of the batch.
-        absent: Positions of the batches that are proven to be absent from the cluster's log, now and in future.
+        absent: Positions of batches for which it is proven that the cluster's log does not contain them, and never
+            will.
     """
     index = next(i for i, batch in enumerate(queue) if batch.position == position)
     for batch in queue[index:]:
@@ -189,8 +192,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     batch = queue[index]
     marks: list[m.Mark] = [m.Rejected(position, OPERATOR, SET_ASIDE)]
     if batch.identity is not None:
-        # New ids are necessary, because this batch's sequences would be missing, and so the leader would refuse the
-        # later ones.
+        # The later batches need new ids. With their present ids, the sequence numbers of this batch would be missing
+        # before theirs, and the leader would refuse them.
         kept = tuple(
             m.Identity(
                 b.position, b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence
@@ -203,8 +206,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
 
 
 def still_rejected(content: RejectedContent, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
-    """The entries that count as rejected. If a batch is unfinished in the log, its REJECTED mark never became durable.
-    So its entry does not count.
+    """The entries that count as rejected. If a batch is still unfinished in the log, its REJECTED mark did not become
+    durable. So its entry does not count.
     """
     if content.lane_id and content.lane_id != lane_id:
         return content.entries

@@ -8,7 +8,7 @@ purpose.
    next owner makes the note.
 2. A resend removes the note, then the file, then the note once more: if an owner opens the lane between the first two
    steps, it makes the note again. If a crash interrupts the resend, the mark of the resend is still in the log of the
-   lane that now has the records. The next owner of that lane repeats all steps.
+   lane that now has the records. The next owner of that lane repeats the whole removal.
 3. A discard marks the note, then removes the file. After a crash between these steps, the file counts as rejected until
    the discard is repeated.
 
@@ -55,7 +55,7 @@ def read_notes(files: Files, lane: Path) -> Notes:
         for name in files.list(lane / FOLDER):
             if found := _NAME.fullmatch(name):
                 (discarded if found[3] else kept)[found[1]] = int(found[2])
-    # A crash during the marking may leave both names.
+    # A crash while a note is being marked may leave both of its names.
     return Notes({name: records for name, records in kept.items() if name not in discarded}, discarded)
 
 
@@ -85,7 +85,8 @@ def forget(files: Files, lane: Path, name: str) -> None:
 
 
 def mark_discarded(files: Files, lane: Path, name: str, records: int) -> None:
-    """Stores that the records of a file in `rejected/` were discarded on purpose. Durable on return.
+    """Marks the note of a file in `rejected/`, to show that the file's records were discarded on purpose. Durable on
+    return.
 
     Raises:
         OSError: The note may be missing.

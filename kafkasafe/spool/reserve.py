@@ -1,10 +1,10 @@
-"""A file in a lane's directory that keeps room on the disk for decisions and for the division of batches.
+"""A file in a lane's directory. It reserves room on the disk for decisions and for the division of batches.
 
-On a full disk, a decision (a mark) frees more room than it takes, because it lets segments be deleted. So the lane
-keeps room for marks, which batches must not use:
+On a full disk, a decision (a mark) frees more room than the mark takes, because segments can be deleted afterwards. So
+the lane reserves room for marks, and batches must not use this room. This is what happens on a full disk:
 
 1. Other programs fill the disk. Batches can no longer be written, and they wait in memory.
-2. The cluster acknowledges the batches of the oldest segment. The disk has no room for the marks about this.
+2. The cluster acknowledges the batches of the oldest segment. The disk has no room for the marks that record this.
 3. The reserve is deleted, so the marks can be written. Then the segment can be deleted, and batches have room again.
 """
 
@@ -37,7 +37,7 @@ REMEDIES: Final[Mapping[int, str]] = {
 """What to do if a write fails, by error number."""
 _NAME: Final = "reserve"
 _MARKS_BYTES: Final = 64 * 1024
-"""Size of the part for marks. The rest is for the division of batches whose partitions are not known yet."""
+"""Size of the part for marks. The other part is for the division of batches whose partitions are not known yet."""
 _STEP_BYTES: Final = 64 * 1024
 """The size of the part for divisions is a multiple of this."""
 _LENT_STEP_BYTES: Final = 256 * 1024
@@ -54,7 +54,7 @@ class Reserve:
         self._size: int | None = None
         """The size of the file in bytes; None if it has not been read yet."""
         self._size_before_loan = 0
-        """The size before `lend` enlarged the reserve; 0 if no loan is open."""
+        """The size of the reserve before `lend` was called; 0 if `end_loan` was called since then."""
 
     def stands_at(self, lane: Path) -> None:
         self._lane = lane
@@ -68,8 +68,8 @@ class Reserve:
         """Return the necessary size of the reserve, in bytes."""
         if not to_divide_bytes:
             return _MARKS_BYTES
-        # 1. Twice the size of a segment, because the parts of its batches may need a second segment.
-        # 2. The number of bytes that the division adds to all of these batches.
+        # 1. Twice the size of a segment, because the parts of one segment's batches may need a second segment.
+        # 2. The parts of all batches together may be larger than the batches by this many bytes.
         extra = 2 * min(to_divide_bytes, segment_bytes) + to_divide_bytes // _DIVIDED_SHARE
         return _MARKS_BYTES + -(-extra // _STEP_BYTES) * _STEP_BYTES
 
@@ -77,7 +77,7 @@ class Reserve:
         """Make the reserve at least `wanted` bytes large.
 
         Returns:
-            False if the disk has no room for the reserve. In this case, the disk has no room for batches, either.
+            False if the disk has no room for the reserve. In this case, the disk counts as full for batches, too.
         """
         if self._size is not None and self._size >= wanted:
             return True
@@ -95,7 +95,7 @@ class Reserve:
                 self._files.truncate(handle, wanted)
         except OSError as error:
             self._shrink(there)
-            # If the disk has another problem, writing batches will report it.
+            # If the disk is not full but has another problem, the next write of a batch will report that problem.
             return error.errno not in NO_ROOM
         self._size = wanted
         return True
@@ -133,7 +133,7 @@ class Reserve:
             self.shrink_to(before)
 
     def give_step(self, error: OSError) -> None:
-        """Free some space, because the disk has no room for a small file beside the log. Frees one step of the part for
+        """Free some space, because the disk has no room for a small file beside the log. Frees 64 KiB of the part for
         divisions; if there is no such part, frees the whole reserve.
         """
         if error.errno in NO_ROOM and self._size is not None and self._size > _MARKS_BYTES:
@@ -176,7 +176,7 @@ class Reserve:
             self._size = 0
             if _NAME in self._files.list(self._lane):
                 size = size_of(self._files, self._path)
-                # A reserve that is too small for marks is useless.
+                # A reserve that is too small for marks counts as missing.
                 self._size = size if size >= _MARKS_BYTES else 0
         return self._size
 

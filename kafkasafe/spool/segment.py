@@ -36,7 +36,7 @@ class Places(Mapping[int, Stored]):
         self._rest = array("I")
 
     def add(self, position: int, stored: Stored) -> None:
-        """Add a batch, usually after all others. The batch replaces another one at the same position."""
+        """Add a batch, usually after all others. It replaces a batch at the same position, if there is one."""
         positions = self._positions
         index = len(positions)
         if index and position <= positions[-1]:
@@ -83,7 +83,7 @@ class StoredSegment:
         size_bytes: Number of valid bytes. Bytes after them were abandoned.
         batches: The places of the segment's data batches, by position.
         records: Number of records in these batches.
-        proven_bytes: Offset before which all bytes were durable, according to a later group.
+        proven_bytes: All bytes before this byte offset were durable, according to a later group.
         written_ms: When the segment's last group was written, ms since the epoch; 0 if unknown.
     """
 
@@ -98,13 +98,13 @@ class StoredSegment:
     # -- while it is read ------------------------------------------------------------------------------------------
 
     def note_written(self, written_ms: int) -> None:
-        """Note when one of the segment's groups was written. The newest time counts, because clocks may have been set
-        back.
+        """Record when one of the segment's groups was written. Only the latest time is kept, because clocks may have
+        been set back.
         """
         self.written_ms = max(self.written_ms, written_ms)
 
     def ends_at(self, size_bytes: int) -> None:
-        """Note that only the first `size_bytes` of the segment are valid."""
+        """Record that only the first `size_bytes` of the segment are valid."""
         self.size_bytes = size_bytes
 
     def add(self, entry: m.ManifestEntry, at: int, records: int) -> None:

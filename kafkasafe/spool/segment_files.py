@@ -16,11 +16,12 @@ from kafkasafe.spool.files import Files, Identity, size_of, write_all
 from kafkasafe.spool.segment import StoredSegment
 
 _HELD: Final = 64
-"""Maximum number of segments that are held open. If a segment that is not held open loses its name, its content is
-lost.
+"""Maximum number of segments that are held open. If another segment's file is deleted or renamed, its content is lost.
 """
 _READERS: Final = 16
-"""Maximum number of other segments that stay open after they were read. Those that were opened last stay open."""
+"""Maximum number of segments that stay open after they were read. Segments that are held open do not count. Those that
+were opened last stay open.
+"""
 _COPY_BYTES: Final = 1024 * 1024
 _UNREADABLE: Final = frozenset({errno.ENOENT, errno.EIO, errno.ESTALE})
 
@@ -55,7 +56,9 @@ class SegmentFiles:
                 self._files.close(handle)
 
     def limit(self) -> None:
-        """Called when the newest segment gets no more records. It stays open unless too many segments are held open."""
+        """Called when the newest segment gets no more records. The segment stays open unless too many segments are held
+        open.
+        """
         if len(self._held) > _HELD:
             at = next(reversed(self._held))
             self._files.close(self._held.pop(at))
@@ -92,8 +95,8 @@ class SegmentFiles:
         return handle < 0 or self._files.size(handle) >= segment.size_bytes
 
     def write_again(self, segment: StoredSegment) -> bool:
-        """Writes the held content under the segment's name. Syncs the content, but not the name. Returns False if the
-        held content cannot be read.
+        """Writes the content of the file that is held open into a new file with the segment's name. Syncs the content,
+        but not the name. Returns False if the content cannot be read.
 
         Raises:
             OSError: The content is not available under the name yet.
@@ -135,7 +138,7 @@ class SegmentFiles:
         return content if len(content) == size else b""
 
     def clear_name(self, path: Path) -> None:
-        """Frees a segment's name. If a file has this name, moves the file to quarantine/, or deletes it if it is empty.
+        """Makes a segment's name free. If a file has this name, it is moved to quarantine/, or deleted if it is empty.
 
         Raises:
             OSError: The file may still have the name.

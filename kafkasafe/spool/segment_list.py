@@ -111,8 +111,8 @@ class SegmentList(Sequence[StoredSegment]):
         self.sync_deletions()
         segment = self._segments[0]
         self._unlink(segment)
-        # The file is deleted, even if that is not durable yet. If the segment stayed in the list, the spool
-        # would report it as missing.
+        # The file is deleted, even if the deletion is not durable yet. So remove the segment from the list. Otherwise
+        # the spool would report it as missing.
         self._deletions_undurable = True
         del self._segments[0]
         self.used_bytes -= segment.size_bytes
@@ -157,7 +157,7 @@ class SegmentList(Sequence[StoredSegment]):
         self.used_bytes += segment.size_bytes - before
 
     def shorten(self, size_bytes: int) -> None:
-        """End the last segment at the byte `size_bytes`. The batches after that byte are still listed."""
+        """End the last segment at the byte `size_bytes`. The segment still lists the batches after that byte."""
         segment = self._segments[-1]
         self.used_bytes -= segment.size_bytes - size_bytes
         segment.ends_at(size_bytes)
@@ -203,7 +203,7 @@ class SegmentList(Sequence[StoredSegment]):
         `synced_position` still has all bytes that were written to it.
 
         Raises:
-            FileNotFoundError: A check failed. The caller must not promise anything.
+            FileNotFoundError: A check failed. The caller must not report the records as durable.
         """
         names: set[str] | None = None
         for segment, following in itertools.zip_longest(self._segments, self._segments[1:]):

@@ -1,7 +1,7 @@
-"""Reads one segment of a lane, group by group, and judges damaged bytes by their form.
+"""Reads one segment of a lane, group by group, and judges from the pattern of damaged bytes how they were damaged.
 
-The form of the damage shows whether a crash may have left it, or whether complete bytes were changed later. The rules
-are those of `docs/spool-format.md`, section Recovery.
+The pattern shows whether a crash during a write may be the cause, or whether bytes were changed after they had been
+written completely. The rules are those of `docs/spool-format.md`, section Recovery.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Content: TypeAlias = bytes | bytearray
 class ReadGroup:
     """An intact control batch, with its data batches. The header of a damaged data batch is None.
 
-    `torn` contains the damaged batches that a crash may have left like this.
+    `torn` contains those damaged batches whose damage may come from a crash.
     """
 
     segment: int
@@ -56,7 +56,7 @@ class ReadGroup:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """Bytes between groups that do not form a group. `torn` says whether a crash may have left the bytes like this."""
+    """Bytes at a place where a group should be, but is not. `torn` says whether a crash may be the cause."""
 
     segment: int
     at: int
@@ -183,7 +183,9 @@ class SegmentReader:
 
 
 def group_at(content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
-    """The control batch at the byte `at`, of any lane: its group, its marks and its size. None if it is not intact."""
+    """Decodes the control batch at the byte `at`, whichever lane wrote it. Returns its group, its marks and its size;
+    None if it is not intact.
+    """
     try:
         header = codec.read_header(content, at)
         if not header.is_control:
@@ -199,9 +201,9 @@ def group_at(content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | N
 def _may_miss_more(
     content: Content, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
 ) -> bool:
-    """Whether later groups may also be missing, because the file ends inside the group's last batch.
+    """Whether groups after this one may also be missing, because the file ends inside this group's last batch.
 
-    Such groups may have had marks. So the reader must not assume that only the batch is missing.
+    The missing groups may have contained marks. So the reader must not assume that only this one batch is missing.
     """
     at, entry, _ = last
     if at + entry.size_bytes <= len(content):
@@ -213,9 +215,10 @@ def _may_miss_more(
 
 
 def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
-    """Whether a crash during the writing of a group may have left these bytes."""
+    """Whether these bytes may come from a crash during the writing of a group."""
     head = content[at : min(at + codec.HEADER_BYTES, end)]
-    # After a crash, each byte has its intended value or 0. The intended values of these bytes are known.
+    # After a crash, each byte has its intended value or 0. The intended values of these bytes are the same in each
+    # control batch.
     for start, meant in ((12, b"\x00\x00\x00\x00\x02"), (21, b"\x00\x20")):
         if any(byte not in {0, wanted} for byte, wanted in zip(head[start:], meant, strict=False)):
             return False
@@ -266,9 +269,9 @@ def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> boo
 
 
 def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
-    """Whether a crash may have left this address. The body that follows the address is complete. So the missing bytes
-    must end at a sector boundary. This boundary is inside the address; or it is behind the address, if the body begins
-    with zeros up to the boundary.
+    """Whether the damage of this address may come from a crash. The body that follows the address is complete. So the
+    missing bytes must end at a sector boundary. This boundary is inside the address; or it is behind the address, if
+    the body begins with zeros up to the boundary.
     """
     found = content[at : at + len(meant)]
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES
@@ -279,7 +282,9 @@ def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
 
 
 def _batch_at(content: Content, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
-    """The data batch of a manifest entry; None if the checksums do not prove every byte of the batch."""
+    """The header of the data batch that a manifest entry describes; None if the checksums do not prove every byte of
+    the batch.
+    """
     body = memoryview(content)[at : at + entry.size_bytes]
     if len(body) < entry.size_bytes:
         return None

@@ -1,4 +1,6 @@
-"""Writes groups to the last segment of a lane, and cuts off everything after the last promised position."""
+"""Writes groups to the last segment of a lane. After a failure, cuts off everything that was written since the last
+sync.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from kafkasafe.spool.files import Files, opened, write_all
 from kafkasafe.spool.segment_list import SegmentList
 
 _PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
-"""Space is reserved in steps of this size, so that a lane that is hardly used does not occupy a whole segment."""
+"""Disk space for a segment is reserved in steps of this size. So a lane with few records does not occupy the space of a
+whole segment.
+"""
 _NEVER_PREALLOCATED: Final = 1 << 62
 _CACHED_BYTES: Final = 256 * 1024
 """The page cache of a segment may grow by this many bytes before it is dropped. Dropping it costs a system call."""
@@ -27,9 +31,9 @@ class SegmentWriter:
         self._handle = -1
         self._preallocated = 0
         self._uncached_bytes = 0
-        """Number of bytes at the beginning of the last segment that the system need not keep in its page cache."""
+        """How many bytes, from the beginning of the last segment, were dropped from the page cache."""
         self._unwritten: list[bytearray] = []
-        """Groups of the last segment that will be written together with the next group."""
+        """Groups that were added to the last segment, but will be written only together with the next group."""
         self._unwritten_at = 0
         self._continued: tuple[int, int] | None = None
         """First position and handle of a segment in which a write failed only because the disk was full. After the
@@ -59,7 +63,7 @@ class SegmentWriter:
         return left >= size_bytes
 
     def promise(self) -> None:
-        """Record that everything that was written is promised to be durable."""
+        """Record the current end of the log. After a failure, `put_back` cuts off what is written after this call."""
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
 
@@ -111,7 +115,7 @@ class SegmentWriter:
         self._files.sync_data(self._handle)
 
     def drop_cache(self) -> None:
-        """Let the system use the page cache of the last segment for something else. What was written is synced.
+        """Drop the last segment from the system's page cache. Everything that was written to it must already be synced.
 
         Otherwise, a system with much free memory keeps gigabytes of delivered records in memory. Then each write needs
         memory pages that have not been used for a long time, and such a write takes longer.
@@ -140,7 +144,7 @@ class SegmentWriter:
     # -- failure ---------------------------------------------------------------------------------------------------
 
     def fail(self, *, may_continue: bool) -> None:
-        """Forget the groups that were not written, and do not write to the file until `put_back`."""
+        """Forget the groups that were not written, and do not write to the file until `put_back` is called."""
         if self._unwritten:
             # Do not count groups that never reached the file. Otherwise the file would look as if another process had
             # cut it.
@@ -151,7 +155,7 @@ class SegmentWriter:
         self._handle = -1
 
     def put_back(self, position: int) -> None:
-        """Remove everything at and after `position`. Everything before `position` is promised.
+        """Remove everything at and after `position`, which is the end of the log at the last call of `promise`.
 
         The spool never continues a segment whose fsync failed. The spool continues a segment if a write failed only
         because the disk was full. Otherwise, this could happen:

@@ -1,8 +1,7 @@
-"""Finds spools with undelivered records in directories next to the default one.
+"""Finds spool directories with undelivered records next to the default spool directory.
 
-The name of the default directory contains the client id and the addresses as they were written. If a program changes
-its client id or the text of its addresses, the program uses another directory, and records in the former directory
-would wait forever.
+The name of the default directory depends on the client id and on the exact text of the brokers' addresses. If a program
+changes one of them, the program uses another directory, and records in the former directory would wait forever.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ class LeftBehind:
 
     Attributes:
         path: The spool directory.
-        cluster_id: Id of the cluster to which the records belong; None if no producer on the directory ever reached a
-            cluster.
+        cluster_id: Id of the cluster to which the records belong; None if no producer that used the directory ever
+            reached a cluster.
         same_client: Whether the directory's producers had the client id of the producer that searches.
         lanes: Numbers of the lanes that hold these records.
         batches: Number of undelivered batches. An atomic batch with offsets but without records counts as one batch.
         records: Number of undelivered records.
-        content: Names and sizes of the lanes' segments, to recognise a change of the directory.
+        content: Names and sizes of the lanes' segments, to recognise that the directory has changed.
     """
 
     path: Path

@@ -1,8 +1,8 @@
 """The spool: one lane's write-ahead log of Kafka batches, as `docs/spool-format.md` describes it.
 
-One thread owns a `Spool`. Only `sync()` makes written groups durable. A failed write or sync resets the log to the last
-promised position, so that the owner can write the same data again. The journal decides which batch is done, and which
-id it has. The spool only stores marks and batches, and reads them back.
+One thread owns a `Spool`. Only `sync()` makes written groups durable. A failed write or sync resets the log to its
+state after the last successful `sync()`, so that the owner can write the same data again. The journal decides which
+batches are done, and which ids they have. The spool only stores marks and batches, and reads them back.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
 Sync = Literal["group", "each", "os"]
 
 _MOST_BATCHES: Final = 1 << 14
-"""Maximum number of batches in a segment. Facts about a batch stay in memory until its segment is deleted. They take up
-to 2.6 kB for an atomic batch, which may have only a few hundred bytes on disk.
+"""Maximum number of batches in a segment. Data about a batch stay in memory until its segment is deleted. For an atomic
+batch, these data take up to 2.6 kB, although the batch may have only a few hundred bytes on disk.
 """
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
-"""Maximum size of a segment with batches that must be divided.
+"""Maximum size of a segment whose batches must be divided.
 
 If the log is larger than `_DIVIDED_SEGMENTS` segments of this size, the maximum grows with the log. The reasons for a
 maximum:
@@ -52,8 +52,8 @@ class Spool:
 
     Attributes:
         next_position: The position that the next record gets.
-        synced_position: Everything before this position is promised: `open` recovered it, or `sync` has returned since
-            it was written. It is durable, unless the option `sync` is "os".
+        synced_position: `open` recovered everything before this position, or `sync` has returned since it was written.
+            So it is durable, unless the option `sync` is "os".
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Spool:
                 quarantine/, and keeps the batches after them.
             clock_ms: Returns ms since the epoch, for the timestamps of control batches.
             each: Called with each entry in log order while the log is read, up to the first torn or damaged entry.
-                These calls come before anything is changed or refused.
+                All these calls come before `open` changes a file or reports damage.
 
         Returns:
             The spool, and the log's entries in order, without those that `each` received. Everything is durable on
@@ -155,7 +155,7 @@ class Spool:
 
     @property
     def lane_id(self) -> bytes:
-        """The lane's id: random bytes, made with the lane."""
+        """The lane's id: random bytes that were chosen when the lane was created."""
         return self._lane_id
 
     @property
@@ -174,24 +174,26 @@ class Spool:
         divisible: bool = False,
         more: bool = False,
     ) -> list[int]:
-        """Write marks, then data batches. Only `sync` promises that they are durable.
+        """Write marks, then data batches. They are not certain to be durable before `sync` returns.
 
         Args:
             marks: The marks, in the order in which they were decided.
-            batches: (destination, bytes) of each batch. The batch's address is written into the bytes.
+            batches: (destination, bytes) of each batch. This method writes the batch's position and destination into
+            the bytes.
             atomic: Whether recovery must keep either the whole group or nothing of it.
             closed: Whether the group records an orderly close.
             makes_room: Whether the batches replace other batches, so that the space of the replaced ones can be freed.
                 If so, the new batches may use the reserve.
-            divisible: Whether the batches will be divided. If so, the segments that contain them stay small.
-            more: Whether another group follows before `sync`. If so, both groups go to the disk in one write. The
-                caller must not change the batches before that write.
+            divisible: Whether the batches will have to be divided. If so, they are written to small segments.
+            more: Whether the caller writes another group before it calls `sync`. If so, both groups go to the disk in
+                one write. The caller must not change the batches before that write.
 
         Returns:
             The position of each batch.
 
         Raises:
-            SpoolWriteError: The log was reset to `synced_position`. Write everything after this position again.
+            SpoolWriteError: The log was reset to `synced_position`. The caller must write everything after this
+                position again.
         """
         if self._closed:
             raise SpoolError(f"{self._lane} is closed")
@@ -202,8 +204,8 @@ class Spool:
             # The remaining space is for marks.
             error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.next_position == self.synced_position:
-                # Nothing needs to be undone. `_failed` might end the segment: then each later mark would begin a new
-                # segment, and use up the remaining space.
+                # Nothing needs to be undone, so do not call `_failed`. It might end the segment. Then each later mark
+                # would begin a new segment, and the new segments would use up the remaining space.
                 raise self._error("written to", error)
             raise self._failed("written to", error)
         try:
@@ -226,10 +228,11 @@ class Spool:
             always: Whether to sync even with the option "os".
 
         Returns:
-            `synced_position`. Everything before it is promised.
+            `synced_position`, which is now the end of the log.
 
         Raises:
-            SpoolWriteError: The log was reset to `synced_position`. Write everything after this position again.
+            SpoolWriteError: The log was reset to `synced_position`. The caller must write everything after this
+                position again.
         """
         if self.synced_position < self.next_position:
             if self._repair:
@@ -266,7 +269,7 @@ class Spool:
         return self._segments.read(position)
 
     def quarantine(self, position: int) -> Path:
-        """Copy the damaged data batch at a position to quarantine/. The copy is durable on return.
+        """Copy the damaged data batch that begins at `position` to quarantine/. The copy is durable on return.
 
         Raises:
             SpoolError: The batch cannot be read, or its copy cannot be written.
@@ -275,7 +278,7 @@ class Spool:
 
     @property
     def first_position(self) -> int:
-        """Position of the first record that the log still has."""
+        """Position of the first record that the log still contains."""
         return self._segments[0].first_position if self._segments else self.next_position
 
     def release(
@@ -290,7 +293,7 @@ class Spool:
 
         Args:
             before_position: All batches before this position are done.
-            retain_bytes: Keep this many bytes, even if all their batches are done.
+            retain_bytes: Keep at least this many bytes of segments, even if all batches in these segments are done.
             retain_since_ms: Keep segments that were written at or after this time (ms since the epoch), even if all
                 their batches are done.
             at_most_bytes: Stop once at least this many bytes are freed. Only whole segments are deleted.
@@ -319,7 +322,7 @@ class Spool:
                 break
             going += 1
         if going:
-            # Once this is claimed, recovery reports damage if a segment after the new beginning is missing.
+            # Once this claim is written, recovery reports damage if a segment after the new beginning is missing.
             try:
                 self._extent.begins(self._segments, going)
             except OSError as error:
@@ -340,12 +343,13 @@ class Spool:
         """Close the files.
 
         Args:
-            closed_mark: Whether to record that this close was orderly. If nothing was written and there are no `marks`,
-                nothing is recorded.
-            marks: The last marks. They are written only with `closed_mark`.
+            closed_mark: Whether to record in the log that this close was orderly. This is omitted if nothing was
+                written before and `marks` is empty.
+            marks: Marks to write before the files are closed. They are written only if `closed_mark` is true.
 
         Raises:
-            SpoolWriteError: The mark could not be written. The files are closed, and promised records are not affected.
+            SpoolWriteError: The last group could not be written. The files are closed all the same. Records before
+                `synced_position` are safe.
         """
         if self._closed:
             return
@@ -369,7 +373,7 @@ class Spool:
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def stands_at(self, lane: Path) -> None:
-        """Note the directory's new path. The caller has already moved the directory on the disk."""
+        """Record the directory's new path. The caller has already moved the directory on the disk."""
         self._lane = lane
         self._segments.stands_at(lane)
         self._extent.stands_at(lane)
@@ -403,7 +407,8 @@ class Spool:
             if self._repair:
                 self._put_back()
             if self._segments:
-                # The extent comes first: after a crash halfway, the next owner must see which segments are missing.
+                # Restore the extent before the segments: if a crash interrupts this, the next owner must see which
+                # segments are missing.
                 self._extent.restore(self._segments, self.synced_position)
             for index, segment in enumerate(self._segments):
                 if self._segments.is_whole(segment):
@@ -506,7 +511,7 @@ class Spool:
         """Start a segment with a snapshot, so that earlier segments can be deleted."""
         self._writer.write_out(limit)
         if self._writer.is_open:
-            # The new segment's first group will state that everything before it is durable.
+            # The new segment's first group will state that everything before it is durable, so sync it now.
             if self._sync != "os":
                 self._to_disk()
             self._writer.leave()
@@ -526,7 +531,7 @@ class Spool:
         if self._disk_position < self.next_position:
             self._sync_failed = True  # stays true until all syncs have returned
             for segment, following in zip(self._segments, self._segments[1:], strict=False):
-                # With "os", earlier segments may not be synced either.
+                # With the option "os", earlier segments may not have been synced yet.
                 if following.first_position > self._disk_position:
                     with opened(self._files, segment.path, write=True) as handle:
                         self._files.sync_data(handle)
@@ -537,7 +542,7 @@ class Spool:
     # -- failure ---------------------------------------------------------------------------------------------------
 
     def _failed(self, what: str, error: OSError) -> SpoolWriteError:
-        """Reset the log to the last promised position. The next write or recovery repairs the files."""
+        """Reset the log to `synced_position`. The next write, or recovery, repairs the files."""
         self._writer.fail(may_continue=error.errno in NO_ROOM and not self._sync_failed)
         self._repair = True
         self.next_position = self.synced_position
@@ -550,7 +555,7 @@ class Spool:
         return SpoolWriteError(f"{self._lane} cannot be {what}: {error}{hint}", full=error.errno in NO_ROOM)
 
     def _put_back(self) -> None:
-        """Remove everything after the promised position."""
+        """Remove everything after `synced_position` from the files."""
         self._writer.put_back(self.next_position)
         self._sync_failed = False
         self._repair = False
@@ -558,18 +563,18 @@ class Spool:
     # -- the reserve -------------------------------------------------------------------------------------------------
 
     def keep_room(self, to_divide: int) -> None:
-        """Adapt the size of the reserve to batches of `to_divide` bytes that must be divided. The reserve shrinks now
-        if it is too large. If it is too small, it grows when the next batches are written.
+        """Adapt the size of the reserve. `to_divide` is the total size of the batches that must be divided, in bytes.
+        If the reserve is too large, it shrinks now. If it is too small, it grows when the next batches are written.
         """
         self._to_divide = to_divide
         self._reserve.shrink_to(self._wanted_reserve())
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether there is room for a group of `size_bytes`, and for marks after it. The group replaces batches that
-        can be deleted afterwards.
+        """Whether there is room for a group of `size_bytes`, and for marks after it. The group must replace earlier
+        batches, which can then be deleted.
 
-        The group may use the reserve. If the reserve is too small, this method enlarges it, because other programs may
-        use the volume's free bytes. The reserve shrinks again when the group is written.
+        The group may use the reserve. If the reserve is too small, this method enlarges it: other programs could use
+        free space outside the reserve before the group is written. The reserve shrinks again when the group is written.
         """
         return self._writer.has_reserved(size_bytes, self._segment_bytes) or self._reserve.lend(size_bytes)
 

@@ -1,4 +1,6 @@
-"""When each batch reached the steps of Kafka's ticket KAFKA-156 (see `ExchangeStep`). Uses only marks."""
+"""Finds out when each batch reached the steps of Kafka's ticket KAFKA-156 (see `ExchangeStep`). Uses only the marks in
+the log.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ class BatchTimes:
     its time is no longer known.
 
     Attributes:
-        prepared_ms: The batch was written to the spool.
-        prepare_acknowledged_ms: The batch's id was written to the spool. After that, the batch may be sent.
-        commit_acknowledged_ms: The batch's offset was written to the spool. Step 3 happens before that, at the broker.
+        prepared_ms: When the batch was written to the spool.
+        prepare_acknowledged_ms: When the batch's id was written to the spool. After that, the batch may be sent.
+        commit_acknowledged_ms: When the batch's offset was written to the spool. The broker completes step 3 before
+            that.
     """
 
     prepared_ms: int = -1
@@ -25,11 +28,11 @@ class BatchTimes:
     commit_acknowledged_ms: int = -1
 
     def identify(self, written_ms: int) -> None:
-        """Note when the batch's id was written. The batch may be sent after that."""
+        """Record when the batch's id was written. After that, the batch may be sent."""
         self.prepare_acknowledged_ms = written_ms
 
     def commit(self, written_ms: int) -> None:
-        """Note when the batch's offset was written."""
+        """Record when the batch's offset was written."""
         self.commit_acknowledged_ms = written_ms
 
 
@@ -43,13 +46,14 @@ class UnitLog:
             gave.
         producer_id: Producer id of the latest transaction; -1 before the first one.
         producer_epoch: Producer epoch of the latest transaction; -1 before the first one.
-        positions: Positions of the batches in it. The parts of a divided batch replace that batch.
+        positions: Positions of the batches in the atomic batch. If a batch was divided, the positions of its parts
+            replace the position of the batch.
         groups: Consumer groups whose offsets are part of the atomic batch.
         outcome: How the atomic batch ended; None until this is decided.
         reason: Why the atomic batch was dropped; empty if it was not.
         prepared_ms: When the whole batch was written to the spool.
-        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch. After that, it
-            may be committed.
+        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch. After that, the
+            atomic batch may be committed.
         ended_ms: When the spool recorded `outcome`.
         offsets: Maps the position of each batch to its base offset.
     """
@@ -89,7 +93,9 @@ class UnitLog:
 
     @property
     def transaction(self) -> tuple[str, int, int]:
-        """Transactional id, producer id and epoch of the transaction. Other atomic batches may be in it, too."""
+        """Transactional id, producer id and epoch of the transaction. The transaction may contain other atomic batches,
+        too.
+        """
         return self.transactional_id, self.producer_id, self.producer_epoch
 
     @property
@@ -232,8 +238,8 @@ class _Steps:
         unit.begin(mark.transactional_id, mark.producer_id, mark.producer_epoch)
 
     def _void(self, left: UnitLog) -> None:
-        """Record that an atomic batch leaves its transaction. If the batch was staged, the transaction cannot be
-        committed, so none of the transaction's atomic batches is staged any more.
+        """Record that an atomic batch leaves its transaction. If the batch was staged in the transaction, the
+        transaction cannot be committed. So none of its atomic batches counts as staged any more.
         """
         if not left.is_staged:
             return
@@ -256,12 +262,12 @@ class _Steps:
             batches: A pair for each batch: its position, and whether it has an id.
             members: Maps the index of a batch to a pair: the atomic batch that contains it, and a position. For a part
                 of a divided batch, the position is that of the divided batch; otherwise it is -1.
-            moved: For each batch that was copied forward: maps its index to the position that the batch had before.
+            moved: Maps the index of each batch that is a copy of an earlier one to the position of the original.
         """
         replaced: dict[int, list[int]] = {}
         for index, (position, identified) in enumerate(batches):
             if index in moved:
-                # The batch was copied forward unchanged. The segment with the original may be deleted already.
+                # The batch is an unchanged copy of an earlier one. The segment with the original may have been deleted.
                 self.times[position] = self.times.pop(moved[index], BatchTimes())
                 continue
             if index not in members:
@@ -280,8 +286,8 @@ class _Steps:
 def undecidable_in(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> dict[int, int]:
-    """Maps the position of each batch that waits for an operator's decision to the position of the group that records
-    this.
+    """Finds the batches that wait for an operator's decision. Maps the position of each of them to the position of the
+    group whose mark says that the batch waits.
 
     Args:
         groups: A tuple for each group: its position, its marks, and a pair for each of its batches: the batch's

@@ -17,7 +17,7 @@ _DRAFT: Final = re.compile(r"\d{20}\.new")
 
 
 def cut_tail(files: Files, lane: Path, found: Log) -> None:
-    """Remove a torn tail. After a crash at any point, the next recovery judges the log the same way."""
+    """Remove a torn tail. If a crash interrupts this, the next recovery still judges the log in the same way."""
     doomed = list(found.doomed)
     last = found.segments[-1] if found.segments else None
     if last is not None and last.size_bytes == 0 and last.first_position == found.next_position:
@@ -40,7 +40,7 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
                     path=str(last.path),
                     event="torn_tail_cut",
                 )
-            # 1. A sync fails. The owner cuts the group off, begins a segment, and dies.
+            # 1. The sync of a group fails. The owner cuts the group off, begins a new segment, and dies.
             # 2. The next owner finds the file already cut, deletes the new segment, and relies on the content that it
             # read.
             # 3. Power fails. The cut was never synced, so the group is in the file again. So this sync is needed.
@@ -51,7 +51,7 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
 
 
 def remove_drafts(files: Files, lane: Path) -> None:
-    """Delete incomplete files of segments that a crashed owner was writing again."""
+    """Delete incomplete files of segments that an owner was writing again when it crashed."""
     for name in files.list(lane):
         if _DRAFT.fullmatch(name):
             files.unlink(lane / name)

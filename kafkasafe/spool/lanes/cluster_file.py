@@ -16,7 +16,9 @@ from kafkasafe.spool.lanes.format import FORMAT_NAME, write_whole
 from kafkasafe.spool.lanes.lock import close_lockable, open_lockable
 
 _CLUSTER: Final = re.compile(r"[!-~]{1,200}")
-"""The id of a cluster: in all current versions a UUID in base64, in old ones any printable characters."""
+"""Pattern for the id of a cluster. In current versions of Kafka, the id is a UUID in base64; in old versions, it may
+consist of any printable characters.
+"""
 _BIND_TRIES: Final = 250  # 5 s
 
 
@@ -24,7 +26,7 @@ class ClusterFile:
     """The file CLUSTER of one directory.
 
     Attributes:
-        known: Id of the cluster, as last read, written, or set by `keep`; empty before that.
+        known: Id of the cluster that was last read from the file, written to it, or set by `keep`; empty before that.
     """
 
     __slots__ = ("_files", "_path", "known")
@@ -48,15 +50,15 @@ class ClusterFile:
 
         Args:
             cluster_id: Id of the cluster to which the producer is connected.
-            drained: Returns True if no record waits in any lane. In this case, the directory may change to another
+            drained: Returns True if no record waits in any lane. In this case, the directory may be used for another
                 cluster.
 
         Returns:
-            (former, ours). `former` is the id of the former cluster, None before the first contact. `ours` says whether
-            the directory now belongs to this cluster.
+            (former, ours). `former` is the id that the file contained before; None if it contained none. `ours` says
+            whether the directory now belongs to this cluster.
 
         Raises:
-            SpoolCorruptError: The directory's file CLUSTER does not contain an id, and records wait.
+            SpoolCorruptError: The directory's file CLUSTER does not contain an id, and records wait in the directory.
             SpoolError: The directory's file CLUSTER cannot be read or written.
         """
         try:
@@ -100,8 +102,8 @@ class ClusterFile:
         except FileNotFoundError:
             return None
         found = raw.decode(errors="replace").strip()
-        # The file is always written as a whole. So an empty file had an id before it was truncated, and this may be the
-        # id of another cluster.
+        # The file is always written as a whole. So if the file is empty, somebody truncated it. The id that it
+        # contained may have been that of another cluster.
         if not _CLUSTER.fullmatch(found):
             raise SpoolCorruptError(
                 f"{self._path / 'CLUSTER'} is damaged: it contains {found[:40]!a} instead of the id of the cluster to"

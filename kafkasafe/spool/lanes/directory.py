@@ -39,8 +39,8 @@ _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
 _BACK_S: Final = 3.0
 _BACK_BY_NUMBER_S: Final = 20.0
-"""How long to wait for another producer to return a lane that it has adopted. The longer time is for a lane requested
-by number.
+"""How long to wait until another producer hands back a lane that it has adopted. The longer time applies if the caller
+asked for the lane by its number.
 """
 _BACK_PAUSE_S: Final = 0.02
 _GLANCE_TRIES: Final = 4
@@ -397,8 +397,8 @@ class SpoolDirectory:
         If the lane was deleted, an empty lane replaces it, and the caller has to write the content again.
 
         Raises:
-            LaneBusyError: The lane's lock was deleted and another process has the lane, or running processes own all
-                lanes.
+            LaneBusyError: The lane's lock was deleted and another process has taken the lane, or running processes own
+                all lanes.
             SpoolError: The directory cannot be restored at the moment. Some steps may have been carried out.
         """
         try:
@@ -472,7 +472,8 @@ class SpoolDirectory:
                     continue
                 with contextlib.ExitStack() as unused:
                     unused.callback(give_up, self._files, *taken)
-                    # If the lane has other files, they are the content of an owner that has died.
+                    # If the directory contains more than the lock file, it is the lane of a process that has died, and
+                    # must not be used here.
                     if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
                         unused.pop_all()
                         lock.replace(number, *taken)
@@ -484,10 +485,10 @@ class SpoolDirectory:
         return self.owners.owner(number)
 
     def starting_lanes(self) -> dict[int, str]:
-        """The lanes on which a new producer would start. These lanes have no owner. Maps the number of each lane to the
-        client id of the new producer.
+        """Returns the lanes without an owner that new producers would take. Maps the number of each lane to the client
+        id of the producer that would take it.
 
-        The client id is empty for a lane that a producer with any client id may take. The result is only good enough
+        The client id is empty if the producer's client id does not matter for this lane. The result is only good enough
         for messages, because this method does not touch the locks.
 
         Raises:
@@ -508,8 +509,8 @@ class SpoolDirectory:
         return found
 
     def content(self, number: int) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of a lane's segments, to recognise a change of the lane. For a lane without segments: name
-        and size of the file `extent`.
+        """Names and sizes of a lane's segments, to recognise that the lane has changed. For a lane without segments:
+        name and size of the file `extent`.
 
         Raises:
             OSError: The lane cannot be read.
@@ -575,6 +576,6 @@ class SpoolDirectory:
                 if there == (self._files.identity(directory), self._files.identity(handle)):
                     opened.pop_all()
                     return directory, handle
-                # The directory has just been moved or deleted. The lock does not cover the directory that now has the
-                # name.
+                # The directory has just been moved or deleted. So the lock is not the lock of the directory that now
+                # has this name.
         raise OSError(errno.ESTALE, "It is moved or deleted again and again", str(lane))

@@ -15,9 +15,11 @@ from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.lanes.lock import LOCK_NAME, close_lockable, open_lockable
 
 NO_CLIENT: Final = "-"
-"""Stands for an unknown client id in the text of an owner that only drains a lane."""
+"""Stands for an unknown client id in the lock file of an owner that only drains a lane."""
 _MOST_BYTES: Final = 128 * 1024
-"""Enough for the longest client id. In the text, it is quoted as in a URL, so one byte may become three."""
+"""Number of bytes that are read from a lock file. It is enough for the longest client id. The id is quoted as in a URL,
+so one byte may become three.
+"""
 
 
 class Owners:
@@ -96,8 +98,8 @@ class Owners:
         return pid if held else 0
 
     def strays_to(self, number: int) -> Path | None:
-        """The path under which the owner has this lane open, if that is not the lane's own path; otherwise None. The
-        owner is the process that the lock file names.
+        """The path of the directory that the owner has open as this lane, if it is not the lane's own path; otherwise
+        None. The owner is the process that the lock file names.
 
         If the result is a path, the directory was moved or replaced while its producer was running. The result is also
         None for a process of another user or on another host, because the operating system shows nothing about such a
