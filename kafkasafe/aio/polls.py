@@ -130,6 +130,24 @@ class Polls:
         """Return the first offset by partition, for each poll whose number is above `kept`."""
         return [first for number, first in self._sent if number > kept]
 
+    def stop(
+        self, partitions: Collection[TopicPartition], dropped: Mapping[TopicPartition, int], kept: int
+    ) -> None:
+        """Store how far the program got in these partitions, because their positions move. Every record that it got
+        counts, even if it has not finished the record.
+
+        Args:
+            partitions: The partitions.
+            dropped: By partition, the first offset of the records that had arrived on the loop, but not been returned.
+            kept: Number of the latest poll whose records had arrived on the loop.
+        """
+        firsts = (dropped, *self.on_their_way(kept))
+        for tp in partitions:
+            self.unhanded.pop(tp, None)
+            found = next((first[tp] for first in firsts if tp in first), None)
+            if found is not None:
+                self.unhanded[tp] = found
+
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget the records that were fetched from these partitions."""
         for tp in partitions:

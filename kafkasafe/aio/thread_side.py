@@ -167,6 +167,7 @@ class ThreadSide:
             finally:
                 # Do this after an error, too: after a NoOffsetForPartitionError, for example, the program may seek.
                 states = membership.states_of(consumer)
+                self._leave_revoked(consumer, polls)
                 # The positions of the partitions in `gone` are now the committed ones.
                 gone = polls.ended(states, records)
                 paused = frozenset(tp for tp in gone if tp in states and states[tp].paused)
@@ -204,6 +205,8 @@ class ThreadSide:
                 membership.fetch_again(consumer, partitions, dropped, *polls.on_their_way(kept))
                 raise
             finally:
+                polls.stop(partitions, dropped, kept)
+                self._leave_revoked(consumer, polls)
                 polls.forget(partitions)
 
         return work
@@ -255,6 +258,16 @@ class ThreadSide:
             return {}
         found: dict[TopicPartition, Any] = threads.reading_of(consumer).commits.committable(polls.unhanded)
         return found
+
+    @staticmethod
+    def _leave_revoked(consumer: Any, polls: Polls) -> None:
+        """Store how far the program got in partitions that were revoked. Call it before `polls` forgets which of their
+        records the program did not get.
+
+        The consumer itself examines its partitions only when it fetches, which may be too late.
+        """
+        if polls.lost(membership.states_of(consumer)):
+            threads.reading_of(consumer).parts.present()
 
     def _unhanded(self, polls: Polls) -> Mapping[TopicPartition, int]:
         """Return, by partition, the first offset that is fetched but not handed out.

@@ -248,11 +248,15 @@ async def test_what_is_in_memory_of_a_partition_after_the_program_was_told_is_no
         assert await consumer.committed(TP) == 10
 
 
+@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("commits", [False, True])
 async def test_only_records_that_the_program_got_count_as_read_before_a_rebalance(
-    fake_kafka, options, tmp_path, commits
+    fake_kafka, options, tmp_path, commits, slow
 ):
-    """The consumer has fetched more than the program got: those records are not read again, but for the first time."""
+    """The consumer has fetched more than the program got: those records are not read again, but for the first time.
+
+    If the program is slow, the consumer joins the group again without fetching, because it has records.
+    """
     events = []
     async with (
         opened(options, tmp_path),
@@ -267,11 +271,40 @@ async def test_only_records_that_the_program_got_count_as_read_before_a_rebalanc
         assert state.position.offset > 3
         consumer.client._coordinator.reset_generation()
         fake_kafka.advance(60)  # the session of the member that it was is over
-        consumer.pause(TP)
+        if slow:
+            await asyncio.sleep(0.3)
+        else:
+            consumer.pause(TP)
         while len(got) < 6:
             found = await consumer.getmany(timeout_ms=20, max_records=3)
             got += [record.offset for records in found.values() for record in records]
         assert consumer.client._subscription.assignment[TP] is not state
+        rewound = [event for event in events if isinstance(event, PositionRewound)]
+    if commits:
+        assert (got, rewound) == ([0, 1, 2, 3, 4, 5], [])
+    else:
+        assert (got, rewound) == ([0, 1, 2, 1, 2, 3], [PositionRewound("orders", 0, "rebalanced", 3)])
+
+
+@pytest.mark.parametrize("commits", [False, True])
+async def test_only_records_that_the_program_got_count_as_read_before_it_subscribes_again(
+    fake_kafka, options, tmp_path, commits
+):
+    events = []
+    async with (
+        opened(options, tmp_path),
+        SafeConsumer("orders", **options, on_event=events.append) as consumer,
+    ):
+        got = [(await consumer.getone()).offset]
+        await consumer.commit()
+        got += [(await consumer.getone()).offset for _ in range(2)]
+        if commits:
+            await consumer.commit()
+        assert consumer.client._subscription.assignment[TP].position.offset > 3
+        await consumer.unsubscribe()
+        await consumer.subscribe(["orders"])
+        while len(got) < 6:
+            got += await some(consumer, most=3)
         rewound = [event for event in events if isinstance(event, PositionRewound)]
     if commits:
         assert (got, rewound) == ([0, 1, 2, 3, 4, 5], [])
