@@ -1,8 +1,8 @@
 """Reports the outcome of each batch in a spool, with the evidence. Changes and sends nothing.
 
 `fates` reports what the spool itself records. For batches that may have been sent, `Examination` judges the cluster's
-answers, as the journal does. `Examination` prefers the batch headers in the log as evidence, because anyone can look up
-batch headers by their offsets. Where the log cannot be read, the evidence is the leader's producer state. A batch with
+answers, as the journal does. The best evidence is a batch header in the log, because anyone can verify it later: they
+look it up at its offset. Where the log cannot be read, the evidence is the leader's producer state. A batch with
 neither kind of evidence is reported as undecidable.
 """
 
@@ -30,9 +30,9 @@ class SpoolOutcome(enum.Enum):
     RESENT = "resent"
     """The cluster rejected the batch. It is no longer in `rejected/`, because it was resent or deleted by hand."""
     DROPPED = "dropped"
-    """The batch belongs to an atomic batch that was dropped, so it is not delivered. It is not in `rejected/`, either:
-    the consumers whose offsets the atomic batch contains read the same input again, or the batch was resent or deleted
-    by hand.
+    """The batch belongs to an atomic batch that was dropped, so it is not delivered. The batch is not in `rejected/`
+    any more, or never was: either someone resent or deleted it by hand, or the atomic batch contains a consumer's
+    offsets, so the consumer reads the same input again.
     """
     REPLACED = "replaced"
     """The records of the batch are in other batches now."""
@@ -352,9 +352,8 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Considers only the batches that were found in the log. Returns the base offset of the last one before this
-        batch, and that of the first one after it; -1 where there is none. The search ends at a batch with another
-        producer id or epoch.
+        """Finds the nearest batches before and after this batch that are in the log, and returns their base offsets.
+        Where there is no such batch, the result is -1. The search ends at a batch with another producer id or epoch.
         """
         batch = self.batches[index]
 

@@ -1,7 +1,8 @@
 """The file `extent` (see `docs/spool-format.md`): claims about where a lane's log begins and ends, each with a
 checksum.
 
-Whole segment files can vanish. If the first or the last ones are missing, the rest of the log does not show this.
+Whole segment files can vanish. The rest of the log does not show whether segments are missing at its beginning or at
+its end.
 """
 
 from __future__ import annotations

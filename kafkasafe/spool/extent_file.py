@@ -13,7 +13,7 @@ from kafkasafe.spool.segment import StoredSegment
 
 
 class ExtentFile:
-    """Writes the claims in the lane's `extent`.
+    """Writes the claims to the lane's file `extent`.
 
     The claims are only evidence. If a claim cannot be written, the lane works without it. The file is deleted if it
     would otherwise contain a wrong claim.
@@ -52,8 +52,8 @@ class ExtentFile:
             self._drop()
 
     def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
-        """Write the claim that the log begins after its first `going` segments. The caller deletes these segments next.
-        The claim is durable on return.
+        """Write the claim that the log begins after its first `going` segments, because the caller deletes these
+        segments next. The claim is durable on return.
 
         Raises:
             OSError: The claim could not be written, and the file with the old claim could not be deleted.
@@ -149,8 +149,8 @@ class ExtentFile:
         number = 0 if self._begin is None else self._begin.number + 1
         claim = LogEndClaim(self._lane_id, number, position, records)
         content = encode_claim(claim)
-        # Overwrite the older of the two claims, so that the newer one stays intact even if the write is torn. For the
-        # first claim, write the whole file, so that later claims need no more room on the disk.
+        # Overwrite the older of the two claims, so that the newer one stays intact even if the write is torn. Write the
+        # file in its full size with the first claim, so that later claims need no more space on the disk.
         at = BEGIN_SLOTS[number % len(BEGIN_SLOTS)]
         if self._begin is None:
             self._files.truncate(self._handle, 0)

@@ -41,8 +41,8 @@ class Files(Protocol):
 
     A file's content is durable only after `sync_data` of the file. A name is durable only after `sync_directory` of its
     directory. After a failed `sync_data`, it is unknown whether the data written since the last successful `sync_data`
-    are durable. It stays unknown: the kernel marks the pages as clean, so a later success proves nothing about these
-    data.
+    are durable. The kernel has marked their pages as clean, so even a later `sync_data` that succeeds proves nothing
+    about these data.
 
     `at` is the handle of a directory (`open_directory`). Relative paths start from it, as in openat(2). The handle
     refers to the directory itself, even after the directory is moved. After the directory was removed, nothing can be
@@ -91,9 +91,9 @@ class Files(Protocol):
         """Reserves space without changing the file's size. Returns False if that is impossible. Never raises."""
 
     def drop_cache(self, handle: int, size: int) -> None:
-        """Tells the system that no process will soon read the first `size` bytes of a file.
+        """Tells the system that the first `size` bytes of a file will probably not be read soon.
 
-        All of these bytes are durable. So the system can free the memory of its cached copy. Never raises.
+        All of these bytes must be durable. So the system can drop them from its page cache. Never raises.
         """
 
     def size(self, handle: int) -> int:
@@ -213,7 +213,8 @@ class OsFiles:
             if code == errno.EINTR:
                 continue
             if code == errno.ENOSPC:
-                # Free the part that was reserved before space ran out, because other files may need it.
+                # The disk became full before all of the space was reserved. Free the reserved part, because other files
+                # may need it.
                 os.ftruncate(handle, os.fstat(handle).st_size)
             return False
         return True
@@ -244,9 +245,9 @@ class OsFiles:
         while not _is_directory(there, at):
             missing.append(there)
             there = there.parent
-        # The process that created this directory may have died before the directory's name was durable. If this process
-        # has no permission to read the parent, do not sync it, and assume that another user created the directory long
-        # ago.
+        # The process that created this directory may have died before the directory's name was durable. Without
+        # permission to read the parent, this process cannot sync it. Then another user probably created the directory,
+        # long before this process started.
         with contextlib.suppress(PermissionError):
             self.sync_directory(there.parent, at=at)
         made = False
@@ -321,7 +322,9 @@ class DirectoryFiles:
         self.now_at(path, handle)
 
     def now_at(self, path: Path, handle: int) -> None:
-        """Make `path` lead to the open directory `handle`. The caller closes the former handle."""
+        """From now on, resolve paths below `path` relative to the open directory `handle`. The caller closes the former
+        handle.
+        """
         self.path = path
         self._handle = handle
         self._below = f"{path}/"

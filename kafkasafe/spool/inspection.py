@@ -59,8 +59,8 @@ class Inspected:
         size_bytes: Size of all segments.
         next_position: Position after the last record.
         damage: One sentence per damaged range.
-        untold: The sentences of `damage` that are about ranges without a copy in `quarantine/`. No producer has
-            reported these ranges yet.
+        untold: Those sentences of `damage` whose range has no copy in `quarantine/`. No producer has reported these
+            ranges yet.
         torn_bytes: Number of bytes in the torn tail, which recovery would cut off. No caller was informed that these
             bytes are durable.
         closed: Whether the last owner closed the lane in an orderly way.
@@ -74,8 +74,8 @@ class Inspected:
         rejected_discarded: Number of records that `kafkasafe spool discard` has discarded.
         extent: The problem with the lane's `extent` (see `extent_of`); empty if the extent is valid.
         oldest_ms: When the oldest undelivered batch was written (ms since the epoch); -1 if there is none.
-        undecidable: For each undelivered batch that waits for an operator's decision, the position of the group whose
-            mark says that the batch waits.
+        undecidable: One entry per undelivered batch that waits for an operator's decision: the position of the group
+            with the mark `Undecidable` for this batch.
     """
 
     lane_id: bytes | None
@@ -127,8 +127,8 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """Returns the marks about resent files in this lane's log. Each file was in `rejected/` of this lane or of another
-    one, and its records were moved into this lane.
+    """Returns the marks about resent files in this lane's log. A resent file is a file from `rejected/`, of this lane
+    or of another, whose records were moved into this lane.
     """
     return [
         mark
@@ -180,12 +180,12 @@ def with_same_id(lane_ids: Mapping[str, bytes | None]) -> dict[str, list[str]]:
 
 
 def missing_text(name: str, records: int) -> str:
-    """The sentence about a file that `missing` has found."""
+    """The message about a deleted file, whose name comes from `missing`."""
     return f"rejected/{name}: {counted(records, 'record')} deleted, neither resent nor discarded"
 
 
 def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """When each batch of a lane's log reached the steps of KAFKA-156, see `spool/steps.py`."""
+    """For each batch and each atomic batch in a lane's log: the times of its steps. See `spool/steps.py`."""
     return steps_of((entry.written_ms, entry.marks, batches) for entry, batches in _groups(log))
 
 
@@ -242,8 +242,8 @@ def start_error(lane: Path, *, files: Files) -> SpoolError | None:
     """Returns the error that a producer with `on_corrupt="raise"` would raise if it started on this lane now; None if
     the producer would start.
 
-    Changes nothing and takes no lock. The lane must not have an owner. Like a producer that starts, this function does
-    not read the content of large batches. A producer finds damage in a large batch when it sends the batch.
+    Changes nothing and takes no lock. The lane must not have an owner. This function does not read the content of large
+    batches. Nor does a producer at its start: it finds damage in a large batch only when it sends the batch.
     """
     try:
         quarantine_damage(files, lane, scan(files, lane, lambda _: None), "raise")

@@ -1,5 +1,5 @@
-"""Reads a segment without the content of its large batches. So a producer starts almost as fast when large batches wait
-in its lane.
+"""Reads a segment without the content of its large batches. So a producer whose lane contains large batches starts
+almost as fast as one whose lane contains small batches.
 
 Kafka's brokers also trust the segments before their recovery point, and check a batch only when they read it.
 
@@ -23,8 +23,8 @@ from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.segment_reader import ReadGroup, address_bytes, group_at
 
 LARGE_BYTES: Final = 65_536
-"""If a batch has at least this size, its content is not read. Reading and checking a smaller batch takes hardly longer
-than skipping it.
+"""If a batch has at least this size, its content is not read. For smaller batches, skipping the content would save
+hardly any time.
 """
 _NEAR_BYTES: Final = 4096
 _FAR_BYTES: Final = 1 << 20
@@ -67,8 +67,8 @@ class OutlineReader:
             window = _Window(lambda at, size: self._files.read(handle, at, size), self._files.size(handle))
             groups = self._groups(index, segment.first_position, limit, window)
         if groups is None:
-            # Another reader will read this segment as a whole. This reader has not seen all of its batches, so it does
-            # not know which base sequences come next.
+            # Another reader will read this segment as a whole. This reader stopped inside the segment, so the base
+            # sequences that it expects next may be wrong.
             self._next.clear()
             return None
         segment.ends_at(groups[-1].end if groups else 0)
@@ -141,7 +141,7 @@ class _Window:
     """A buffer of bytes around the place that is being read. The buffer is small after a seek, and grows with each
     sequential read.
 
-    A damaged length field may contain up to 2 GB, so this class never tries to read beyond the end of the file.
+    A damaged length field may state a size of up to 2 GB, so this class never tries to read beyond the end of the file.
 
     Attributes:
         size_bytes: Size of the file.

@@ -38,7 +38,7 @@ class OwnLane:
 
     def may_move(self, lines: Collection[u.GroupPartition]) -> bool:
         """Return whether the lane has an unfinished atomic batch with an offset for at least one of `lines`. A line is
-        a consumer group with one partition that it reads.
+        a pair: a consumer group, and one of the partitions that the group reads.
 
         Reads the whole lane without taking its lock, because another process may own the lane and deliver the batch. If
         the lane cannot be read, the result is True.

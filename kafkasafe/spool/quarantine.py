@@ -84,8 +84,8 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
 
 
 def keep_torn(files: Files, lane: Path, found: Log) -> None:
-    """Copy a torn tail to quarantine/ before it is cut off, because it may be damage that only looks like the result of
-    a crash.
+    """Copy a torn tail to quarantine/ before it is cut off. The tail looks like the result of a crash, but it may be
+    damage to durable data.
     """
     if found.torn is None:
         return
@@ -128,8 +128,8 @@ def already_quarantined(files: Files, lane: Path, damage: Damage) -> bool:
     Raises:
         OSError: A file cannot be read.
     """
-    # To report a segment of another lane means to move it to quarantine/. So if the segment is still in the lane, it
-    # was not reported.
+    # When a segment of another lane is reported, it is moved to quarantine/. So if the segment is still in this lane,
+    # it was not reported yet.
     return damage.other_lane is None and read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
 
 

@@ -87,8 +87,8 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
         OSError: A file cannot be read.
     """
     # If the lane has an owner, the owner may move the claimed beginning and the claimed end forward during the scan. So
-    # use the end that was claimed before the scan, because the log certainly reaches that end. Use the beginning that
-    # is claimed after the scan, because no batch after that beginning was deleted during the scan.
+    # use the end that was claimed before the scan: the scan certainly reaches that end. Use the beginning that is
+    # claimed after the scan: otherwise segments that the owner deleted during the scan would count as missing.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
@@ -161,8 +161,8 @@ def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
 
 
 def _synced(segments: list[StoredSegment], stated: int, extent: Extent) -> int:
-    """The position up to which the log was durable. Groups and the extent contain such positions; this is the largest
-    of them.
+    """The position up to which the log was durable. Each group contains such a position, and so does the extent. The
+    result is the largest of these positions.
     """
     synced = segments[0].first_position if segments else 0
     synced = max(synced, 0 if extent.end is None else extent.end.position)
@@ -187,11 +187,12 @@ class _Whole:
 
     Attributes:
         extent: The claims, as they were before the log was read.
-        entries: The entries of the processed groups; empty if `each` is given, because it gets these entries instead.
+        entries: The entries of the processed groups; empty if `each` is given, because the entries are passed to `each`
+            and not kept.
         rest: The first group that is not intact, and all later groups.
         ended: Whether all further groups belong to `rest`.
-        synced: Everything before this position was durable, according to the groups. Each group contains such a
-            position, and this is the largest of them.
+        synced: The log before this position was durable. Each group states such a position; `synced` is the largest one
+            so far.
         known_torn: Positions of torn batches that earlier recoveries skipped, according to marks in the log.
         declared: Maps the number of each destination to its topic and partition as text.
         closed: Whether the last group was written by an orderly close.

@@ -25,8 +25,8 @@ _FOLDER: Final = "rejected"
 _NAME: Final = re.compile(r"\d{20}\.log")
 _DRAFT: Final = re.compile(r"\d{20}\.new")
 _STEP: Final = 1 << 40
-"""A file's number is the time in ns. If the clock was set back, the number is the highest earlier number plus a random
-step of at most this many ns (18 minutes).
+"""Maximum random step, in ns (18 minutes). The number of a file is the time in ns. If the clock was set back, the
+number is the highest earlier number plus a random step.
 """
 
 
@@ -65,7 +65,9 @@ class KeptFile:
 
     @property
     def void(self) -> bool:
-        """Whether no entry of the file counts as rejected, because all of its batches are unfinished in the log."""
+        """Whether the file can be read, but none of its entries counts as rejected: all of its batches are unfinished
+        in the log.
+        """
         return self.content is not None and not self.entries
 
 
@@ -242,7 +244,7 @@ class RejectedStore:
     lane_id: bytes
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
     _number: int = 0
-    """Number of the file that is being written. The number stays the same until the writing succeeds."""
+    """Number of the file that is being written. The number stays the same until the file is written successfully."""
     _used: int = 0
     """The highest number that a file had. This number must not be used again: a mark may exist which says that the file
     with this number was resent.
@@ -367,8 +369,8 @@ class RejectedStore:
             self._stale = lane / _FOLDER / self._stale.name
 
     def tidy(self) -> None:
-        """Deletes the file that a failed `keep` left, because the batches in that file may be delivered after all. If
-        the deletion fails, the next call tries again.
+        """Deletes the file that a failed `keep` left. Its batches do not count as rejected, and may still be delivered.
+        If the deletion fails, the next call tries again.
         """
         if self._stale is not None:
             with contextlib.suppress(OSError):
@@ -378,8 +380,8 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Returns the names of files that may still exist, although their batches do not count as rejected. For each
-        file, the caller has to write a mark that names it. Each name is returned once.
+        """Returns the names of files that should be deleted but may still exist: their batches do not count as
+        rejected. For each file, the caller has to write a mark that contains the name. Each name is returned once.
         """
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:

@@ -179,8 +179,7 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     Args:
         queue: The unfinished batches of the batch's destination, in order.
         position: Position of the batch.
-        absent: Positions of batches for which it is proven that the cluster's log does not contain them, and never
-            will.
+        absent: Positions of batches that are proven to be absent from the cluster's log, now and for ever.
     """
     index = next(i for i, batch in enumerate(queue) if batch.position == position)
     for batch in queue[index:]:
@@ -192,8 +191,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     batch = queue[index]
     marks: list[m.Mark] = [m.Rejected(position, OPERATOR, SET_ASIDE)]
     if batch.identity is not None:
-        # The later batches need new ids. With their present ids, the sequence numbers of this batch would be missing
-        # before theirs, and the leader would refuse them.
+        # The later batches need new ids. Their present sequence numbers follow those of this batch. Without this batch,
+        # the leader would find a gap in the sequence, and refuse the later batches.
         kept = tuple(
             m.Identity(
                 b.position, b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence

@@ -6,13 +6,14 @@ purpose.
 
 1. First the file becomes durable in `rejected/`, then its note is made. After a crash between these steps, the lane's
    next owner makes the note.
-2. A resend removes the note, then the file, then the note once more: if an owner opens the lane between the first two
-   steps, it makes the note again. If a crash interrupts the resend, the mark of the resend is still in the log of the
-   lane that now has the records. The next owner of that lane repeats the whole removal.
+2. A resend removes the note, then the file, and then the note again. The reason for the last step: if an owner opens
+   the lane when only the note is removed, the owner makes a new note. If a crash interrupts the resend, the mark of the
+   resend is still in the log of the lane that now has the records. The next owner of that lane repeats the whole
+   removal.
 3. A discard marks the note, then removes the file. After a crash between these steps, the file counts as rejected until
    the discard is repeated.
 
-Notes are optional: without a note the records are safe, but their deletion by hand goes unnoticed.
+Notes are optional: without a note the records are safe, but if someone deletes the file by hand, this goes unnoticed.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def forget(files: Files, lane: Path, name: str) -> None:
 
 
 def mark_discarded(files: Files, lane: Path, name: str, records: int) -> None:
-    """Marks the note of a file in `rejected/`, to show that the file's records were discarded on purpose. Durable on
-    return.
+    """Renames the note of a file in `rejected/`. The new name shows that the file's records were discarded on purpose.
+    Durable on return.
 
     Raises:
         OSError: The note may be missing.

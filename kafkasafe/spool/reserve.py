@@ -69,7 +69,7 @@ class Reserve:
         if not to_divide_bytes:
             return _MARKS_BYTES
         # 1. Twice the size of a segment, because the parts of one segment's batches may need a second segment.
-        # 2. The parts of all batches together may be larger than the batches by this many bytes.
+        # 2. After the division, the parts may need more space than the batches did: at most one sixteenth more.
         extra = 2 * min(to_divide_bytes, segment_bytes) + to_divide_bytes // _DIVIDED_SHARE
         return _MARKS_BYTES + -(-extra // _STEP_BYTES) * _STEP_BYTES
 
@@ -89,7 +89,8 @@ class Reserve:
             with opened(self._files, self._path, write=True, create=True) as handle:
                 self._files.truncate(handle, there)
                 # Write more than `wanted` bytes, then cut off the surplus: this proves that the disk still has room for
-                # marks. The content is random, because some file systems compress it.
+                # marks. Write random bytes: some file systems compress other content, and would then reserve less
+                # space.
                 write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
                 self._files.sync_data(handle)
                 self._files.truncate(handle, wanted)
@@ -133,8 +134,9 @@ class Reserve:
             self.shrink_to(before)
 
     def give_step(self, error: OSError) -> None:
-        """Free some space, because the disk has no room for a small file beside the log. Frees 64 KiB of the part for
-        divisions; if there is no such part, frees the whole reserve.
+        """Free some space, because the disk has no room for a small file beside the log. The reserve has a part for
+        marks, and may have a part for the division of batches. Frees 64 KiB of the second part. If there is no second
+        part, frees the whole reserve.
         """
         if error.errno in NO_ROOM and self._size is not None and self._size > _MARKS_BYTES:
             self._shrink(self._size - _STEP_BYTES)

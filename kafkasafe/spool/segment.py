@@ -83,8 +83,10 @@ class StoredSegment:
         size_bytes: Number of valid bytes. Bytes after them were abandoned.
         batches: The places of the segment's data batches, by position.
         records: Number of records in these batches.
-        proven_bytes: All bytes before this byte offset were durable, according to a later group.
-        written_ms: When the segment's last group was written, ms since the epoch; 0 if unknown.
+        proven_bytes: All bytes before this byte offset are proven to have been durable: a later group or `extent`
+            states this.
+        written_ms: When the segment's last group was written, ms since the epoch; 0 if unknown. If the segment was read
+            from disk, the largest time of its groups.
     """
 
     path: Path
@@ -98,8 +100,8 @@ class StoredSegment:
     # -- while it is read ------------------------------------------------------------------------------------------
 
     def note_written(self, written_ms: int) -> None:
-        """Record when one of the segment's groups was written. Only the latest time is kept, because clocks may have
-        been set back.
+        """Record when one of the segment's groups was written. Only the largest time is kept. So if the clock was set
+        back, the segment is retained longer, not shorter.
         """
         self.written_ms = max(self.written_ms, written_ms)
 
@@ -113,7 +115,7 @@ class StoredSegment:
         self.records += records
 
     def prove(self, end: int) -> None:
-        """Record that all bytes before the byte `end` were durable."""
+        """Record that all bytes before the byte `end` are proven to have been durable."""
         self.proven_bytes = end
 
     # -- while it is written -----------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from kafkasafe.spool.files import Files, Identity, size_of, write_all
 from kafkasafe.spool.segment import StoredSegment
 
 _HELD: Final = 64
-"""Maximum number of segments that are held open. If another segment's file is deleted or renamed, its content is lost.
+"""Maximum number of segments that are held open. If the file of a segment that is not held open is deleted or renamed,
+this process may be unable to read its content.
 """
 _READERS: Final = 16
 """Maximum number of segments that stay open after they were read. Segments that are held open do not count. Those that

@@ -195,7 +195,7 @@ class SegmentList(Sequence[StoredSegment]):
         return self._held.is_whole(segment)
 
     def is_whole(self, segment: StoredSegment) -> bool:
-        """Like `has_file`. Also true if the segment's content is known to be lost, because nothing can restore it."""
+        """Like `has_file`. Also true if the segment's content is known to be lost: then there is nothing to restore."""
         return segment.first_position in self._lost or self.has_file(segment)
 
     def see_written(self, synced_position: int) -> None:

@@ -27,9 +27,10 @@ OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not co
 _SECTOR_BYTES: Final = 512
 # If a sector ends with this many zeros, they count as bytes that were not written.
 _ZEROS: Final = 4
-# A complete batch may itself end with this many zeros. The zeros come from a last record without headers (no
-# compression), from the frame's end mark (lz4), from the size of the content (gzip), or from content that was stored
-# uncompressed (snappy and zstd).
+# A complete batch may itself end with this many zeros. Their origin depends on the compression:
+# - none: the last record has no headers, and the number of headers is its last byte;
+# - lz4: the frame's end mark; gzip: the size of the content;
+# - snappy and zstd: content that could not be compressed is stored as it is, and may end with zeros.
 _LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
 _LAST_ZEROS_COMPRESSED: Final = 3
 
@@ -217,8 +218,8 @@ def _may_miss_more(
 def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
     """Whether these bytes may come from a crash during the writing of a group."""
     head = content[at : min(at + codec.HEADER_BYTES, end)]
-    # After a crash, each byte has its intended value or 0. The intended values of these bytes are the same in each
-    # control batch.
+    # After a crash, each byte has its intended value or 0. The bytes compared here have the same intended values in all
+    # control batches.
     for start, meant in ((12, b"\x00\x00\x00\x00\x02"), (21, b"\x00\x20")):
         if any(byte not in {0, wanted} for byte, wanted in zip(head[start:], meant, strict=False)):
             return False
@@ -236,7 +237,7 @@ def _may_be_torn(content: Content, start: int, end: int) -> bool:
 
     Disks write whole sectors, so a sector that was never written is all zeros. If the process was still writing to a
     sector, only the end of the sector may be zeros. Data that the file system had not written yet is missing at the end
-    of the file. etcd's write-ahead log also judges by sectors.
+    of the file. etcd's write-ahead log has a similar rule: an entry with a sector of zeros counts as torn.
     """
     if end > len(content):
         return True
@@ -269,9 +270,9 @@ def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> boo
 
 
 def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
-    """Whether the damage of this address may come from a crash. The body that follows the address is complete. So the
-    missing bytes must end at a sector boundary. This boundary is inside the address; or it is behind the address, if
-    the body begins with zeros up to the boundary.
+    """Whether a crash may have caused the damage to this address. The body that follows the address is complete. So the
+    missing bytes must end at the next sector boundary. If this boundary is not inside the address but in the body, all
+    bytes of the body before the boundary must be zeros.
     """
     found = content[at : at + len(meant)]
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES

@@ -117,8 +117,8 @@ class SegmentWriter:
     def drop_cache(self) -> None:
         """Drop the last segment from the system's page cache. Everything that was written to it must already be synced.
 
-        Otherwise, a system with much free memory keeps gigabytes of delivered records in memory. Then each write needs
-        memory pages that have not been used for a long time, and such a write takes longer.
+        Otherwise, a system with much free memory keeps gigabytes of delivered records in memory. Each write then gets
+        memory that has been unused for a long time, and filling such memory takes longer.
         """
         size = self._segments[-1].size_bytes if self._handle >= 0 else 0
         if size - self._uncached_bytes >= _CACHED_BYTES:
@@ -180,8 +180,8 @@ class SegmentWriter:
                         if continues:
                             # 1. Half of a batch was written, and is cut off.
                             # 2. A mark is written in its place, and power fails before the mark is synced.
-                            # 3. Without this sync, recovery could find the rest of the batch after the mark, and report
-                            # it as damage.
+                            # 3. Without this sync, the cut may not be durable: recovery could find the mark followed by
+                            # remains of the half batch, and report them as damage.
                             self._files.sync_data(handle)
                     if continues:
                         self._handle = kept

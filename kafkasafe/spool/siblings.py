@@ -1,7 +1,8 @@
-"""Finds spool directories with undelivered records next to the default spool directory.
+"""Finds the spool directories beside the default one that contain undelivered records.
 
-The name of the default directory depends on the client id and on the exact text of the brokers' addresses. If a program
-changes one of them, the program uses another directory, and records in the former directory would wait forever.
+The name of the default directory depends on the client id and on the exact text of the brokers' addresses. If one of
+them changes, the program uses another directory. Without this module, undelivered records in the former directory would
+wait forever.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ class Siblings:
         self._own = own
         self._files = files
         self._known: dict[Path, tuple[_Content, tuple[int, int]]] = {}
-        """Maps a lane to its content when it was last read, and to the undelivered (batches, records) at that time."""
+        """For each lane that was read: its content, and the number of undelivered (batches, records)."""
 
     def look(
         self, stop: Callable[[], bool] = lambda: False, *, same_client: bool = False
     ) -> list[LeftBehind]:
-        """Returns all directories where earlier processes left undelivered records, sorted by path. If `stop` ends the
-        search, the next search finds the other directories.
+        """Returns all directories where earlier processes left undelivered records, sorted by path. `stop` may end the
+        search early. Then the result lacks directories, and the next search finds them.
 
         Args:
             stop: Returns whether to end early.

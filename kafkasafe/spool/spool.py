@@ -31,13 +31,12 @@ Sync = Literal["group", "each", "os"]
 
 _MOST_BATCHES: Final = 1 << 14
 """Maximum number of batches in a segment. Data about a batch stay in memory until its segment is deleted. For an atomic
-batch, these data take up to 2.6 kB, although the batch may have only a few hundred bytes on disk.
+batch, these data take up to 2.6 kB of memory, even if the batch takes only a few hundred bytes on disk.
 """
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
 """Maximum size of a segment whose batches must be divided.
 
-If the log is larger than `_DIVIDED_SEGMENTS` segments of this size, the maximum grows with the log. The reasons for a
-maximum:
+In a large log, a segment may be larger: up to the log's size divided by `_DIVIDED_SEGMENTS`. The reasons for a maximum:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
 2. The spool deletes a segment when all batches of the segment are divided.
@@ -52,8 +51,8 @@ class Spool:
 
     Attributes:
         next_position: The position that the next record gets.
-        synced_position: `open` recovered everything before this position, or `sync` has returned since it was written.
-            So it is durable, unless the option `sync` is "os".
+        synced_position: All records before this position are durable, unless the option `sync` is "os". They were
+            recovered by `open`, or a call of `sync` has returned since they were written.
     """
 
     def __init__(
@@ -119,8 +118,8 @@ class Spool:
                 All these calls come before `open` changes a file or reports damage.
 
         Returns:
-            The spool, and the log's entries in order, without those that `each` received. Everything is durable on
-            return (unless sync is "os").
+            The spool, and the log's entries in order, without those that `each` received. The log is durable on return
+            (unless sync is "os").
 
         Raises:
             SpoolCorruptError: The log has damage other than a torn tail. Nothing was changed.
@@ -519,8 +518,8 @@ class Spool:
         self._files.sync_directory(self._lane)
         marks = list(self._snapshot())
         if self._torn:
-            # This group states that everything before it was durable, so it must name the positions that recovery
-            # skipped.
+            # This group states that everything before it was durable. This is not true of the torn batches that
+            # recovery skipped, so a mark must name their positions.
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
         self._append(control, (), (), end_position)

@@ -52,8 +52,8 @@ class UnitLog:
         outcome: How the atomic batch ended; None until this is decided.
         reason: Why the atomic batch was dropped; empty if it was not.
         prepared_ms: When the whole batch was written to the spool.
-        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch. After that, the
-            atomic batch may be committed.
+        prepare_acknowledged_ms: Time at which the spool recorded that the brokers have the whole atomic batch. The
+            producer commits the atomic batch only after that.
         ended_ms: When the spool recorded `outcome`.
         offsets: Maps the position of each batch to its base offset.
     """
@@ -286,8 +286,8 @@ class _Steps:
 def undecidable_in(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> dict[int, int]:
-    """Finds the batches that wait for an operator's decision. Maps the position of each of them to the position of the
-    group whose mark says that the batch waits.
+    """Finds the batches that wait for an operator's decision. The result maps the position of such a batch to the
+    position of the group that contains the batch's mark `Undecidable`.
 
     Args:
         groups: A tuple for each group: its position, its marks, and a pair for each of its batches: the batch's

@@ -13,7 +13,7 @@ from kafkasafe.spool.log_content import Log
 log = EventLog("spool")
 
 _DRAFT: Final = re.compile(r"\d{20}\.new")
-"""Pattern for the names of segments that are being written again."""
+"""Pattern for the names of incomplete files, into which the content of a segment is being copied."""
 
 
 def cut_tail(files: Files, lane: Path, found: Log) -> None:
@@ -51,7 +51,7 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
 
 
 def remove_drafts(files: Files, lane: Path) -> None:
-    """Delete incomplete files of segments that an owner was writing again when it crashed."""
+    """Delete incomplete copies of segments. If an owner crashes while it restores a segment, it leaves such a copy."""
     for name in files.list(lane):
         if _DRAFT.fullmatch(name):
             files.unlink(lane / name)

@@ -39,8 +39,8 @@ _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
 _BACK_S: Final = 3.0
 _BACK_BY_NUMBER_S: Final = 20.0
-"""How long to wait until another producer hands back a lane that it has adopted. The longer time applies if the caller
-asked for the lane by its number.
+"""Maximum number of seconds to wait for a lane that another producer has adopted and should hand back. The longer time
+applies if the caller asked for the lane by its number.
 """
 _BACK_PAUSE_S: Final = 0.02
 _GLANCE_TRIES: Final = 4
@@ -192,9 +192,9 @@ class SpoolDirectory:
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def _take_number(self, number: int, client: str) -> LaneLock | None:
-        """Takes a lane if it has no owner. If another process has locked the lane, tries again after a moment: that
-        process may only be finding out whether the lane has an owner. A process that looks for lanes to adopt finds
-        this out without holding the lock `births`.
+        """Takes a lane if it has no owner. If another process has locked the lane, tries again after a moment. Perhaps
+        that process locks the lane only briefly, to find out whether the lane has an owner. Processes that look for
+        lanes to adopt do this without holding the lock `births`.
         """
         for tries in range(_GLANCE_TRIES):
             if tries:
@@ -280,8 +280,9 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def births(self) -> Iterator[None]:
-        """Context for taking lanes and for finding out their owners. Processes enter it one after the other, because
-        finding out who owns a lane locks the lane for a moment.
+        """Context manager for taking a lane, and for finding out whether a lane has an owner. Finding this out locks
+        the lane for a moment. So processes enter one after the other; otherwise one process could mistake the short
+        lock of another for the lock of an owner. A process that has waited for 5 s enters anyway.
 
         Raises:
             OSError: The lock cannot be opened.
@@ -298,7 +299,7 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def _taking(self) -> Iterator[None]:
-        """Like `births`. Makes the directory again if `kafkasafe spool prune` has deleted it meanwhile."""
+        """Like `births`. Creates the spool directory again if `kafkasafe spool prune` has deleted it."""
         with self.births():
             if self._files.identity_of(self.path / FORMAT_NAME) is None:
                 make_format(self.path, self._files)
@@ -445,7 +446,9 @@ class SpoolDirectory:
                 )
 
     def _fetch(self, lock: LaneLock) -> None:
-        """Moves a lane back with one rename. Copies nothing, so after a crash the lane is in exactly one place."""
+        """Moves a lane back by renaming its directory. No file is copied, so after a crash the lane is in exactly one
+        place.
+        """
         there = set(self.lanes())
         number = next(n for n in (lock.number, *range(_MAX_LANES)) if n not in there)
         parent = self._files.open_directory(Path(".."), at=lock.directory)
@@ -488,8 +491,8 @@ class SpoolDirectory:
         """Returns the lanes without an owner that new producers would take. Maps the number of each lane to the client
         id of the producer that would take it.
 
-        The client id is empty if the producer's client id does not matter for this lane. The result is only good enough
-        for messages, because this method does not touch the locks.
+        The client id is empty if the producer's client id does not matter for this lane. The result may be wrong,
+        because this method does not test the locks. Before a caller changes a lane, it must take the lock.
 
         Raises:
             OSError: The directory cannot be read.
@@ -576,6 +579,6 @@ class SpoolDirectory:
                 if there == (self._files.identity(directory), self._files.identity(handle)):
                     opened.pop_all()
                     return directory, handle
-                # The directory has just been moved or deleted. So the lock is not the lock of the directory that now
-                # has this name.
+                # The directory has just been moved or deleted, so the lock that was taken does not protect the
+                # directory that has this name now.
         raise OSError(errno.ESTALE, "It is moved or deleted again and again", str(lane))

@@ -101,8 +101,8 @@ def has_format(path: Path, files: Files) -> bool:
 
 
 def restore_format(path: Path, files: Files) -> None:
-    """Does the same as `make_format`, and also replaces a damaged FORMAT. Only a process that has found FORMAT intact
-    before may call this.
+    """Does the same as `make_format`, and also replaces a damaged FORMAT. Call this only in a process that has already
+    found FORMAT intact.
     """
     if files.identity_of(path / FORMAT_NAME) is None or has_format(path, files):
         make_format(path, files)

@@ -26,7 +26,7 @@ class LockedDirectory(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether the directory's own files exist."""
+        """Whether the spool directory's files outside the lanes exist, and FORMAT is intact."""
 
     def lane_path(self, number: int) -> Path:
         """Returns the directory of a lane."""
@@ -43,8 +43,8 @@ _lockable: set[tuple[Files, int]] = set()
 """Every open file that is locked or about to be locked."""
 _forking = threading.RLock()
 """Held during a fork, and while `_lockable` changes. A lock belongs to the open file, not to the process. So a child
-must close each open lock file that it inherits, and `_lockable` must contain all of them. Otherwise the child would
-hold a lock until the child ends.
+must close each open lock file that it inherits, and `_lockable` must contain all of them. Otherwise the locks would
+stay held until the child ends, even after the parent has released them.
 """
 
 
@@ -71,9 +71,11 @@ class DirectoryStanding(enum.Enum):
     process may own the lane.
     """
     MOVED = "moved"
-    """The lane's path leads nowhere, or to another directory. The directory and its lock have been moved."""
+    """The locked directory was moved, with its lock file. The lane's path does not exist, or leads to another
+    directory.
+    """
     DELETED = "deleted"
-    """The lane's path leads nowhere, or to another directory, and the lock file was deleted."""
+    """The lock file was deleted. The lane's path does not exist, or leads to another directory."""
 
 
 class LaneLock:
@@ -165,7 +167,7 @@ class LaneLock:
         return identity == self._identities[0]
 
     def fetched(self, number: int) -> None:
-        """Called after the directory was moved back, as the lane with this number."""
+        """Called after the directory was moved back into the spool directory. It is now the lane with this number."""
         self._stands(number, self._directory, self._handle)
 
     @property

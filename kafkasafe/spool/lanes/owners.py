@@ -77,8 +77,8 @@ class Owners:
             close_lockable(self._files, handle)
 
     def seems_owned(self, number: int) -> int:
-        """Pid of the process that seems to own the lane, 0 if none does. The result is only good enough for messages,
-        because this method does not touch the lock.
+        """Pid of the process that seems to own the lane, 0 if none does. The result may be wrong, because this method
+        does not test the lock. Before a caller changes the lane, it must take the lock.
 
         Uses the owner's text in the lock file, and the kernel's list of locks if there is one. `is_owned` is certain,
         but it takes the lock for a moment. A producer that starts at this moment would choose another lane.
