@@ -30,9 +30,9 @@ class AckedLog:
     Attributes:
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         last_acked_offset: Offset of the last acknowledged record (inclusive), -1 before the first acknowledgement.
-        clear_offset: All batches of this lane that may be in the log at or before this offset are finished, and their
-            outcomes are durable. The offset can be lower than `last_acked_offset`, because the broker may acknowledge a
-            batch while an earlier one is in doubt.
+        clear_offset: Up to this offset (inclusive), each batch of this lane in the log is finished, and its outcome is
+            durable. The offset can be lower than `last_acked_offset`, because the broker may acknowledge a batch while
+            an earlier one is in doubt.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
         topic_id: Id of the topic to which the offsets belong.
         last_acked_id: Id of the newest batch that is in the log below the high watermark.
@@ -40,14 +40,14 @@ class AckedLog:
         commits: (position, base offset) of acknowledged batches that no mark names yet.
         forgotten_offset: The journal does not remember batches before this offset, except those in `acked`.
         released: Offsets of batches that have left the spool.
-        known_from: If an acknowledged batch that the journal does not remember is still in the log, the batch is before
-            this offset; -1 when unknown.
+        known_from: Upper bound (exclusive) for the acknowledged batches that the journal does not remember: those that
+            are still in the log are before this offset. -1 when unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks. These marks stay in
-            the spool when the batch is deleted. Positions do not always ascend in the order of the batches: parts of a
-            divided batch, and copies, are written to the spool after batches that follow them in the order.
+            the spool when the batch is deleted. Positions do not always ascend in delivery order: parts of a divided
+            batch, and copies, are written to the spool later than batches that are delivered after them.
         unwritten: How many baselines are being written to the disk.
-        void: How many of these baselines belong to a log that the journal has forgotten in the meantime. They are the
-            oldest ones.
+        void: How many of these baselines belong to an earlier log, because the lane changed to another log while they
+            were being written. They are the oldest ones.
     """
 
     baseline_offset: int = -1
@@ -99,8 +99,8 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Record that a baseline is durable: the oldest of those that are being written. Returns False if the journal
-        has meanwhile forgotten the log to which this baseline belongs.
+        """Record that the oldest of the baselines that are being written is now durable. Returns False if this
+        baseline belongs to a log that the journal has forgotten in the meantime.
         """
         self.unwritten -= 1
         if not self.void:
@@ -194,7 +194,9 @@ class AckedLog:
             self.known_from = max(self.known_from, batch.place + batch.count)
 
     def tell(self, position: int) -> None:
-        """Record that separate marks repeat the id of the batch at this position; -1: there may be no such marks."""
+        """Set `told_position`: separate marks repeat the id of the batch at this position. -1: such marks may not be
+        on disk.
+        """
         self.told_position = position
 
     # -- what a survey finds -------------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop the batches that are lost for good: those after the log's `last_offset` that have left the spool."""
+        """Drop the batches that are lost for good: they are after the log's `last_offset`, and have left the spool."""
         self.released.cut(last_offset + 1)
         self.acked = deque(
             batch
@@ -323,8 +325,8 @@ class LossCase:
     """The suspicions about one partition.
 
     Attributes:
-        suspicion: The first suspicion, extended by all later ones. None: nothing suggests that the log has lost
-            batches.
+        suspicion: The first suspicion. Later suspicions are merged into it (see `add`). None: nothing suggests that the
+            log has lost batches.
         asked: The check in progress. The journal makes one check for each change of leader, and only one at a time.
         due: The checks to make after `asked`, in this order. A survey makes all of them unnecessary.
         explained: A gap in the log's sequences is expected, because batches were damaged, rejected, skipped or lost.
@@ -333,8 +335,8 @@ class LossCase:
             acknowledged batches.
         gaps: The sequence gaps that the journal expects before waiting batches of earlier incarnations. The key is the
             id of the first batch after the gap (producer id, epoch, base sequence), the value is the first missing
-            sequence. Each new segment repeats the gaps: while these batches wait, the spool may delete the marks that
-            explain the gaps.
+            sequence. Each new segment repeats the gaps, because the spool may delete the marks that explain the gaps
+            while these batches still wait.
     """
 
     suspicion: Suspicion | None = None
@@ -354,7 +356,9 @@ class LossCase:
         self.suspicion = suspicion
 
     def add(self, known: Suspicion, from_offset: int, *, overlaps: bool) -> None:
-        """Extend the open suspicion `known` by another one."""
+        """Merge another sign of a loss into the open suspicion `known`. The suspected loss begins at the lower of the
+        known offsets.
+        """
         if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
             known = replace(known, from_offset=from_offset)
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
@@ -367,7 +371,7 @@ class LossCase:
             self.suspicion = replace(self.suspicion, overlaps=True)
 
     def close(self) -> None:
-        """Drop the suspicion and all checks, because a survey has answered them."""
+        """Drop the suspicion and all checks, because a survey has made them unnecessary."""
         self.suspicion = None
         self.asked = None
         self.due.clear()
@@ -380,7 +384,7 @@ class LossCase:
     # -- changes of leader ---------------------------------------------------------------------------------------------
 
     def check(self, check: EpochCheck) -> None:
-        """Add a check for a change of leader. Checks for earlier changes of leader may still be open."""
+        """Add a check for a change of leader. The checks for earlier changes may still be unanswered."""
         self.due.append(check)
 
     def next_check(self) -> EpochCheck:
@@ -397,7 +401,7 @@ class LossCase:
         self.asked = None
 
     def keep_newest_check(self) -> None:
-        """Keep only the newest check, because earlier incarnations got answers to the older ones."""
+        """Keep only the newest check. Earlier incarnations normally got answers to the older ones."""
         del self.due[:-1]
 
     # -- known gaps ----------------------------------------------------------------------------------------------------

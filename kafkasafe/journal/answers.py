@@ -190,10 +190,10 @@ class Answers:
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
-        # Each answer is about one request only. If the answer to an older request with the same batch was lost, a
-        # broker may still append that older request. While that is possible, the new answer does not prove that the
-        # batch stays absent from the log. The answer to a probe proves nothing either, because the leader already has
-        # the batch.
+        # Each answer is about one request only. If an older request with the same batch got no answer, a broker may
+        # still append that request. While that is possible, an answer that the batch was not appended does not prove
+        # that the batch will never be in the log. The answer to a probe proves nothing either, because the leader
+        # already has the batch.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -332,8 +332,8 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether waiting helps: the broker refused the batch because its timestamps are too far in the future, and
-        will accept the batch before the journal would reject it.
+        """Whether it helps to wait after error 32 (invalid timestamp). Waiting helps if the batch's timestamps are too
+        far in the future, and the broker will accept them before the journal would reject the batch.
         """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

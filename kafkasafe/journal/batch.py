@@ -39,7 +39,7 @@ class BatchState(enum.Enum):
     UNDECIDABLE = "undecidable"
     """The journal cannot determine whether the batch is in the log, so the user decides."""
 
-    __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
+    __hash__ = object.__hash__  # Enum's own __hash__ is Python code, too slow to run at each event
 
 
 class BatchEvent(enum.Enum):
@@ -54,8 +54,8 @@ class BatchEvent(enum.Enum):
     ID_TAKEN_BACK = "id taken back"
     """The batch was not appended under its id, and will get another one."""
     SENDS = "sends"
-    """A request with the batch begins. If the batch is in doubt, the request is a probe: it only shows whether the
-    replicas have the batch.
+    """The journal sends a request with the batch. If the batch is in doubt, the request is a probe: it only shows
+    whether the replicas have the batch.
     """
     ACKNOWLEDGED = "acknowledged"
     NOT_APPENDED = "not appended"
@@ -69,7 +69,7 @@ class BatchEvent(enum.Enum):
     before the batch.
     """
     MAY_BE_THERE = "may be there"
-    """A broker may have appended a request with the batch, from this or an earlier incarnation."""
+    """A broker may have appended the batch, because this or an earlier incarnation may have sent it."""
     FOUND = "found"
     """The batch is in the log."""
     ABSENT = "absent"
@@ -166,8 +166,8 @@ TOO_SLOW: Final = -4
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Why the cluster refused a batch, or why the journal will reject it, and what the journal still has to find out.
-    Nearly all batches have `NO_FAULT`. A fault stays when the journal sends the batch again, because the journal must
-    not pack or merge a batch that was once refused.
+    Nearly all batches have `NO_FAULT`. A batch keeps its fault when it is sent again. The fault then shows that the
+    batch was refused before, so the journal does not pack or merge it.
     """
 
     code: int = 0
@@ -178,16 +178,16 @@ class Fault:
     """
     bad_records: tuple[tuple[int, str], ...] = ()
     """(index, message) of the records that the broker named as bad, for the division of a REFUSED batch. Invariant:
-    only in REFUSED and the final states, and only together with `code`. The broker may name records that do not exist.
+    set only in REFUSED and the final states, and only if `code` is set. The broker may name records that do not exist.
     """
     unconfirmed: bool = False
-    """The broker says that it did not append the batch; the producer state has not been checked yet. Invariant: only in
-    REFUSED, in PREPARED after error 59, and in IN_DOUBT after one of these two states; never without an id.
+    """The broker says (by a refusal, or by error 59) that it did not append the batch; the producer state has not been
+    checked yet. Invariant: true only in REFUSED, PREPARED and IN_DOUBT, and only if the batch has an id.
     """
     condemned: bool = False
     """The journal rejects or divides the batch as soon as the cluster proves that the batch is not in the log.
-    Invariant: only in IN_DOUBT, in SENT as a probe, and in UNDECIDABLE or REJECTED after one of these two states; only
-    together with `code`. The proof makes the batch REFUSED.
+    The proof makes the batch REFUSED. Invariant: true only in IN_DOUBT, in SENT if the request is a probe, and in
+    UNDECIDABLE or REJECTED if the batch was IN_DOUBT right before. `code` is then set.
     """
     overdue: bool = False
     """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. The field
@@ -199,7 +199,7 @@ class Fault:
     """
 
     def after(self, event: BatchEvent, to: BatchState) -> Fault:
-        """The fault that the batch has after `event`, which changed the batch's state to `to`."""
+        """The batch's fault after `event`. The event has changed the batch's state to `to`."""
         if to is BatchState.ACKED:
             return replace(self, condemned=False)
         if to is BatchState.IN_DOUBT:
@@ -219,7 +219,8 @@ class Batch:
     """One batch of one destination.
 
     The text below a field says in which states the field is set. An invariant holds between any two calls of the
-    journal, once the log is read. tests/journal/test_batch_invariants.py checks each invariant on seeded histories.
+    journal, once recovery has read the spool. tests/journal/test_batch_invariants.py checks each invariant on seeded
+    histories.
     """
 
     handle: int
@@ -254,8 +255,8 @@ class Batch:
     """The disk is writing the batch, which must not change until it has its position. Invariant: not set while durable.
     """
     owed: bool = False
-    """The disk also has the records in another batch, which this batch replaces. Until this batch is durable, recovery
-    would restore the other one. Invariant: never in a batch that recovery read.
+    """This batch replaces other batches that are on disk with the same records. Until this batch is durable, recovery
+    would restore those batches. Invariant: never true for a batch that recovery read.
     """
     former_life: bool = False
     """Recovery read the batch, so an earlier incarnation may have sent it. Never changes."""
@@ -263,11 +264,12 @@ class Batch:
     # -- requests
 
     unanswered: bool = False
-    """A broker may have appended, or may still append, an unanswered request with this batch and id.
+    """A request with this batch, under its present id, got no answer. So a broker may have appended the batch, or may
+    still append it.
 
-    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. While a batch is SEALED, JOINED or REFUSED, the
-    journal may give it another id, or copy it to `rejected/`. A new id or a copy would be wrong while a broker can
-    still append an earlier request with the batch.
+    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In those three states, the journal may give the
+    batch another id, or copy it to `rejected/`. If a broker then appended an earlier request, the batch would be in the
+    log twice, or both in the log and in `rejected/`.
     """
     timeouts: int = 0
     """How many requests with the batch timed out while the batch was the first of its queue. Invariant: at most
@@ -277,7 +279,8 @@ class Batch:
     """Base offset of the batch in the partition, -1 while unknown. Invariant: -1 unless ACKED or COMMITTED."""
     place: int = -1
     """`base_offset`, or a lower bound if that offset is unknown. A batch that is sent again after a loss keeps the
-    value from before the loss. Invariant: set in COMMITTED iff the batch has an id; in other states only if `revived`.
+    value from before the loss. Invariant: in COMMITTED, set iff the batch has an id; in other states, set only if
+    `revived` is true.
     """
     revived: bool = False
     """The cluster acknowledged and then lost the batch, so the journal sends the batch again. Invariant: if set, `unit`
@@ -300,14 +303,14 @@ class Batch:
     heirs: int = 0
     """Number of unfinished batches whose `parent` is this batch. Invariant: 0 unless REPLACED."""
     origin: int = -1
-    """If the records were in another batch before, which this batch replaces: the spool position where they were first
-    written. Otherwise -1 (see `written_at`). Invariant: lower than `position`, unless `position` is -1.
+    """Spool position where the batch's records were first written. -1: `rank` begins with that position, or the records
+    are only in memory (see `written_at`). Invariant: lower than `position`, unless `position` is -1.
     """
     gathered: bool = False
     """The batch was merged from several waiting batches. Invariant: if set, `owed` is set."""
     unit: u.Unit | None = None
-    """The unit to which the batch belongs. A unit is delivered as a whole or not at all. Invariant: set in JOINED;
-    otherwise only in ACKED and the final states.
+    """The unit to which the batch belongs. A unit is delivered as a whole or not at all. Invariant: always set
+    in JOINED, sometimes in ACKED and the final states, never in other states.
     """
     given: tuple[tuple[int, int, int], ...] | None = None
     """Runs of records whose partition the caller gave. The partitions of the batch's other records are not chosen yet
@@ -379,7 +382,7 @@ class Batch:
 
     def gather(self, first: Batch, identity: BatchId) -> None:
         """Make this the batch into which several batches are merged. The merged batch has the sequences of all these
-        batches. In the queue, the merged batch stands where the first of them (`first`) stood.
+        batches. In the queue, the merged batch takes the place of `first`, the first of these batches.
         """
         self.identity = identity
         self.gathered = self.owed = True
@@ -406,16 +409,18 @@ class Batch:
         self.unanswered = False
 
     def send(self) -> None:
-        """Record that a request with the batch begins."""
+        """Record that the journal sends a request with the batch."""
         self.on(BatchEvent.SENDS)
         self.tries += 1
 
     def send_in_unit(self) -> None:
-        """Record that a request with the batch begins, in the transaction of its unit."""
+        """Record that the batch is sent in the transaction of its unit."""
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
-        """Set whether a broker may have appended, or may still append, an unanswered request with this batch and id."""
+        """Set `unanswered`: whether a request without an answer may have put this batch into the log under its present
+        id, or may still do so.
+        """
         self.unanswered = possible
 
     def time_out(self) -> None:
@@ -484,8 +489,8 @@ class Batch:
             self.fault = replace(self.fault, unconfirmed=wanted)
 
     def condemn(self, code: int, message: str) -> None:
-        """Record that the journal rejects or divides the batch as soon as the cluster proves that the log does not have
-        it.
+        """Make the journal reject or divide the batch as soon as the cluster proves that the log does not have the
+        batch.
         """
         self.fault = replace(self.fault, code=code, message=message, condemned=True)
 
@@ -517,7 +522,7 @@ class Batch:
         self.state, self.base_offset = BatchState.COMMITTED, base_offset
 
     def read_fate(self, state: BatchState) -> None:
-        """Set the final state that the spool has for the batch."""
+        """Set the final state that the spool's marks give for the batch."""
         self.state = state
 
 

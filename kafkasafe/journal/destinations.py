@@ -1,7 +1,8 @@
 """Destinations: partitions, and topics whose partitions are not known yet. Also the table of a lane's destinations.
 
-A destination has the batches for one address, in delivery order, and the objects that own the rest of its state. (The
-module `kafkasafe.record.partition` has another subject: which partition number is chosen for a key.)
+A destination holds the batches for one address, in delivery order. It also holds the objects with its other state, for
+example its refusals. (The module `kafkasafe.record.partition` is about something else: the choice of a partition for a
+key.)
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Destination:
     progress: Progress = field(default_factory=Progress)
     queue: PartitionQueue = field(default_factory=PartitionQueue)
     log: AckedLog = field(default_factory=AckedLog)
-    """In an unassigned topic, `log` has only the topic's id, and the commit marks of batches that the user took as
-    delivered.
+    """In an unassigned topic, `log` has only the topic's id, and the commit marks of batches that the user decided to
+    treat as delivered.
     """
     refusal: RefusalTimer = field(default_factory=RefusalTimer)
     rejection: Rejection = field(default_factory=Rejection)
@@ -85,7 +86,7 @@ class Partition(Destination):
     def forget_acknowledged(self) -> None:
         """Forget acknowledged batches, because the log is now that of another cluster or another topic.
 
-        Waiting batches stay, and they keep their ids, because an id is never reused.
+        Waiting batches stay in the queue. They keep their ids, because no other batch ever gets the same ids.
         """
         self.log.forget()
         self.doubt.forget_cut()
@@ -94,8 +95,8 @@ class Partition(Destination):
 
 
 _DIVIDE_BYTES: Final = 1024 * 1024
-"""The journal divides batches with about this many bytes at a time. After a long outage, memory may be too small for
-all waiting batches, and the disk too small for a second copy of them.
+"""In one step, the journal divides batches with about this many bytes in total. All waiting batches at once could be
+too many: after a long outage, memory may be too small for them, and the disk too small for a second copy of them.
 """
 _DIVISIBLE: Final = frozenset({BatchState.SEALED, BatchState.JOINED})
 

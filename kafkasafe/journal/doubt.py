@@ -46,7 +46,7 @@ class Doubt:
         return 0 <= self.rescan_from < self.asked_from
 
     def ask(self, now: float, from_offset: int) -> None:
-        """Record that the journal asks the cluster about batches in doubt."""
+        """Record when the journal asks the cluster about batches in doubt, and from which offset the log is read."""
         self.asked_at, self.asked_from = now, from_offset
 
     def survey(self, now: float) -> None:
@@ -64,8 +64,8 @@ class Doubt:
         self.dead_at = max(self.dead_at, dead_at)
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request at the
-        time `before`.
+        """Extend `dead_at` by the time for which the machine slept. Do nothing if no broker could append a request any
+        more when the sleep began (at `before`).
         """
         if self.dead_at > before:
             self.dead_at += seconds

@@ -1,5 +1,5 @@
-"""Applies the consequences of a group that became durable. A batch is finished only here: when the mark with its
-outcome is durable, or at once if the batch was never on disk.
+"""Applies the consequences of a group that became durable. Only this module finishes batches: as soon as the mark
+with a batch's outcome is durable, or at once if the batch was never on disk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Durability:
         self._writes_fail = False
         """Whether the last write of a group failed."""
         self._skipped: set[Batch] = set()
-        """Batches that the user took as delivered while they were being written."""
+        """Batches that the disk was writing when the user decided to treat them as delivered."""
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
         """Record that the group is durable.
@@ -60,9 +60,9 @@ class Durability:
                 # The broker acknowledged the batch while the disk was writing it.
                 self.finish(self._all[batch.destination], batch)
         for group in persist.units:
-            # A unit without batches is only a mark, whose position the journal does not know. The mark is at `begin` or
-            # later. A position after the mark would be wrong: it may be in the next segment, so the spool could delete
-            # the mark's segment too early.
+            # A unit without batches is only a mark. The journal does not know the mark's position, but the mark is at
+            # `begin` or later. The unit's position must not be after the mark. Otherwise it could be in the next
+            # segment, and the spool could delete the mark's segment too early.
             self._units.written(group.unit, min((b.position for b in group.batches), default=begin))
         for consequence in persist.after:
             self._follow(consequence)
@@ -95,8 +95,8 @@ class Durability:
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
                     # This happens for one of two reasons. The baseline may belong to a log that the journal has
-                    # forgotten. Or the journal asked for the baseline twice, for example before and after a move to
-                    # another cluster, and has already used the other answer.
+                    # forgotten. Or the journal got two baselines, because it asked twice (for example before and after
+                    # a move to another cluster). Then it has already used the other baseline.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:
@@ -140,9 +140,9 @@ class Durability:
         self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
 
     def skip(self, partition: Destination, batch: Batch) -> None:
-        """Commit a batch that the user took as delivered. While the disk is writing the batch, the journal does not
-        commit it yet. Otherwise a failed write could leave a copy on disk, and the next process would send the copy if
-        the log does not have the batch.
+        """Commit a batch that the user decided to treat as delivered. While the disk is writing the batch, the journal
+        does not commit it yet. Otherwise a failed write could leave a copy without a commit mark on disk. The next
+        process would send that copy if it did not find the batch in the partition's log.
         """
         if batch.writing:
             self._skipped.add(batch)

@@ -23,7 +23,7 @@ class Flow(enum.Enum):
     """The journal waits for `baseline()`, and then until the log's end offset is durable in the spool."""
     FLOWING = "flowing"
     PROBING = "probing"
-    """The leader has batches in doubt. The journal sends the newest of them again, to learn that the replicas
+    """The leader has batches in doubt. The journal sends the newest of them again, to find out whether the replicas
     have it.
     """
     SETTLING = "settling"
@@ -52,25 +52,27 @@ class Flow(enum.Enum):
     finished.
     """
 
-    __hash__ = object.__hash__  # Enum's own method is Python code, which would run at each event
+    __hash__ = object.__hash__  # Enum's own __hash__ is Python code, too slow to run at each event
 
 
 class FlowEvent(enum.Enum):
     """The events of a partition."""
 
     RECOVERED = "recovered"
-    """The log is read, and an earlier incarnation sent records to the partition."""
+    """Recovery has read the spool. An earlier incarnation used the partition, and none of its batches is in doubt."""
     RECOVERED_IN_DOUBT = "recovered in doubt"
-    """The log is read, and an earlier incarnation may have sent batches that are not finished."""
+    """Recovery has read the spool. An earlier incarnation may have sent batches that are not finished."""
     MARKS_LOST = "marks lost"
     """Damage destroyed marks about the next batch, so the journal cannot determine whether the batch was sent."""
     BATCH_QUEUED = "batch queued"
-    """A batch waits, and the log's end offset before this lane's first batch is not known."""
+    """A batch waits, and the baseline is not known. The baseline is the offset at which the log ended before this lane
+    sent its first batch.
+    """
     BASELINE_DURABLE = "baseline durable"
-    """The log's end offset before this lane's first batch is durable."""
+    """The baseline (an offset, see BATCH_QUEUED) is durable in the spool."""
     BASELINE_DURABLE_SUSPECTED = "baseline durable but suspected"
-    """Like BASELINE_DURABLE, but the log may have lost batches of units, which are sent without waiting for the
-    baseline.
+    """Like BASELINE_DURABLE, but the log may already have lost acknowledged batches. These are batches of units,
+    because only units are sent before the baseline is durable.
     """
     FAILED = "failed"
     """A request ended without an acknowledgement."""
@@ -85,7 +87,7 @@ class FlowEvent(enum.Enum):
     LATE_REQUEST = "late request"
     """A broker may still append a request whose answer was lost, so the journal waits until that is impossible."""
     PAUSE_DUE = "pause due"
-    """Every request in flight has an outcome, one of them failed, and no pause has followed yet."""
+    """No request is in flight any more. At least one request failed, and no pause has followed yet."""
     PAUSE_OVER = "pause over"
     """The pause is over, or is cut short because the partition is proven not to exist."""
     SURVEYS = "surveys"
@@ -117,13 +119,13 @@ class FlowEvent(enum.Enum):
     UNKNOWABLE = "unknowable"
     """The journal cannot determine whether a batch in doubt is in the log."""
     JUDGED = "judged"
-    """The journal knows for each batch of the question whether the log has it."""
+    """The journal now knows, for each batch that it asked about, whether the log has it."""
     SURVEYED = "surveyed"
     """The survey has a result."""
     USER_DECIDED = "user decided"
     """The user decided about the undecidable batch."""
     REJECTS = "rejects"
-    """The journal begins to reject batches that are finally refused."""
+    """The journal begins to reject batches whose refusal is final."""
     DAMAGED = "damaged"
     """The bytes of a batch that is not in flight are damaged on disk, so the batch can only be rejected."""
     KEPT = "kept"
@@ -285,7 +287,7 @@ class Progress:
         flow: The current activity.
         attempt: The number of pauses since the last acknowledgement.
         refresh: The next pause requests new metadata, because the leader may have moved.
-        reason: Why the partition does not progress, human-readable; empty once it does.
+        reason: Why the partition makes no progress, as human-readable text; empty when it makes progress.
         table: The next flow for each flow and event.
     """
 
@@ -336,11 +338,11 @@ class Progress:
         self.refresh = True
 
     def explain(self, reason: str) -> None:
-        """Set why the partition does not progress."""
+        """Set the reason why the partition makes no progress."""
         self.reason = reason
 
     def clear_reason(self) -> None:
-        """Clear the reason, because the partition progresses."""
+        """Clear the reason, because the partition makes progress."""
         self.reason = ""
 
     def succeed(self) -> None:

@@ -75,8 +75,8 @@ class Gatherer:
         return made
 
     def gather(self, partition: Partition, now_ms: int) -> None:
-        """Select batches to merge. The leader acknowledges each batch separately, so it acknowledges the same records
-        sooner if they are in fewer batches.
+        """Select batches to merge. The leader needs time to acknowledge each batch, so the same records are
+        acknowledged sooner if they are in fewer batches.
         """
         if not (self._gather_bytes and partition.gathers):
             return

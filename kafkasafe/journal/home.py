@@ -8,10 +8,10 @@ cluster, as this history shows:
 
 1. Producers on lanes 0 and 1 deliver to cluster A, and end.
 2. Cluster B now answers at the same bootstrap address. No batch waits in any lane, so the directory may change to B.
-3. A producer on lane 0 gets an answer from B, and makes the directory name B. It is killed right after that, so lane 0
-   still has A's offsets.
+3. A producer on lane 0 gets an answer from B, and records B as the directory's cluster. It is killed right after that,
+   so lane 0 still has A's offsets.
 4. The next incarnation of lane 0 finds that the directory names B, but that the lane has A's offsets. A producer that
-   later opens lane 1 finds the same in that lane.
+   later opens lane 1 finds A's offsets there, too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Home:
 
     def read_grant(self, producer_id: int) -> None:
         """Record an id that the cluster granted to this or an earlier incarnation. Only `grant` makes an id the current
-        one: if the spool was copied, two producers would otherwise use the same earlier id.
+        one. If this method did so, two producers on copies of the same spool could use the same earlier id.
         """
         self.producer_ids.add(producer_id)
 

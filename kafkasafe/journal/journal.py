@@ -215,11 +215,11 @@ class Journal:
         self._losses.released(before_position)
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
-        """The spool is short of room: which batches should the engine copy forward?"""
+        """The spool is short of room. Returns the batches that the engine should copy forward."""
         return self._forward.to_move(before_position, most_bytes)
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """A segment of the spool is missing: which of its batches can the engine copy?"""
+        """A segment of the spool is missing. Returns its batches that the engine may write again, from memory."""
         return self._forward.to_rescue(first_position, end_position)
 
     def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
@@ -235,7 +235,7 @@ class Journal:
         self._snapshots.doubt()
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """A partition has a long backlog: which of its batches may be packed?"""
+        """A partition has a long backlog. Returns those of its batches that may be packed."""
         return self._packer.packable(destination)
 
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
@@ -243,7 +243,7 @@ class Journal:
         self._packer.pack(destination, shells)
 
     def delivered_before(self, position: int) -> list[Delivered]:
-        """The spool deleted everything before this position: which delivered records were there?"""
+        """The spool has deleted everything before this position. Returns the delivered records that were there."""
         return self.views.delivered_before(position)
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ class Journal:
         self._incarnations.slept(seconds, now)
 
     def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
-        """The producer ends. Returns the mark with the time after which no broker can append its requests."""
+        """The producer ends. Returns the mark with the time after which no broker can append the lane's requests."""
         return self._incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
     def paid(self, debt: m.Debt) -> None:

@@ -15,8 +15,8 @@ from kafkasafe.journal.state import JournalState
 
 
 class Incarnations:
-    """Holds batches back until those of other lanes are delivered. Also makes the QUIET mark, which has the time after
-    which no broker can append this lane's requests.
+    """Holds batches back until earlier batches of other lanes are delivered. Also makes the QUIET mark, which gives the
+    time after which no broker can append this lane's requests.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -33,8 +33,9 @@ class Incarnations:
         """Hold back batches that are written at or after `position`, until `debts` (batches of other lanes) are
         delivered.
 
-        An incarnation begins with this call. The caller repeats the call when the program drops another producer of the
-        same spool directory without closing it.
+        The caller makes this call at the beginning of an incarnation, if there are debts. It makes another call for
+        each producer of the same spool directory that the program drops without closing it, if that producer still has
+        undelivered batches.
         """
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
@@ -58,8 +59,8 @@ class Incarnations:
     def slept(self, seconds: float, now: float) -> None:
         """Record that the machine slept for `seconds`; `now` is the time after that.
 
-        While the machine slept, the brokers' state of our producer aged. Requests that waited in socket buffers are
-        sent only now.
+        While the machine slept, the state that the brokers keep about our producer became older. Requests that waited
+        in socket buffers are sent only now.
         """
         before = now - seconds
         self._quiescence.sleep(seconds, before)
@@ -67,8 +68,8 @@ class Incarnations:
             partition.doubt.sleep(seconds, before)
 
     def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
-        """The QUIET mark of a producer that has stopped sending: the time after which no broker can append its
-        requests.
+        """The QUIET mark of a producer that has stopped sending. It gives the time after which no broker can append the
+        lane's requests.
 
         None if the log already has the mark. Also None if every batch is finished and none is suspected to be lost:
         then the next incarnation has nothing to ask the cluster.

@@ -1,4 +1,4 @@
-"""Suspicions that a log has lost acknowledged batches, surveys of the log, and lost batches that are sent again.
+"""Handles suspicions that a log has lost acknowledged batches: surveys the log, and queues the lost batches again.
 
 The journal sends no new batch to a suspected partition.
 """
@@ -58,9 +58,7 @@ class Suspicions:
         self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
-        """Record that a check has passed: in the new leader's log, the former leader's epoch ends after the last record
-        that the former leader acknowledged.
-        """
+        """Record that a check found no loss (see `EpochCheck`)."""
         partition = self._partitions[check.destination]
         if partition.loss.is_asked(check):
             partition.loss.passed()
@@ -262,7 +260,7 @@ class Losses:
         self._end_survey(partition, topic_id, leader_epoch)
         forgotten_offset = log.forgotten_offset
         if forgotten_offset == ANYWHERE and 0 <= log.known_from <= epoch_end_offset:
-            forgotten_offset = log.known_from  # the log has all batches that are not remembered
+            forgotten_offset = log.known_from  # the log has all batches that the journal does not remember
         remembered = _is_remembered(suspicion, loss, acked, forgotten_offset, recreated=recreated)
         moved = self._relocate(acked, loss)
         lost = sorted((acked[index] for index in loss.indexes), key=lambda batch: batch.rank)
@@ -279,8 +277,8 @@ class Losses:
                 self._out.ready.notices.append(hole)
             log.confirm_until(end_offset)
             # The journal writes this mark even if every batch is still at the same offset. Otherwise the next
-            # incarnation would find the same sign of a loss in the marks, and by then the spool may lack the batch that
-            # proves the sign wrong.
+            # incarnation would find the same sign of a loss in the marks, and suspect a loss again. By then, the spool
+            # may have deleted the batch that disproves the loss.
             self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), moved))
             self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
@@ -444,7 +442,9 @@ class _Extent:
     def from_epoch_end(
         self, epoch_end_offset: int, baseline_offset: int, forgotten_offset: int, *, recreated: bool
     ) -> _Extent:
-        """The extent of the loss if the log lost all records from `epoch_end_offset` on, remembered or not."""
+        """The extent of the loss if the log lost all records from `epoch_end_offset` on. It includes the lost records
+        that the journal does not remember.
+        """
         until = min(self.first, forgotten_offset)
         begin = max(epoch_end_offset, baseline_offset)
         if recreated and until > max(0, baseline_offset):
@@ -465,15 +465,16 @@ def _is_remembered(
     """
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
-    # If that offset is before `forgotten_offset`, a remembered batch that ends there proves nothing: it may have
-    # replaced a batch that the journal does not remember.
+    # If that offset is before `forgotten_offset`, a remembered batch that ends there proves nothing. Another
+    # batch, which the journal does not remember, may have ended there before. If so, the log has lost that batch, and
+    # the remembered one was appended in its place.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # The answer is yes in two more cases. In the first case, all records up to that offset are ours. In the second
-    # case, a remembered batch ends at that offset, and each batch that has left the spool is still in the log at its
-    # known offset.
+    # The answer is yes in two more cases. In the first case, batches of this lane cover every suspected offset up to
+    # that offset. In the second case, a remembered batch ends at that offset. Also, each suspected batch that the spool
+    # has deleted has a known offset, and the log has a batch of this lane there.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 
@@ -486,7 +487,9 @@ def _gone(records: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int, int
 
 
 def _between(first: int, last: int, lost: Sequence[Batch]) -> list[tuple[int, int]]:
-    """(first offset, last offset) of the lost ranges before and after the lost batches that are remembered."""
+    """The lost ranges that are not remembered, as (first offset, last offset): one range before the remembered lost
+    batches, and one after them.
+    """
     if not lost:
         return [(first, last)]
     begin, end = min(batch.place for batch in lost), max(batch.place + batch.count for batch in lost)

@@ -83,8 +83,8 @@ class Quiescence:
         self.dead_at, self.is_announced = dead_at, announced
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request at the
-        time `before`.
+        """Extend `dead_at` by the time for which the machine slept. Do nothing if no broker could append a request any
+        more when the sleep began (at `before`).
         """
         if self.dead_at > before:
             self.dead_at += seconds
