@@ -13,10 +13,10 @@ is that of etcd's raft: *persist before you send, send before you resolve*.
        batch id carry the same bytes. `asks` has the questions to the cluster. `waits` has the partitions for which the
        shell calls `retry()` after a pause. `resolved` has the batches whose fate is final and durable.
 
-Three tables say what follows an event: `STATE` gives the next state of a batch (`Batch.on`). `FLOW` gives the next
-activity of a partition (`Progress.on`). `UNASSIGNED_FLOW` does the same for a topic whose partitions are not known. An
-event that a table does not allow is a bug, and raises IllegalMoveError. A batch of an earlier incarnation gets its
-state from the log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED.
+Three tables say what follows an event. `Batch.on` looks up the next state of a batch in `STATE`. `Progress.on` looks up
+the next activity of a partition in `FLOW`, and the next activity of a topic whose partitions are not known in
+`UNASSIGNED_FLOW`. An event that a table does not allow is a bug, and raises IllegalMoveError. A batch of an earlier
+incarnation gets its state from the log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED.
 
 Order and the window. A partition's batches are sent in the order in which they were sealed. At any time, at most
 `window` (five) sent batches of a partition lack a durable commit mark. The first batch under a producer id and epoch is
@@ -26,8 +26,8 @@ base sequence. So if the first of two batches failed, the second could overtake 
 *settles*: the journal sends nothing new until every request in flight has an outcome. If every failed batch is proven
 absent from the log, the journal sends these batches again, in order. Otherwise it asks the cluster first.
 
-The journal uses no clock, no randomness and no I/O: `now` (float seconds, any epoch) and all answers of the cluster are
-arguments.
+The journal uses no clock, no randomness and no I/O. The caller passes the time (`now`, in seconds since any epoch) and
+the cluster's answers to it, as arguments.
 
 Modules
 -------
@@ -44,7 +44,8 @@ Data that all objects share: `batch` (a batch, its states and its events), `flow
     queue       the batches of a partition                  destinations  partitions, and the known topics
     replay      the group of the log that is being read     snapshots   marks that a new segment repeats
 
-Objects that decide. Each constructor takes the `JournalState` and the deciding objects that the new object uses:
+Objects that make decisions. Each constructor takes the `JournalState`, and the decision-making objects that the new
+object uses:
 
     packing     batches that are far from their turn    losses      signs of a loss, surveys, batches to send again
     refusals    destinations that are not accepted      topics      destinations, learned and forgotten
@@ -55,9 +56,10 @@ Objects that decide. Each constructor takes the `JournalState` and the deciding 
     members     batches of units                        lives       order across incarnations and lanes
     recovery    the log of earlier incarnations         machine     the next step of each partition
 
-`state` has the settings, and `JournalState`, which holds the objects that own state; all objects that decide share it.
-`journal` has the facade: `Journal` makes all objects, passes each event to the one that handles it, and collects the
-resulting actions. `views` has the read-only queries of `Journal.views`, for callers outside the journal.
+`state` has the settings and the class `JournalState`. One `JournalState` holds all objects that own state, and all
+objects that make decisions share it. `journal` has the facade: `Journal` makes all objects, passes each event to the
+one that handles it, and collects the resulting actions. `views` has the read-only queries of `Journal.views`, for
+callers outside the journal.
 """
 
 from kafkasafe.journal.acked import EpochCheck

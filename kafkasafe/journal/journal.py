@@ -419,7 +419,7 @@ class Journal:
         self._incarnations.hold_back(held)
 
     def halt(self, *, halted: bool) -> None:
-        """Another producer wants to take over this lane, or no longer wants to."""
+        """Stop sending, for example because another producer wants to take over this lane; or resume."""
         self._incarnations.halt(halted=halted)
 
     def slept(self, seconds: float, now: float) -> None:

@@ -26,7 +26,7 @@ from kafkasafe.journal.window import Admission, InFlight
 
 
 class Turn(NamedTuple):
-    """A partition without requests in flight, and without batches in doubt, when the rules are applied to it.
+    """A partition to which the rules are applied. It has no requests in flight and no batches in doubt.
 
     Attributes:
         partition: The partition.
@@ -204,22 +204,23 @@ class Machine:
             self._identities.prepare(partition)
 
     def _quiet_rules(self) -> Sequence[_Rule]:
-        """The rules for a partition without requests in flight and without batches in doubt. They apply in this order,
-        up to the first rule that `ends`.
+        """The rules for a partition without requests in flight and without batches in doubt. The rules are tried in
+        this order. Once a rule with `ends=True` has applied, no later rule is tried.
 
         Each comment says why the rule comes before the next one. tests/journal/test_rule_order.py swaps neighbours.
         """
         return (
-            # The survey queues lost batches before all waiting ones, so the journal decides nothing about the waiting
-            # ones until the log is read. No pause comes before the survey: if the journal will send batches again, the
-            # survey itself waits for late requests.
+            # The survey may put lost batches into the queue, before all waiting ones. So the survey comes first, and
+            # the journal decides about the waiting batches afterwards. No pause is needed before the survey: if lost
+            # batches must be sent again, the survey itself waits until no broker can append a late request with one of
+            # them.
             _Rule(is_suspected, self._survey),
             # While a broker may still append a late request, any answer may already be out of date. Without this rule,
             # the next one would ask again and again.
             _Rule(has_late_requests, self._wait_for_late),
-            # This rule puts batches in doubt again, so the next rule must not reset `partition.doubt`.
-            # `partition.doubt` records whether the leader refused a sequence, and whether a newer epoch exists: the
-            # judgement of these batches depends on both.
+            # This rule puts batches in doubt again. Their judgement depends on `partition.doubt`, which records whether
+            # the leader refused a sequence, and whether a newer epoch exists. So the next rule must not reset
+            # `partition.doubt`.
             _Rule(was_asked_early, self._ask_again),
             # A later rule may put a batch in doubt. What the leader said about other batches does not apply to that
             # batch.
@@ -228,8 +229,8 @@ class Machine:
             _Rule(has_unchecked_refusal, self._confirm),
             # The refusal is about the first batch itself, so the next rule must not send this batch again.
             _Rule(has_refused_head, self._give_up_head),
-            # The order of this rule and the next does not matter: the next one also sends refused batches again, under
-            # new ids.
+            # The order of this rule and the next does not matter. If the next rule came first, then that rule would
+            # let the refused batches be sent again, under new ids.
             _Rule(has_gap, self._take_again, ends=False),
             # The next rule ends the turn. The journal writes the mark with the new ids during the pause, not after it.
             _Rule(has_old_ids, self._give_new_ids, ends=False),
@@ -245,7 +246,7 @@ class Machine:
             return
         turn = Turn(partition, partition.queue.head, now, now_ms)
         if partition.queue.has_doubt:
-            # After a failure, a pause comes before further questions, too.
+            # After a failure, the journal pauses before it asks, just as it pauses before it sends batches.
             (self._rest if needs_pause(turn) else self._ask_about_doubt)(turn)
             return
         for rule in self._quiet_rules():

@@ -21,8 +21,8 @@ class AckedLoss:
         cause: The sign that raised the suspicion.
         evidence: Human-readable text.
         revived: How many of the lost records are sent again.
-        gone: (first offset, last offset, number) of the lost records that are not sent again; number 0: all are sent
-            again.
+        gone: (first offset, last offset, number) of the lost records that are not sent again. The number is 0 if all
+            lost records are sent again.
         recreated: The topic was, or may have been, deleted and created again.
     """
 
@@ -43,7 +43,7 @@ class Healed:
 
     Attributes:
         destination: Destination number.
-        records: How many records the log has again, including records that earlier incarnations sent again.
+        records: How many lost records are in the log again, including those that earlier incarnations sent again.
         first_offset: Current offset of the first of these records, -1 when not known.
         last_offset: Current offset of the last of these records (inclusive), -1 when not known.
     """
@@ -134,8 +134,8 @@ class Denial:
     asking: bool = False
 
     def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
-        """Record another refusal. If the previous refusal came more than `silence_s` seconds ago, the duration of the
-        refusal is counted from `now`.
+        """Record another refusal. The duration is counted anew, from `now`, if the previous refusal came more than
+        `silence_s` seconds ago, or if a request without an answer came after it.
         """
         if self.counted_from < 0 or now - self.last_at > silence_s:
             self.counted_from = now
@@ -143,7 +143,7 @@ class Denial:
         self.answers += 1
 
     def interrupt(self) -> None:
-        """Record a request without an answer. The duration of the refusal is then counted from the next refusal."""
+        """Record a request without an answer. The duration is then counted from the next answer that is a refusal."""
         self.counted_from = -1.0
 
     def tell(self) -> None:

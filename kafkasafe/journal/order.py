@@ -3,14 +3,14 @@ batches of later incarnations.
 
 An *incarnation* is one owner of a lane, from the moment the owner opens the lane until the owner ends. When an
 incarnation begins, other lanes may still hold batches of incarnations that have ended. For each of those lanes, the new
-incarnation writes the position after these batches into its own log (mark AFTER). In each topic-partition, the batches
-of the new incarnation wait until those lanes have finished all their batches before these positions.
+incarnation writes the position after these batches into its own log (mark AFTER). In each topic-partition, the new
+incarnation's batches wait until those lanes have finished every batch before the recorded positions.
 
-Circular waits are impossible. An incarnation waits only for batches that were written before it began, and writes its
-own batches only after it began. A lane delivers its batches in the order in which they were written, so inside a lane,
-too, a batch waits only for earlier batches. So every batch waits only for batches that were written earlier, even if
-another producer delivers those. An incarnation does not wait for batches of owners that are still running, because
-kafkasafe promises no order between the batches of owners that run at the same time.
+Circular waits are impossible, because every batch waits only for batches that were written earlier. Within a lane,
+batches are delivered in the order in which they were written. Across lanes, an incarnation waits only for batches that
+were written before it began, and so before any of its own batches. It does not matter which producer delivers the
+earlier batches. An incarnation does not wait for batches of owners that are still running, because kafkasafe promises
+no order between the batches of owners that run at the same time.
 """
 
 from __future__ import annotations
@@ -142,14 +142,15 @@ class Owed:
 def holds(
     afters: Iterable[m.After], owed: Mapping[m.Debt, frozenset[Address] | None]
 ) -> Mapping[Address | None, int]:
-    """For each address, the position in the lane from which batches are held back.
+    """For each address, find out which batches of the lane are held back.
 
     Args:
         afters: The lane's AFTER marks.
         owed: For each debt, the addresses of its unfinished batches; None while they are not known.
 
     Returns:
-        For each address, the position from which nothing is sent. The key None applies to every address.
+        Maps an address to a position: the lane's batches at this position or later are not sent to the address. The key
+        None applies to every address.
     """
     held: dict[Address | None, int] = {}
     for after in afters:
@@ -161,7 +162,7 @@ def holds(
 
 
 def held_from(held: Mapping[Address | None, int], topic: str, partition: int) -> int:
-    """The position from which nothing is sent to a partition; `NEVER` if everything may be sent.
+    """A position: batches at this position or later are not sent to the partition. `NEVER` if all may be sent.
 
     Records whose partition is not chosen yet may go to any partition of the topic.
     """

@@ -27,8 +27,8 @@ class Ended:
     Attributes:
         batch: The batch.
         fate: How it ended.
-        kept: The batch stays in the spool although it ended, because its parts, or the merged batch, take its place in
-            the order.
+        kept: The batch's parts, or the batch merged from it and others, take its place in the order. So the batch stays
+            in the spool.
     """
 
     batch: Batch
@@ -120,7 +120,7 @@ class Persist:
         batches: The batches to write, in this order.
         marks: The marks to write before the batches.
         atomic: Marks and batches are one group, which counts as a whole or not at all.
-        after: What follows once the groups are durable; `persisted()` applies them.
+        after: The consequences that `persisted()` applies once the groups are durable.
         units: New units, each in a separate group.
     """
 
@@ -158,8 +158,8 @@ class Persist:
         self.atomic = True
 
     def leave_to(self, rest: Persist) -> None:
-        """Keep only the batches of the division in this group, and move the other batches and the units to `rest`, the
-        next group.
+        """In this group, keep only the batches that replace other batches (by a division or a merge). Move the other
+        batches, and the units, to `rest`, the next group.
 
         If the disk fails for some batches, the shell may write a later group of decisions first. Any other batch in
         that group would overtake the batches that were not written.
@@ -213,16 +213,16 @@ class Ask:
 
     Attributes:
         destination: Destination number.
-        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. Empty: the journal only
-            needs the end offset (answer with `baseline`).
+        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. If there are none, the
+            journal needs only the end offset, and the engine answers with `baseline()`.
         from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
         acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.
         read_log: The answer must come from the log, because the producer state is not reliable (for example, it may
             expire at any moment).
         fenced: A newer epoch of our producer id exists, so another process may own a copy of this spool. If the log
             does not have a batch, the user must decide about it.
-        confirm: The broker refused the batch. The journal only needs the producer state, and asks for it once (answer
-            with `confirmed`).
+        confirm: The broker refused the batch. The journal needs only the producer state, and asks for it once. The
+            engine answers with `confirmed()`.
         cut: The log may have been truncated below an acknowledged batch.
     """
 
@@ -272,10 +272,10 @@ class Divide:
 
     @property
     def is_due(self) -> bool:
-        """Whether the batch still has to be divided. After the journal asked for the division, it may have sent the
-        batch again, or rejected it as a whole. While the batch is being written, the division is not due; the journal
-        asks again once the batch is durable. A batch of a unit must not be divided while it is in a transaction; if the
-        broker refuses the batch again, the journal asks again.
+        """Whether the batch still has to be divided. By now, the journal may have sent the batch again, or
+        rejected it as a whole. While the batch is being written, the division is not due. The journal requests it again
+        once the batch is durable. A batch of a unit must not be divided while the unit is in a transaction. If the
+        broker then refuses the batch again, the journal requests the division again.
         """
         unit = self.batch.unit
         if unit is not None and unit.transaction is not None:
@@ -440,7 +440,7 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are neither decided actions nor partitions to evaluate."""
+        """Whether nothing is left: no action is decided, and no partition has to be evaluated."""
         return not (self.touched or self.postponed or self.committing or self.ready)
 
     @property
@@ -458,8 +458,8 @@ class Outbox:
         self.postponed.clear()
 
     def take(self, *, wants_producer_id: bool) -> Ready:
-        """Take the actions decided since the last call. The batches of a division are written alone: if a division is
-        due, only the next call returns the other batches and the units.
+        """Take the actions decided since the last call. Batches that replace others (by a division or a merge) are
+        written alone: if there are such batches, the other batches and the units follow with the next call.
         """
         ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)

@@ -38,8 +38,8 @@ class Packer:
         self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """Batches that may be packed next, in queue order. `pack` packs any number of them, beginning with
-        the first.
+        """Batches that may be packed next, in queue order. The caller decides how many of them `pack` packs,
+        beginning with the first.
         """
         partition = self._partitions.get(destination)
         if partition is None or partition.progress.flow is Flow.REJECTING:
@@ -49,8 +49,8 @@ class Packer:
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
-            # If the batch has an id, the id must be durable. So the mark that gives the batch its id must not be
-            # waiting to be written.
+            # If the batch has an id, the id must be durable. So the mark that gives the batch its id must already be
+            # written.
             named = batch.state is BatchState.PREPARED and not partition.ids.stale
             if not (
                 batch.durable
@@ -129,7 +129,7 @@ class Packer:
 class RereadBacklogs:
     """Packs the parts of long backlogs that recovery has already read, and unpacks batches to which later marks refer.
 
-    A mark may refer to a packed batch. So before recovery takes a mark about a batch, it *reaches* the batch: recovery
+    A mark may refer to a packed batch. So before recovery applies a mark about a batch, it *reaches* the batch: it
     unpacks the backlog up to this batch. `Ready.unpacked` stays empty, because the shell does not know these batches
     yet.
     """
@@ -140,7 +140,7 @@ class RereadBacklogs:
         self._packer = packer
         self._out = state.out
         self.sent_at_most = max(state.settings.window, WINDOW)
-        """At most this many batches of a queue may have been sent: the first ones that have an id."""
+        """Of a queue's batches with an id, at most this many can have been sent: the first ones."""
 
     def pack(self, numbers: Iterator[int]) -> None:
         """Pack long backlogs. Each packed batch takes the next number."""
@@ -150,8 +150,8 @@ class RereadBacklogs:
                 self._packer.pack(partition.number, rows)
 
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
-        """The `packable` batches in queue order. Stops before the first batch with an id that follows a batch without
-        one.
+        """The `packable` batches in queue order. They end where a batch without an id is followed by a batch with an
+        id.
 
         A mark that voids ids takes effect on all packed batches together. So a batch with an id must not be packed
         behind a batch without one.
@@ -167,7 +167,7 @@ class RereadBacklogs:
     def reach(self, partition: Destination, position: int = -1) -> None:
         """Unpack the batches up to this position, because the next mark refers to one of them.
 
-        While any batch is packed, more than `WINDOW` other batches stay unpacked.
+        Also unpack later batches, if necessary, until more than `WINDOW` batches are unpacked or none is packed.
         """
         queue = partition.queue
         if not queue.packed.count:
@@ -196,8 +196,8 @@ class RereadBacklogs:
                 return
 
     def reach_sent(self, partition: Destination) -> None:
-        """Unpack the batches up to the last one that may have been sent. Of the batches with an id, only the first
-        `sent_at_most` may have been sent. Batches without an id may precede them.
+        """Unpack the batches up to the last one that can have been sent. Of the batches with an id, at most the first
+        `sent_at_most` can have been sent. Batches without an id may stand before them in the queue.
         """
         self.reach(partition)
         queue = partition.queue

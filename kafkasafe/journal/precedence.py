@@ -16,8 +16,8 @@ from kafkasafe.journal.order import NEVER, Address, held_from
 
 
 class Precedence:
-    """Says which batches of this lane must wait. A batch waits either for debts to be paid, or because another producer
-    takes over the lane.
+    """Says which batches of this lane must wait. A batch waits until its debts are paid. All batches wait while the
+    lane is halted, for example because another producer wants to take over the lane.
 
     Only the journal changes this object. Any thread may call `is_held`.
     """
@@ -34,8 +34,8 @@ class Precedence:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The AFTER marks with debts (batches of other lanes) that may still be undelivered. Batches at or after a
-        mark's position wait for the debts of this mark.
+        """The AFTER marks with unpaid debts: batches of other lanes that are perhaps not delivered yet. This lane's
+        batches at or after a mark's position wait for the debts of this mark.
         """
         return tuple(self._afters)
 
@@ -64,8 +64,8 @@ class Precedence:
     # -- held batches --------------------------------------------------------------------------------------------------
 
     def hold_back(self, held: Mapping[Address | None, int]) -> bool:
-        """Hold batches back. `held` maps an address to the position from which the address's batches wait. Returns
-        whether this changed anything.
+        """Hold batches back. `held` maps an address to a position: the address's batches at this position or later
+        wait. Returns whether this changed anything.
         """
         if held == self._holds:
             return False
@@ -91,8 +91,8 @@ class Precedence:
         return self._halted or self.is_held(partition, batch)
 
     def is_in_front(self, batch: u.Member) -> bool:
-        """Whether a unit's batch need not wait: in its queue, only batches of units precede it, and nothing holds it
-        back.
+        """Whether it is the turn of a unit's batch: all batches before it in its queue belong to units, and nothing
+        holds this batch back.
         """
         partition = self._partitions.get(batch.destination)
         if partition is None:

@@ -90,7 +90,7 @@ class Quiescence:
             self.dead_at += seconds
 
     def mark(self, dead_at: Iterable[float], now: float, clock: Clock) -> m.Quiet:
-        """The mark for the last group of an owner that has stopped sending.
+        """The QUIET mark, which an owner writes into its last group when it has stopped sending.
 
         Args:
             dead_at: For each partition, the earliest time (seconds) at which no request of this incarnation can be

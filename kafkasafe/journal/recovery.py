@@ -28,7 +28,7 @@ from kafkasafe.journal.verdicts import Verdicts
 
 
 class Recovery:
-    """Takes each batch and mark of the log from the shell, which calls `recovered` last."""
+    """Receives each batch and mark of the log from the shell. At the end, the shell calls `recovered`."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class Recovery:
         1. A batch is divided because it was refused. Its parts are written behind batches that were accepted later.
         2. The parts are copied forward. The spool deletes the segment with the divided batch, but not yet the one in
            which its parts were first written.
-        3. The next incarnation reads the parts there and cannot know their place in the order. Only the copies contain
-           this place, as their rank.
+        3. The next incarnation reads the parts there and cannot know their place in the order. Only the marks of the
+           copies record this place: it is the rank.
         """
         destination = self._all[part.destination]
         self._backlogs.reach(destination, rank[0])
@@ -259,8 +259,8 @@ class Recovery:
             elif done is None and repeats:
                 pass  # the STATE mark that follows says up to which offset all batches are finished
             elif done is None and base_offset >= 0 and at not in ended:
-                # The spool released this batch, so this batch was finished, and so were all earlier batches that were
-                # not moved. The batch's record count is unknown.
+                # The spool released this batch, so this batch was finished. All earlier batches were finished, too,
+                # unless they were moved. The batch's record count is unknown.
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
@@ -329,7 +329,7 @@ class Recovery:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """End the last group. Recovery ended each earlier group when it read the group after that one."""
+        """End the last group. Recovery ends any other group when it reads the marks of the next one."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach_sent(partition)
@@ -387,9 +387,9 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # At any time, the journal sends only the first few batches of a queue. So only the first few batches with
-            # an id may have been sent. (Lost batches that were put in front of them later have no id.) But if marks are
-            # lost, any batch with an id may have been sent.
+            # The journal sends only batches at the front of a queue. So only the first few batches with an id can have
+            # been sent. (Lost batches may stand in front of these, but they have no id.) But if marks are lost, any
+            # batch with an id can have been sent.
             most = None if blind else self._backlogs.sent_at_most
             doubt = list(
                 islice((batch for batch in partition.queue.near if batch.identity is not None), most)
@@ -398,8 +398,8 @@ class Recovery:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue.near[0].identity is None:
                 # An earlier incarnation put lost batches into the queue again, in front of the batches in doubt. The
-                # lost batches get new ids first, and sequences must ascend in queue order. So each batch in doubt that
-                # the log does not have needs a new id, too.
+                # lost batches get new ids. Sequences must ascend in queue order. So each batch in doubt that the log
+                # does not have needs a new id, too.
                 partition.ids.expire()
             if doubt:
                 # The broker may still append the last requests of an earlier incarnation.
@@ -449,7 +449,7 @@ class Recovery:
             self._index.drop(batch)
             if mark.outcome is m.UnitOutcome.COMMITTED:
                 unit.read_epoch(batch.handle, epochs.get(batch.position, -1))
-                if isinstance(partition, Partition):  # else damage destroyed the mark that divided the batch
+                if isinstance(partition, Partition):  # if not, damage destroyed the division's mark
                     self._unit_batches.place(partition, unit, batch)
                 batch.read_fate(BatchState.COMMITTED)
                 partition.dequeue(batch)
@@ -461,8 +461,8 @@ class Recovery:
         return members
 
     def _drop_parents(self) -> None:
-        """End the group. The batches that the group's marks replace leave their queues, because other batches now have
-        the records.
+        """End the group. If the group's marks say that other batches replace a batch, remove the replaced batch from
+        its queue, because the other batches now have its records.
         """
         for parent, _ in self._replay.parents:
             if not parent.heirs:
@@ -537,7 +537,7 @@ class Recovery:
 
 
 def _explain_gap(destination: Destination) -> None:
-    """Record that a gap in the log's sequences is expected, because a batch may have ended without being appended."""
+    """Record that a sequence gap in the partition's log is expected: a batch may never have been appended to it."""
     if isinstance(destination, Partition):
         destination.loss.explain()
 
@@ -547,8 +547,8 @@ def _is_reset(mark: m.Mark) -> bool:
 
 
 def _newest_of(identified: m.Mark, committed: m.Mark) -> tuple[m.Identity, int, int] | None:
-    """The identity, position and base offset of the batch that both marks name. None unless each mark names exactly one
-    batch, and both marks name the same batch (see `snapshots`).
+    """The identity, position and base offset of the one batch that both marks name (see `snapshots`). None if one of
+    the marks names no batch or several batches, or if the two marks name different batches.
     """
     if not (isinstance(identified, m.Identified) and isinstance(committed, m.Committed)):
         return None
@@ -559,7 +559,7 @@ def _newest_of(identified: m.Mark, committed: m.Mark) -> tuple[m.Identity, int, 
 
 
 def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
-    """Whether a COMMITTED mark before STATE repeats the batch that was acknowledged last."""
+    """Whether a COMMITTED mark between IDENTIFIED and STATE repeats the mark of the newest acknowledged batch."""
     return (
         0 < index < len(marks) - 1
         and isinstance(marks[index + 1], m.State)
@@ -573,14 +573,14 @@ def _insert(queue: PartitionQueue, batch: Batch, rank: tuple[int, ...]) -> None:
 
 
 def _is_found_late(partition: Destination, batch: Batch) -> bool:
-    """Whether the batch is in order although its offset is lower than the last acknowledged offset.
+    """Whether it is legitimate that the batch's offset is lower than the last acknowledged offset.
 
     1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, but the answer to batch 1 is lost.
     2. The journal searches for batch 1, finds it at offset 11, and commits it after batch 2.
 
-    Both batches are in order, so nothing suggests that offset 12 is lost. After a truncation of the log, an
-    acknowledgement may have a lower offset than the one before it, but then it also has another leader epoch. The
-    journal then asks where the earlier epoch ends.
+    The two batches have the right order in the log, so nothing suggests that offset 12 is lost. After a truncation of
+    the log, an acknowledgement may have a lower offset than the one before it, but then it also has another leader
+    epoch. The journal then asks where the earlier epoch ends.
     """
     return partition.log.leader_epoch >= 0 and any(
         other.rank > batch.rank

@@ -34,8 +34,8 @@ class RefusalTimer:
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether the current refusal is about something other than this handle. -1 stands for the whole destination,
-        any other handle for a batch.
+        """Whether the current refusal concerns something other than `handle`. The handle -1 stands for the whole
+        destination, any other handle for one batch.
         """
         return self.denial is not None and self.denial.handle != handle
 
@@ -59,7 +59,7 @@ class RefusalTimer:
         return denial
 
     def no_answer(self) -> None:
-        """Record a request without an answer. The duration of the refusal is then counted from the next refusal. The
+        """Record a request without an answer. The duration is then counted from the next answer that is a refusal. The
         broker may have restarted, and a broker that has just started may refuse a request only because it has not read
         the cluster's metadata yet.
         """

@@ -32,7 +32,8 @@ class Refusals:
         """Record that the cluster refuses a destination of a unit for a reason that may be temporary.
 
         Returns:
-            True if the cluster gave no other answer for the whole timeout, or the partition is proven not to exist.
+            True if the cluster answered only with refusals for the whole timeout, or the partition is proven not to
+            exist.
         """
         return self.note_refusal(self._all[destination], code, reason, Scope.DESTINATION, now)
 
@@ -50,12 +51,12 @@ class Refusals:
         """Record a refusal that may be temporary.
 
         Returns:
-            True if the refusal counts as permanent: the cluster gave no other answer for the whole timeout, or the
-            partition is proven not to exist.
+            True if the refusal counts as permanent: the cluster answered only with refusals for the whole timeout, or
+            the partition is proven not to exist.
         """
         timer = partition.refusal
         if timer.is_about_other(handle):
-            # Refusals of different batches, or of the destination, have separate durations.
+            # The duration is counted separately for each refused batch, and for the destination as a whole.
             self.clear_refusal(partition, accepted=False)
         denial = timer.refused(code, reason, scope, now, handle=handle, asking=asking)
         absent = False
@@ -94,7 +95,7 @@ class Refusals:
             self._packer.touch(partition)
 
     def note_answer(self, partition: Destination) -> None:
-        """End a refusal to answer questions, because a question was answered.
+        """Record that the cluster answered a question. If it refused to answer questions before, this refusal ends.
 
         If the cluster then refuses a batch, this counts as a new refusal, whose duration begins with that answer.
         """

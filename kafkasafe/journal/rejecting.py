@@ -100,7 +100,7 @@ class Rejecter:
         elif not partition.rejection.is_done:
             return True
         else:
-            # If the cluster refuses later batches, the duration of that refusal starts at zero again.
+            # If the cluster then refuses other batches, the duration of that new refusal is counted from zero.
             self._refusals.clear_refusal(partition, accepted=False)
         if isinstance(partition, UnassignedTopic):
             partition.progress.on(FlowEvent.KEPT)
@@ -151,7 +151,8 @@ class Rejecter:
         if durable:
             self.put_aside(partition, durable, FlowEvent.REJECTS)
         elif partition.progress.is_asking:
-            # The batches are only in memory, so the journal asks again, and rejects them once they are on disk.
+            # The batches are only in memory, and must be on disk before they are rejected. So the journal lets them be
+            # written, and asks the cluster again after a pause.
             self._out.pause(partition, FlowEvent.REFUSED_IN_MEMORY, reason)
 
     def put_aside(self, partition: Destination, batches: Sequence[Batch], event: FlowEvent) -> None:
@@ -179,8 +180,8 @@ def _ask_again(batches: Sequence[Batch]) -> None:
     1. The user lacks the permission to write to a topic. After `blocked_timeout_ms` the journal begins to reject the
        batches, but `rejected/` is full.
     2. The batches keep waiting in the state REFUSED. Then an operator grants the permission.
-    3. The cluster would accept the batches. But the journal does not send a batch that is REFUSED: it only copies the
-       batch, and `rejected/` has no room for the copy.
+    3. The cluster would accept the batches now. But the journal does not send a batch in the state REFUSED. It only
+       tries to copy the batch to `rejected/`, which is full.
     """
     for batch in batches:
         if batch.state is BatchState.REFUSED and batch.fault.code in DESTINATION_CODES:

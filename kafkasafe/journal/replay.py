@@ -19,9 +19,9 @@ class ReadPlace(NamedTuple):
     Attributes:
         moved: The move that copied the batch to its current position; None if the batch is not a copy.
         unit: The batch's unit; None if the batch belongs to no unit.
-        parent: The batch that this batch replaces, as a whole or in part; None if it replaces none.
+        parent: The batch that this batch replaces, wholly or partly; None if it replaces none.
         origin: Position where the batch's records were first written; -1 if that is the batch's current position.
-        given: Runs of the batch's records whose partition the caller gave.
+        given: Ranges of consecutive records in the batch for which the caller gave the partition.
     """
 
     moved: m.Move | None
@@ -37,9 +37,9 @@ class Replay:
 
     Attributes:
         index: Index of the next batch in the group.
-        blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. Because
-            marks are lost, nothing shows whether a batch before this position was sent: neither its id nor the lack of
-            an id.
+        blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. A lost
+            mark may have changed the id of a batch before this position. So neither an id nor a missing id shows
+            whether such a batch was sent.
         quiet: The QUIET mark of the previous incarnation's last group. After the mark's time, no broker can append a
             request of that incarnation. None if that incarnation wrote no such mark, or revoked it.
         parents: The batches that the group replaces, each with the indexes of the batches that replace it.
@@ -66,8 +66,8 @@ class Replay:
             self.parents.append((parent, children))
 
     def origin_from(self, first: int, default: int) -> int:
-        """For the parts that begin at index `first`: the position where their records were first written. `default` if
-        no parts begin there.
+        """The position where the records of some parts were originally written. `first` is the index of the first of
+        these parts in the group. Returns `default` if no parts begin there.
         """
         return next((at for at, children in self._origins if children.start == first), default)
 
@@ -88,8 +88,8 @@ class Replay:
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
-        """Record a QUIET mark: it gives the time after which no broker can append an incarnation's requests, or revokes
-        an earlier QUIET mark.
+        """Record a QUIET mark. Such a mark either gives the time after which no broker can append an incarnation's
+        requests, or revokes an earlier QUIET mark.
         """
         self.quiet = quiet if quiet.until_ms >= 0 else None
 

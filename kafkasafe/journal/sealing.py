@@ -78,8 +78,8 @@ class Sealer:
         self._out.ready.persist.units.append(group)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """Write these batches, and all batches before them in their queues, to disk if they are only in memory
-        (`durable_first=False`).
+        """Write to disk what is only in memory (`durable_first=False`): these batches, and all batches before them in
+        their queues.
         """
         for batch in batches:
             if batch.durable or batch.state in {
@@ -145,8 +145,8 @@ class Sealer:
         self._out.ready.persist.batches.append(batch)
 
     def rests(self, batch: Batch) -> bool:
-        """Whether the batch need not wait for the disk: either it is on disk, or it may stay in memory and is not being
-        written.
+        """Whether the journal can handle the batch without waiting for the disk: either the batch is on disk, or it may
+        stay in memory and is not being written.
         """
         return batch.durable or not (self._durable_first or batch.writing)
 
@@ -178,9 +178,9 @@ class Identities:
         with the new id is durable. A batch that is only in memory does not wait for a mark.
         """
         if self._home.producer_id < 0 or partition.ids.stale:
-            # While the ids are stale, later batches still have ids, which the journal is about to take back. If an
-            # earlier batch got a new id now, its sequence would be higher than the sequences of these later batches.
-            # But sequences must ascend in queue order.
+            # `ids.stale`: the journal is about to take back the ids of waiting batches. If a batch without an id got
+            # one now, its sequence would be higher than those of later batches that still have their old ids. But
+            # sequences must ascend in queue order.
             return
         entries: list[m.Identity] = []
         moved: list[tuple[Batch, BatchId]] = []
@@ -220,7 +220,7 @@ class Identities:
         partition.queue.packed.forget_identities()
         for batch in partition.queue.all():
             if batch.state in {BatchState.PREPARED, BatchState.REFUSED}:
-                # A refused batch is sent again when its turn comes, because the broker refused it under the old id.
+                # The broker refused the batch under its old id. The batch is sent again, under a new id, in its turn.
                 if batch.state is BatchState.REFUSED:
                     batch.on(BatchEvent.PASSED_BY)
                 batch.on(BatchEvent.ID_TAKEN_BACK)

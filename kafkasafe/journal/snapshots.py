@@ -11,7 +11,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Snapshots:
-    """Makes the marks that new segments repeat, so that these marks outlive their segment."""
+    """Makes the marks that each new segment repeats. So the spool can delete old segments without losing the marks."""
 
     def __init__(self, state: JournalState) -> None:
         self._destinations = state.destinations
@@ -54,12 +54,13 @@ class Snapshots:
             partition.log.tell(-1)
 
     def states(self, partition: Destination) -> list[m.State]:
-        """The STATE mark to repeat for the partition. The list is empty if the mark would contain nothing although the
-        journal remembers batches, because recovery takes such a mark for a reset of the partition. For example:
+        """The STATE mark to repeat for the partition. Recovery takes a mark without contents for a reset of the
+        partition. So if the mark would have no contents, but the journal remembers batches, the list is empty. For
+        example:
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit, but reports no offsets.
         2. The lane sent nothing else to the partition, so no baseline is known.
-        3. A new segment begins. The mark would contain nothing, although the journal remembers the batches of the unit.
+        3. A new segment begins. The journal remembers the unit's batches, but nothing that the mark could contain.
         """
         mark = state_mark(partition)
         remembers = bool(partition.log.acked) or partition.number in self._revivals.by_destination
@@ -115,8 +116,8 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
 
 
 def _gap_marks(partition: Destination) -> list[m.Identified]:
-    """The mark that names the expected gaps. This mark is needed, because the spool may delete the segment whose marks
-    or torn batches explain the gaps:
+    """The mark that names the expected gaps. Other marks, or torn batches, also explain these gaps. But the spool may
+    delete the segment that contains them, so this mark is needed:
 
     1. A power cut leaves a batch incomplete. Later batches of the same group are intact.
     2. The next incarnation copies the later batches forward, and deletes the segment. The process is killed before
@@ -125,8 +126,8 @@ def _gap_marks(partition: Destination) -> list[m.Identified]:
        was never reported as durable to any caller.
     """
     gaps = partition.loss.gaps if isinstance(partition, Partition) else {}
-    # The position 0 shows that an entry is about a gap. No data batch has this position, so recovery does not give the
-    # ids in this mark to any batch.
+    # Each entry has the position 0, because it describes a gap and not a batch. No data batch has this position, so
+    # recovery does not give the ids in this mark to any batch.
     entries = [
         m.Identity(0, producer_id, epoch, sequence)
         for (producer_id, epoch, end), begin in gaps.items()

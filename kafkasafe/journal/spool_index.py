@@ -118,7 +118,9 @@ class SpoolIndex:
                 break
 
     def pack(self, batch: Batch) -> None:
-        """Drop a batch that is packed, because `note_packed` covers the positions of packed batches."""
+        """Remove a packed batch from this index. Of the packed batches, the index has only the first position of each
+        destination (`note_packed`).
+        """
         self._batches.pop(batch.position)
 
     def note_packed(self, destination: int, position: int | None) -> None:

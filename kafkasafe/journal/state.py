@@ -26,7 +26,7 @@ class Settings:
     Attributes:
         durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` says which batches to
             write.
-        window: How many sent batches of a partition may lack a durable commit mark.
+        window: Maximum number of sent batches of a partition whose commit mark is not durable yet.
         state_age_s: For this many seconds after a batch's own timestamp, a broker is certain to keep the producer
             state.
         request_timeout_s: After this time, no broker can append an unanswered request any more.

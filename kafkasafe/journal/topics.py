@@ -132,7 +132,9 @@ class Topics:
         self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
-        """Record the topic id before the baseline is known, because units may be staged before that."""
+        """Record the topic id even if the baseline is not known yet. A unit may be staged before the baseline is known,
+        and the recorded topic id shows later whether the topic was recreated.
+        """
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:
             partition.log.name_topic(topic.topic_id)

@@ -1,5 +1,5 @@
-"""Decides about batches in doubt: from the leader's producer state, from the partition's log, or as the
-user decides.
+"""Decides what becomes of batches in doubt. The decision follows from the leader's producer state or from the
+partition's log, or the user makes it.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Verdicts:
             return
         self._refusals.note_answer(partition)
         if partition.doubt.is_partial and shrunk_to < 0:
-            # After the journal asked, it found that the log has to be read from a lower offset than the question named.
-            # So the answer is incomplete.
+            # After asking, the journal found that the log must be read from a lower offset than it had asked for. So
+            # the answer is incomplete.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
@@ -205,8 +205,8 @@ class Verdicts:
 
 
 def _is_passed(partition: Partition, newest: Batch) -> bool:
-    """Whether a later batch is acknowledged. Such an acknowledgement proves that the replicas have `newest`, as the
-    answer to a probe would.
+    """Whether a later batch is acknowledged. That acknowledgement proves that the replicas have `newest`. The answer to
+    a probe would prove the same.
     """
     last = partition.log.last_acked_id
     return newest.identity is not None and last is not None and last.follows(newest.identity)

@@ -98,7 +98,7 @@ class Views:
                 yield partition.topic, partition.partition, batch
 
     def packed(self) -> Iterator[Packed]:
-        """A summary of the packed batches of each partition that has some."""
+        """For each partition with packed batches, a summary of these batches."""
         for partition in self._all.values():
             first = partition.queue.packed.first()
             if first is not None:
@@ -153,7 +153,7 @@ class Views:
 
     @property
     def destinations(self) -> set[int]:
-        """Numbers of all destinations that were declared."""
+        """The numbers that identify the declared destinations."""
         return set(self._all)
 
     def address(self, destination: int) -> tuple[str, int]:
@@ -238,7 +238,9 @@ class Views:
         return any(partition.queue for partition in self._destinations.unassigned.values())
 
     def portion_bytes(self, topic: str) -> int:
-        """Size of the batches of a topic that the engine will divide next, once the topic's partitions are known."""
+        """For a topic whose partitions are not known yet: total size of those of its waiting batches that are not
+        packed. The engine divides these batches first, once it knows the partitions.
+        """
         known = self._destinations.unassigned.get(topic)
         return 0 if known is None else sum(batch.size_bytes for batch in known.queue.near)
 
@@ -290,8 +292,8 @@ class Views:
         """Whether a batch outside units may have been sent. A batch is sent only with an id, and only once the
         partition's baseline is known.
 
-        The first send to a partition waits until the spool durably contains the log's end offset (`baseline`). If the
-        partition has no baseline, no broker has seen its batches, even if they have ids.
+        The first send to a partition waits until the partition's end offset (`baseline`) is durable in the spool. If
+        the partition has no baseline, no broker has seen its batches, even if they have ids.
         """
         partition = self._all[batch.destination]
         return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)

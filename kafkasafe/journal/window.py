@@ -78,8 +78,8 @@ class SendWindow:
 
         Args:
             identity: Id of the batch.
-            in_flight: The requests in flight before the batch. The caller makes sure that the window has room for the
-                batch.
+            in_flight: The requests in flight with earlier batches of the queue. The caller makes sure that the window
+                has room for the batch.
             now: The current time in seconds.
             old: The batch is so old that the leader may drop our producer state after appending it. Then the leader
                 would append any request that is still in transit, even if we no longer wait for its answer.
@@ -105,7 +105,7 @@ class SendWindow:
         self.answered = False
 
     def forget(self) -> None:
-        """Close the window, because the lane writes to another log, whose leader has no state of our producer id."""
+        """Close the window: the lane now writes to another log, whose leader has no state of our producer id."""
         self.confirmed, self.until = (-1, -1), 0.0
 
     def note_answer(self) -> None:
@@ -156,5 +156,5 @@ class BrokerClock:
         return max(0.0, (self.now_ms(now_ms) - batch.max_timestamp) / 1000)
 
     def is_old(self, batch: Batch, now_ms: int) -> bool:
-        """Whether a leader may drop the producer state at any moment if this is the producer's last batch."""
+        """Whether this batch is so old that a leader may drop the producer state if it has no newer batch."""
         return self.now_ms(now_ms) - batch.max_timestamp > self.state_age_s * 1000
