@@ -68,7 +68,7 @@ class AcceptedRecords(Protocol):
 
 
 class _Plain:
-    """A subject without a condition of its own: each coroutine brings a function that says whether it can continue."""
+    """A subject without its own condition: each coroutine supplies a function that says whether it can continue."""
 
     def stirred(self) -> bool:
         return True
@@ -165,7 +165,8 @@ class _Group:
         left, is_ready = self.left, self.subject.is_ready
         now = min(most, len(left))
         for _ in range(now):
-            # Remove the waiter last, so that it is checked once more if a Ctrl-C interrupts the check.
+            # Remove the waiter only after its check. If a Ctrl-C interrupts the check, the waiter stays listed and is
+            # checked again.
             waiter, entry = left[-1]
             if not waiter.done() and (self.all or is_ready(entry)):
                 waiter.set_result(True)

@@ -48,8 +48,8 @@ class BatchFate:
         """Marks the batch as too late, because the consumer has gone back in one of the batch's partitions.
 
         1. A batch has records 5 to 9 of one partition, and 100 to 104 of another.
-        2. The consumer goes back in the first partition, so the batch is not sent, and the program discards all of its
-           records.
+        2. The consumer goes back in the first partition, and will read records 5 to 9 again. So the batch is not sent,
+           and the program discards all of its records.
         3. The next batch would move the group past 104, and records 100 to 104 would be in no output.
 
         So the second partition is read again too, as it would be if the group had refused the batch.
@@ -68,8 +68,8 @@ class BatchFate:
             unit = self._decision.accepted
             if unit is None:
                 return OffsetsFate.DROPPED if self._late else OffsetsFate.FORGOTTEN
-            # Keep only the unit's head. The unit itself may hold a reference to the producer, and a consumer holds this
-            # object. So a reference to the unit could prevent the garbage collection of the producer.
+            # Keep only the unit's head. A consumer holds this object, and the unit may hold a reference to the
+            # producer. So a reference to the unit here could prevent the garbage collection of the producer.
             self._head, self._decision = unit.head, None
         if not self._head.done:
             return OffsetsFate.WAITING
@@ -82,8 +82,8 @@ class GivenOffsets:
     continues from a dropped one.
 
     kafkasafe cannot move back the consumer that read up to these offsets. So after a batch is dropped, the next batch
-    with offsets of any of its partitions is refused. Batches after the refusal are assumed to contain records that were
-    read again.
+    that has an offset for one of the dropped batch's partitions is refused. Batches after the refusal are assumed to
+    contain records that were read again.
 
     Args:
         numbers: Draws the numbers of the readings.
@@ -91,13 +91,13 @@ class GivenOffsets:
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # Draw the number now, not when the program gives the first offsets. In between, batches of earlier incarnations
-        # may commit offsets, and these commits must count as later than the beginning of the reading.
+        # Draw the number now, not when the program gives the first offsets. Until then, batches of earlier incarnations
+        # may commit offsets. Because of the early number, these commits count as made after the reading began.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
-        """Whether one of these offsets differs from the previous batch's offset for the same partition. The first
-        offset of a partition counts as different.
+        """Whether one of these offsets differs from the previous batch's offset for the same partition, or is the first
+        offset that was given for its partition.
         """
         runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
         return any(
@@ -145,15 +145,15 @@ class GivenOffsets:
 
 
 Offer: TypeAlias = Callable[[Callable[[], OffsetsFate], ProducerLane], tuple[Any, ...]]
-"""Type of the functions that offer a consumer's positions to an atomic batch. The first argument is a function that
+"""Type of the functions that pass a consumer's positions to an atomic batch. The first argument is a function that
 returns the outcome of the batch. The second argument is the lane of the producer that will write the batch.
 """
 
 
 @functools.singledispatch
 def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by its class
-    """Returns the function that offers a consumer's positions to an atomic batch; None if the consumer is not
-    a SafeConsumer.
+    """Returns the function that passes a consumer's positions to an atomic batch; None if the consumer is not a
+    SafeConsumer.
 
     The modules of the consumers register their classes.
     """

@@ -97,7 +97,7 @@ class CallbackThread:
             functions: The application's functions. If one of them raises an exception, the thread logs it and calls the
                 others.
             arguments: The argument of each function, in the same order.
-            due: By how many this call reduces the number of due callbacks (see `hand`).
+            due: This call reduces the number of due callbacks by this number (see `hand`).
         """
         self._current = functions_left = iter(functions)
         self._taken += due
@@ -154,7 +154,7 @@ class CallbackThread:
         Returns:
             Number of callbacks that have not run yet.
         """
-        self._stopping = True  # set this first, so that a thread that a later job starts ends by itself
+        self._stopping = True  # set this first: if a later job starts the thread, it then ends by itself
         if not self._started:
             self._run_here()
             return 0

@@ -31,8 +31,8 @@ class SleepingClock:
     """A clock that includes suspensions, and reports them.
 
     Args:
-        on_sleep: Called after a suspension, before `now` returns a time that includes it. The arguments are the length
-            of the suspension in seconds, and the time that `now` is about to return.
+        on_sleep: Called by `now` when it notices a suspension, before `now` returns. The arguments are the length of
+            the suspension in seconds, and the time that `now` is about to return.
         elapsed: A clock that includes suspensions.
         awake: A clock that stands still during suspensions.
     """

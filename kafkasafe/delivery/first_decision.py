@@ -16,8 +16,8 @@ class FirstDecision(Generic[_Unit]):
     even if Ctrl-C, a signal handler or another thread interrupts a commit at any moment.
 
     Attributes:
-        made: A dict that is empty while the batch is open. Only `accept` and `drop` may change it. A test whether the
-            dict is empty is faster than a method call.
+        made: A dict that is empty while the batch is open. Only `accept` and `drop` may change it. Testing whether the
+            dict is empty is faster than calling a method.
     """
 
     __slots__ = ("made",)

@@ -27,15 +27,14 @@ class Segment:
 def copy_before(
     closed: Sequence[Segment], waiting: Iterable[tuple[int, int]], *, used_bytes: int, limit_bytes: int
 ) -> int:
-    """The position before which waiting batches are to be copied to the log's end; -1 if none are to be copied.
+    """Waiting batches that lie before the returned position are to be copied to the log's end; -1: copy none.
 
     The less room is left, the more is copied:
 
     - If the log uses at most half of its limit, nothing is copied.
     - If the log uses more, the waiting batches of the first segments are copied, provided that these batches make up at
       most half of the segments' bytes. As few segments as possible are chosen.
-    - If the log uses more than three quarters of its limit, waiting batches may make up three quarters of the segments'
-      bytes instead of half.
+    - If the log uses more than three quarters of its limit, "at most half" becomes "at most three quarters".
 
     Args:
         closed: The closed segments at the beginning of the log. Each can be deleted once no batch in it waits.

@@ -32,7 +32,9 @@ class Outage:
             self._began = now
 
     def refused(self, verdict: ProduceVerdict, now: float) -> float:
-        """Record a refusal. Returns what `acked` returns, because a rejection also ends an outage."""
+        """Record a refusal. A rejection ends an outage just as an acknowledgement does, so this returns what `acked`
+        returns.
+        """
         if verdict.action is AnswerAction.REJECT_BATCH:
             return self.decided(now)
         if verdict.action is AnswerAction.RETRY and verdict.scope is not Scope.DESTINATION:

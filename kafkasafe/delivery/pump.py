@@ -53,8 +53,8 @@ from kafkasafe.spool.own_lane import OwnLane
 from kafkasafe.spool.refusals import RefusedDestination
 
 _BACKLOG: Final = 64
-"""If this many messages wait, callers should pause, because a turn takes all messages before it advances the work in
-progress.
+"""If this many messages wait, callers should pause. A turn of the pump handles all waiting messages before it advances
+other work, so more messages would delay that work.
 """
 
 
@@ -85,7 +85,7 @@ class _Retire:
 
 @dataclass(frozen=True, slots=True)
 class _SetPatience:
-    """A caller waits for the end of a retiring pump, and replaces the pump's `patience`."""
+    """A caller that waits for a retiring pump to end gives the pump another `patience`."""
 
     patience: Patience
 
@@ -101,7 +101,7 @@ class Pump:
         choose: (topic, partitions, keys, values) → partition of each record. Called for records that were accepted
             before their topic was known.
         seal_due: Called in each turn with the current time. Seals the open batches whose `linger_ms` has passed, and
-            returns the time of the next call.
+            returns the time at which it must be called again.
         on_topic: Called with a topic and its partition count, when no record of the topic waits for a partition to be
             chosen.
         released: Context manager that is entered while a caller waits. It releases the locks that the caller's thread
@@ -177,7 +177,7 @@ class Pump:
         return self._context.own.journal.views.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
-        """Maps each topic without waiting records to the partition count that an earlier incarnation knew."""
+        """For each topic for which no records wait: the partition count that an earlier incarnation knew."""
         journal = self._context.own.journal
         return {
             name: topic.partition_count
@@ -228,8 +228,8 @@ class Pump:
         """Waits until `ready()` returns True. Returns False on timeout.
 
         The caller's thread evaluates `ready` without `lock`. So `ready` may only read values that change atomically.
-        The pump may make several changes without releasing `lock` in between. If the awaited change is one of them, all
-        of them are complete when this method returns. With `choosy`, the pump evaluates `ready` before it wakes the
+        The pump may make several changes without releasing `lock` in between. If one of them makes `ready` return True,
+        all of them are complete when this method returns. With `choosy`, the pump evaluates `ready` before it wakes the
         caller. In that case, callers must also be notified after each change that can affect the result of `ready`.
         """
         if timeout is not None:
@@ -392,9 +392,11 @@ class Pump:
         """Decides undecidable batches: sends them again (they may be in the log twice), or treats them as delivered.
 
         The decision covers the batches that the last raised error is about. If no error was raised, the decision covers
-        all undecidable batches. A batch that becomes undecidable after that error needs another decision.
+        all undecidable batches. If a batch becomes undecidable after that error, call this method once more for that
+        batch.
         """
-        # Take the batches immediately, so that the caller's next `send` does not raise the error again.
+        # Remove the batches now from those about which `send` raises an error. The engine handles the decision only
+        # later.
         decided = self.ledger.errors.take_shown()
         self._post(Decided(decided, resend=resend))
 
@@ -443,8 +445,8 @@ class Pump:
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
     def set_patience(self, patience: Patience, timeout_s: float) -> bool:
-        """Replaces the `patience` of a retiring pump. The new `patience` also counts from the call of `retire`. Returns
-        whether the pump ended within `timeout_s`.
+        """Replaces the `patience` of a retiring pump. Like the old `patience`, the new one counts from the call of
+        `retire`. Returns whether the pump ended within `timeout_s`.
         """
         self._post(_SetPatience(patience))
         return self.join(timeout_s)

@@ -1,18 +1,19 @@
-"""Decides when a consumer goes back: compares its position with the offsets to which atomic batches moved its group.
+"""Decides when a consumer must go back to its group's offset: after one of its batches was dropped or left undecided,
+or if something other than its batches moved that offset.
 
 A *reading* is one run of a consumer through a partition: from the position where the consumer is placed until the
 consumer is moved away. Each atomic batch with the consumer's offsets continues the previous one. If one of these
 batches is dropped, `units` also drops the later batches of the reading. The consumer then has to return to the group's
 offset, where a new reading begins.
 
-A consumer keeps its position through a rebalance, although another member may have had the partition in between. So
-after a rebalance, the group's offset is compared with the offsets that the reading's own batches committed
-(`Readings.goes_on`).
+A consumer that gets a partition back in a rebalance keeps its position. But meanwhile another member may have owned the
+partition, and moved the group's offset. So after a rebalance, the group's offset is compared with the offsets that the
+reading's own batches committed (`Readings.goes_on`).
 
 A batch may outlive its reading: if the program has closed the batch's producer, another process may deliver the batch
 at any time. The batches of one lane are compared with one another (`units.ReadingOrder`), but not with batches of other
-lanes. So before another lane commits a batch, the consumer makes sure that the undecided batches of a closed producer
-can no longer be committed (`Earlier`).
+lanes. So before a batch is committed through another lane, the consumer makes sure that the undecided batches of a
+closed producer can no longer be committed (`Earlier`).
 """
 
 from __future__ import annotations
@@ -202,8 +203,8 @@ class ReadingRun:
 
     @property
     def undecided(self) -> list[OffsetClaim]:
-        """The batches that may still move the group. A batch's own producer may deliver the batch. If that producer has
-        ended, another producer may deliver the batch.
+        """The batches that may still move the group. The producer that made a batch can deliver it. Once that producer
+        has ended, another producer can.
         """
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
@@ -219,11 +220,12 @@ class ReadingRun:
 
     @property
     def is_unused(self) -> bool:
-        """Whether the reading began at the group's offset, and no batch of the reading has moved the group or may still
-        move it.
+        """True if the reading began at the group's offset, and none of its batches has changed that offset or can still
+        change it.
 
-        Rejected batches do not move the group's offset. So if all batches of this reading were rejected, the offset is
-        still the one at which this reading began. An undecided batch of an earlier reading may then still move it.
+        Rejected batches do not move the group's offset. So if all batches of this reading were rejected, the group's
+        offset is still where this reading began. But an undecided batch of an earlier reading may then still move the
+        offset.
         """
         return (
             self.reached is not None
@@ -313,7 +315,7 @@ class Readings(Generic[_Partition]):
             run.end()
 
     def suspect(self) -> None:
-        """Suspect all readings after a rebalance: other members may have had the consumer's partitions in between."""
+        """After a rebalance, suspect all readings: meanwhile other members may have owned the consumer's partitions."""
         self._suspects.update(self._runs)
 
     def look(self, assigned: Iterable[_Partition]) -> list[_Partition]:
@@ -328,13 +330,13 @@ class Readings(Generic[_Partition]):
         return found
 
     def waits(self, partition: _Partition) -> bool:
-        """Whether the group's offset may still change, because a batch with the consumer's offsets has no outcome."""
+        """Whether a batch with the consumer's offsets has no outcome yet. Then the group's offset may still change."""
         run = self._runs.get(partition)
         return run is not None and run.waits
 
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
-        """Whether the reading continues. A reading continues if none of its batches was dropped or left undecided, and
-        only its own batches have moved the group's offset.
+        """Whether the reading continues: none of its batches was dropped or left undecided, and nothing but its own
+        batches has moved the group's offset.
 
         Otherwise another reading begins at the group's offset, even if the consumer's position equals that offset. The
         consumer may have handed out records that are in no batch, and other members may have processed these records
@@ -366,9 +368,9 @@ class Earlier(Generic[_Partition]):
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
         """Return the batches that may still be committed by a lane other than the lane of `mine`.
 
-        Three kinds of batches are left out. The lane of `mine` compares its own batches itself. The group refuses the
-        batches of a former member. Batches that were left in memory are lost. If the last request of a lost batch began
-        a transaction, the group's offset is not stable until that transaction ends.
+        Three kinds of batches are left out. The lane of `mine` compares its own batches with one another. The group
+        refuses the batches of a former member. Batches that were left in memory are lost. If the last request of a lost
+        batch began a transaction, the group's offset is not stable until that transaction ends.
 
         Args:
             partition: The partition.

@@ -11,8 +11,8 @@ from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.leader import RunningInquiry
 
 _GRACE_S: Final = 60.0
-"""If only one of several brokers answers, that broker must report a partition as missing for this long before the
-partition counts as missing.
+"""If only one of several brokers answers, a partition counts as missing only after that broker has reported this for so
+many seconds.
 """
 
 

@@ -17,7 +17,7 @@ from kafkasafe.spool.inspection import inspect
 
 _ASTRAY_S: Final = 2.0
 """If another cluster answers for this many seconds, and ours does not, the engine concludes that ours was replaced.
-Until then, the reason may be that one address is wrong, and the transport tries other brokers.
+Until then, the reason may be a single wrong address. Meanwhile the transport tries other brokers.
 """
 
 
@@ -62,8 +62,8 @@ class Binding:
             except SpoolError as error:
                 if self._context.close_state.stop:
                     raise
-                # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. While this
-                # thread retries, it also writes no records.
+                # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. This thread
+                # writes no records while it retries.
                 attempt += 1
                 self._ledger.room.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
@@ -141,11 +141,11 @@ class Binding:
                 self.bind(cluster_id)
 
     def _begin_again(self, cluster_id: str) -> None:
-        """Treat another cluster as the first one that answers. The previous cluster is gone. The directory was not
-        bound to it, because its brokers did not report a cluster id yet.
+        """Treat another cluster as if it had answered first. The cluster that really answered first is gone. The
+        directory was not bound to that cluster, because its brokers had not reported a cluster id yet.
 
-        Metadata of the previous cluster may still arrive, so that `bind` binds the directory to that cluster. For this
-        case, `bind` also pins the cluster to which it binds the directory.
+        Metadata of the cluster that is gone may still arrive. Then `bind` binds the directory to that cluster after
+        all. For this case, `bind` also pins the cluster to which it binds the directory.
         """
         self._astray_since = None
         self._begun_again = True
@@ -186,7 +186,7 @@ class Binding:
             for _, _, batch in lane.journal.views.batches()
         ):
             return False
-        # An atomic batch without records has offsets of a group, which also belong to one cluster.
+        # An atomic batch without records still has offsets of a group, and these belong to one cluster.
         if any(
             met or unit.accepted_at >= 0  # an earlier incarnation accepted it
             for lane in self._context.lanes

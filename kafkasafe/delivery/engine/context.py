@@ -275,8 +275,8 @@ class EngineContext:
             self.log.exception("on_event failed for %s", event, event="hook_failed")
 
     def raise_interrupt(self, error: BaseException) -> None:
-        """Raise KeyboardInterrupt for the constructor's caller. Raise nothing on the engine's own thread, because an
-        exception there would only end delivery.
+        """Raise KeyboardInterrupt for the constructor's caller. Raise nothing on the engine's own thread: there, no
+        caller would get the exception, and it would end delivery.
         """
         if not isinstance(error, Exception) and not self._is_own_thread():
             raise error

@@ -30,8 +30,8 @@ _MEMORY_BYTES: Final = MEMORY_BYTES // 2
 before it sends them. The limit is higher if `run_ahead_bytes` is above its default.
 """
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""If batches without chosen partitions have more bytes than this, the cause is presumably an outage. With fewer bytes,
-the batches may only be waiting for the first metadata of their topic.
+"""If batches without chosen partitions have more bytes than this, the cause is presumably an outage. If they have
+fewer, perhaps they just wait for the first metadata of their topic.
 """
 SPILL_EVERY_S: Final = 0.05
 _AGAIN_S: Final = 1.0
@@ -209,8 +209,8 @@ class DiskWriter:
                     )
                 lane.spool.sync()
             finally:
-                # Reset the address in the bytes even after a failure: with spool="on_error", the bytes may go to a
-                # broker next.
+                # `write_group` wrote each batch's position and destination into its bytes. Reset them even after a
+                # failure: with spool="on_error", the bytes may go to a broker next.
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
@@ -245,8 +245,8 @@ class DiskWriter:
         """Before batches without partitions are written, reserve the space that dividing them will need.
 
         Returns:
-            The bytes of all batches that wait for their division, including those in `batches`; 0 if no batch in
-            `batches` has to wait.
+            Total size of all batches that wait to be divided, including those in `batches`; 0 if no batch in `batches`
+            has to be divided.
         """
         size = sum(batch.size_bytes for batch in batches if lane.journal.views.chooses(batch.destination))
         if size:
@@ -275,7 +275,7 @@ class DiskWriter:
                 self.drop(parcel)
 
     def _drop_silent(self) -> None:
-        """Drop the bytes of batches whose leaders do not answer. Batches that can be sent sooner need the memory."""
+        """Drop the bytes of batches whose leaders do not answer, to free memory for batches that can be sent sooner."""
         now = self._context.clock.monotonic()
         if now < self._looked_at:
             return
@@ -468,7 +468,7 @@ class DiskWriter:
         """`spool="on_error"`: spill parcels that have waited for `spool_after_ms`."""
         self._spill_due = False
         self.spill(self._config.spool_after_s)
-        # If a caller adds a parcel after this check, its `Submitted` message starts the timer.
+        # If a caller adds a parcel after this check, the `Submitted` message about that parcel starts the timer.
         if self._ledger.undurable:
             self.watch_undurable()
 
@@ -521,10 +521,11 @@ def _groups(
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
     """Divides `persist` into the groups to write. Returns one tuple (marks, batches, atomic) for each group.
 
-    If callers chose partitions for some records of a batch, a mark names these partitions. Such a batch begins a new
-    group, because the spool writes all marks of a group together with the group's first batch, even if it splits a
-    large group. A unit is always one group. If `persist` is empty, the result is one empty group. `runs` are the runs
-    of `persist`. `data` has one tuple (destination, bytes) for each batch in these runs.
+    If callers chose partitions for some records of a batch, a mark names these partitions. The mark must be written
+    together with the batch. The spool writes all marks of a group together with the group's first batch, even if it
+    splits a large group. So such a batch begins a new group. A unit is always one group. If `persist` is empty, the
+    result is one empty group. `runs` are the runs of `persist`. `data` has one tuple (destination, bytes) for each
+    batch in these runs.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks or not runs:
@@ -560,7 +561,8 @@ def _advice(error: SpoolWriteError) -> str:
 def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
     """Split a group that could not be written as a whole: its decisions first, then its batches.
 
-    With `smaller`, a group without decisions is split into halves, because the whole may never fit on the disk.
+    If `smaller` is true, a group that has only batches is split into halves, because it may never fit on the disk as a
+    whole.
     """
     if persist.units:
         if persist.atomic:

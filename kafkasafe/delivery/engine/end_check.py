@@ -1,4 +1,4 @@
-"""Finds lost acknowledged records: checks whether a leader epoch, or the log, ends before an acknowledged offset."""
+"""Finds signs that acknowledged records were lost: the log, or the leader epoch of a record, ends before the record."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class EndCheck:
                     self._failed(failed.code)
 
     def _has_all(self) -> Procedure[bool]:
-        """Check whether there are signs that the log lacks acknowledged records. If there is a sign, report the
+        """Check whether there are signs that the log lacks acknowledged records. If there is such a sign, report the
         suspicion to the journal, and return False.
         """
         check, leader = self._check, self._leader

@@ -249,7 +249,9 @@ class Endings:
         return info is None or bool(info.error_code)
 
     def look_again(self) -> None:
-        """Publish refusals again after new metadata, because a topic may have disappeared or appeared."""
+        """After new metadata, publish the refusals again. The whole topic may be missing now where only a partition was
+        missing before, or the reverse.
+        """
         if self.refused_topics or self.refused_partitions:
             self.publish_refused()
 

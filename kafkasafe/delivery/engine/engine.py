@@ -159,7 +159,7 @@ class Engine:
         self.looks = PlaceLooks(context, ledger, disk)
         self.left = LeftAtEnd()
         self.predecessor: Predecessor
-        """The facts that other producers on the directory learn about this one after it is dropped."""
+        """What other producers on the same spool directory find out about this producer after it was dropped."""
 
     def open(self, lock: LaneLock) -> None:
         """Open the producer's own lane.
@@ -321,8 +321,8 @@ class Engine:
         """The deadline, in monotonic seconds, of a caller that began to wait at `began`. Any thread may call this
         method.
 
-        The time in which the engine reads spools counts as a pause of deliveries, because reading gigabytes may take
-        long without any progress.
+        While the engine reads spools, deliveries count as paused: reading gigabytes may take long, and nothing is
+        delivered meanwhile.
         """
         reads = self._lanes.reads() or self.surroundings.looking
         return self._context.progress.patience_ends(patience, began, paused=reads)
@@ -399,8 +399,8 @@ class Engine:
                 self._packing.unpack(lane, ready.unpacked)
             for notice in ready.notices:
                 self.endings.notice(lane, notice)
-            # Publish the doubted partitions only after the notices have reported losses, but before callers see that a
-            # batch is done.
+            # Publish the partitions in doubt only after the notices have reported losses. But publish them before
+            # callers see that a batch is done.
             self._losses.publish_doubted(lane)
             # A spill may include batches that this turn resolves or divides. Write the spill before the bytes of these
             # batches are dropped.

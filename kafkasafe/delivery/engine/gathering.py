@@ -24,8 +24,8 @@ _GATHER_BYTES: Final = 64 * 1024
 def gather_bytes(config: ProducerConfig) -> int:
     """Maximum size of a joined batch; 0 if batches are not joined.
 
-    Batches are not joined if futures time out by themselves (`delivery_timeout_ms`), because each batch has its own
-    deadline. Nor are they joined if they may be sent before they are on disk.
+    With `delivery_timeout_ms`, each batch has its own deadline, so batches are not joined. Nor are they joined if they
+    may be sent before they are on disk.
     """
     if config.spool != "always" or config.delivery_timeout_s is not None:
         return 0
@@ -99,7 +99,7 @@ class Gathering:
     def _decoded(self, lane: Lane, parents: Sequence[Parcel], run: Sequence[j.Batch]) -> list[codec.Columns]:
         """Decode batches while their total uncompressed size stays within `batch_bytes`.
 
-        The uncompressed size is the limit, because consumers decompress a batch as a whole.
+        The limit applies to the uncompressed size, because consumers decompress a batch as a whole.
         """
         columns: list[codec.Columns] = []
         room = self._context.config.batch_bytes

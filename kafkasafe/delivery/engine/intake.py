@@ -202,8 +202,8 @@ class Intake:
            makes space for the next portion.
         4. If the disk has no space for the next portion, only divisions wait.
         """
-        # A batch that an earlier call left undivided may also be in `divides`. Such a batch may no longer need
-        # division, because the journal has sent it again or given it up.
+        # A batch that an earlier call left undivided may be in `divides` again, so take each batch only once. It may no
+        # longer need division, because the journal has sent it again or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []

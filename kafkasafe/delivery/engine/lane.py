@@ -152,7 +152,9 @@ class Divisions:
         self.attempt = 0
 
     def miss_room(self) -> int:
-        """Record that the disk has no space for the parts. Returns the number of consecutive attempts without space."""
+        """Record that the disk has no space for the parts of a divided batch. Returns how many attempts in a row failed
+        for this reason.
+        """
         self.room_attempt += 1
         return self.room_attempt
 
@@ -202,8 +204,8 @@ class ReleaseCheck:
         """
 
     def is_due(self, position: int, excess: int, more: int, now: float) -> bool:
-        """Whether a check is due: `position` has changed since the last check, the excess has grown by more than `more`
-        bytes, or a deletion failed a while ago.
+        """Whether a check is due. This is so if `position` has changed since the last check, if the excess is positive
+        and has grown by more than `more` bytes, or if the pause after a failed deletion is over.
         """
         return position != self._position or excess > max(self._excess + more, 0) or now >= self._again_at
 
@@ -244,7 +246,7 @@ class Rejections:
         return handle in self._paths
 
     def keep(self, handles: Iterable[int], path: Path | None) -> None:
-        """Store the path of the file with the records of these batches; None if there is no such file
+        """Store, for these batches, the path of the file that contains their records; None if there is no such file
         (`spool="never"`).
         """
         self._paths.update(dict.fromkeys(handles, path))
@@ -268,7 +270,9 @@ class Rejections:
         return self._paths.pop(handle)
 
     def stop(self, destination: int, until: float) -> None:
-        """Let a destination wait, because its next batch is damaged. The engine reads that batch again at `until`."""
+        """Let a destination wait, because its next batch is damaged. The engine reads that batch again at the monotonic
+        time `until`, in seconds.
+        """
         self._stopped[destination] = until
 
     def stopped(self, now: float) -> set[int]:
@@ -360,8 +364,8 @@ class Handover:
         """Whether to hand the lane over now.
 
         Args:
-            idle: Whether another producer wants the lane, none of the lane's batches is in flight, and everything is
-                written.
+            idle: Whether all of this is true: another producer wants the lane, none of the lane's batches is in flight,
+                and everything is written.
         """
         was_idle, self._was_idle = self._was_idle, idle
         return idle and was_idle
@@ -393,7 +397,7 @@ class Copying:
         return now >= self._look_at or used_bytes >= self._looked_bytes + growth_bytes
 
     def look(self, used_bytes: int, next_at: float) -> None:
-        """Record that a check is made at this size of the log. The next check follows at `next_at` at the latest."""
+        """Record a check, and the log's size at this check. The next check follows at `next_at` at the latest."""
         self._looked_bytes, self._look_at = used_bytes, next_at
 
     def forget_size(self) -> None:
@@ -401,7 +405,7 @@ class Copying:
         self._looked_bytes = 0
 
     def begin(self, before: int) -> None:
-        """Begin to copy the unfinished batches before this position; -1 means to copy none."""
+        """Begin to copy the unfinished batches that lie before this position in the log; -1: copy none."""
         self.before = before
 
     def stop(self) -> None:
@@ -456,7 +460,7 @@ class Lane:
             self.checks.clear()
 
     def stands(self) -> None:
-        """Use the path that the lock has now, after the lane was displaced."""
+        """After the lane was displaced, use the path that the locked directory has now."""
         path = self.lock.path
         self.name = f"{self.name.rpartition('/')[0]}/{path.name}".lstrip("/")
         self.spool.stands_at(path)

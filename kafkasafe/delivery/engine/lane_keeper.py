@@ -32,10 +32,12 @@ from kafkasafe.spool.spool import Spool
 
 _ADOPT_EVERY_S: Final = 1.0
 _GRACE_S: Final = 3.0
-"""A lane is adopted once it has had no owner for this long, so that a restarted producer gets its own lane back."""
+"""A lane is adopted only after it has had no owner for this long. The wait lets a restarted producer get its own lane
+back.
+"""
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""This is added to the number of failures before a pause is computed from it, so that even the first pause is long."""
+"""Added to the number of failures. The sum determines the length of the pause, so even the first pause is long."""
 _MISSING_GRACE_S: Final = 60.0
 """How long a topic may be missing before the producer reports this: brokers that have just started know no topics."""
 _LAST_WRITES: Final = 3
@@ -211,7 +213,7 @@ class LaneKeeper:
         return lane
 
     def _open_rejected(self, lane: Lane) -> None:
-        """Open the lane's `rejected/`. Errors in `rejected/` are only logged, so that the lane opens nevertheless."""
+        """Open the lane's `rejected/`. Errors there are only logged: they do not keep the lane from opening."""
         self._retire(lane)
         try:
             troubles = lane.rejected.open(waits_of(lane.journal), lane.journal.views.resent)
@@ -519,7 +521,8 @@ class LaneKeeper:
             self._disk.forget(lane)
             left = bool(lane.journal.views.unfinished)
             if left:
-                # Somebody may rename the lane now, and this producer may adopt it again.
+                # From now on, somebody else can rename the lane, and then this producer can adopt it again. If it still
+                # knew the former path, it would take the renamed lane for a copy.
                 self._lane_ids.pop(lane.spool.lane_id, None)
             lane.lock.release(drained=not left)
 
@@ -528,7 +531,7 @@ def _give_back(lane: Lane) -> None:
     """Release a lane that was read but not opened, and change nothing in it.
 
     Its journal cannot tell yet which requests of the former owner may still reach a broker, or which segments a check
-    for losses needs. So the lane must not be closed like a lane that was opened.
+    for losses needs. So the lane must not be closed in the usual way, which writes to the log.
     """
     lane.spool.abandon()
     lane.lock.release(drained=False)

@@ -56,7 +56,7 @@ class RunningInquiry:
 
 
 class NoAnswerError(Exception):
-    """A request of an inquiry got no answer, or an error.
+    """A request of an inquiry failed: an error came back, or no answer at all.
 
     Attributes:
         reason: Why the request failed.

@@ -35,7 +35,7 @@ class AwaitedLanes:
 
     @property
     def left_behind(self) -> AbstractSet[int]:
-        """Numbers of the lanes of earlier producers that have no owner and still hold unfinished records."""
+        """Numbers of lanes that earlier producers left. The lanes have no owner, and still hold unfinished records."""
         return self._left_behind
 
     def expect(self, numbers: Iterable[int]) -> None:
@@ -57,7 +57,7 @@ class AwaitedLanes:
             self._guard.waiters.notify_all()
 
     def adopt(self, lane: Path) -> None:
-        """Record that this producer reads a lane whose producer has ended, and then delivers the lane's records."""
+        """Record that this producer reads a lane of an ended producer, to deliver the lane's records."""
         with self._guard.lock:
             self._adopted.add(lane)
 
@@ -69,7 +69,7 @@ class AwaitedLanes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no lane holds unfinished records, and no other directory can hold records to adopt."""
+        """True if all these lanes are finished, and no other directory can hold records to adopt."""
         return not self._left_behind and not self._seeks_siblings and not self._adopted
 
 
@@ -89,8 +89,8 @@ class Ledger:
             cluster about them.
         names: Maps a user's transactional id to None if the id was taken over, or to the error with which the cluster
             refuses it.
-        name_trouble: Maps a transactional id to the reason why it is not taken over yet; to an empty string if there is
-            none.
+        name_trouble: Maps a transactional id to the reason why it was neither taken over nor refused yet; to an empty
+            string once it was.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -231,10 +231,10 @@ class Ledger:
     def idle(self) -> bool:
         """Whether `close` has nothing left to wait for.
 
-        If so, nothing in the producer's own lane is unfinished or doubted. Lanes that earlier producers left in its own
-        directory are drained. No adopted lane, in this or another directory, holds unfinished records, and no other
-        directory can hold records to adopt. With `spool="never"`, `close` also waits for records whose
-        `delivery_timeout_ms` is over, because no file has them.
+        If so, the producer's own lane has no unfinished records, and there is no doubt about its acknowledged records.
+        Lanes that earlier producers left in its own directory are drained. So are all adopted lanes, also those in
+        other directories. No other directory can hold records to adopt. With `spool="never"`, `close` also waits for
+        records whose `delivery_timeout_ms` is over, because no file has them.
         """
         return (
             not self.doubted
@@ -268,7 +268,7 @@ class Ledger:
             parcel.end()
             self.parcels.remove(parcel)
             self.ahead.finish(parcel)
-            # Call the watcher before callers wake, because callers may need what the watcher does.
+            # Call the watcher before waiting callers wake: they may rely on what it has done.
             watcher = parcel.take_watcher()
             if watcher is not None:
                 watcher(parcel)

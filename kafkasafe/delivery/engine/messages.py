@@ -170,7 +170,7 @@ class Preceded:
 
 @dataclass(frozen=True, slots=True)
 class LaneRead:
-    """A lane whose owner died was read back, to be drained."""
+    """The log of a lane was read back. The lane has no other owner any more, so this producer delivers its records."""
 
     path: Path
 
@@ -234,7 +234,7 @@ class ProducerIdDue:
 
 @dataclass(frozen=True, slots=True)
 class EpochCheckDue:
-    """The pause before the next check of a leader epoch's end is over."""
+    """A pause is over: check again where a leader epoch ends."""
 
     lane: Lane
     check: j.EpochCheck
@@ -242,8 +242,8 @@ class EpochCheckDue:
 
 @dataclass(frozen=True, slots=True)
 class InquiryDue:
-    """An inquiry continues, because few requests about its partition have failed lately, or because replicas had time
-    to catch up.
+    """An inquiry continues after a pause. During the pause, the number of recent failures became small enough, or
+    replicas had time to catch up.
     """
 
     inquiry: Inquiry

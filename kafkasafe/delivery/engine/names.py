@@ -31,8 +31,8 @@ class RefusedNames:
         """Record a request that got an error, or no answer.
 
         Returns:
-            Whether this is an error about the topic or partition of an offset to commit (a user's offset or a marker),
-            and has lasted for `blocked_timeout_s`.
+            Whether the error concerns the topic or partition for which an offset is committed, and has lasted for
+            `blocked_timeout_s`. The offset is a user's offset or a marker.
         """
         name, group = _name(lane, action)
         unreadable, destination = _of_marker(lane, action) if code == _FORBIDDEN_TOPIC else ("", -1)
@@ -130,14 +130,14 @@ def _of_pool(lane: Lane, action: u.Request) -> bool:
 
 
 def _is_of_offsets(action: u.Request) -> bool:
-    """Whether a request writes a user's offsets, or the marker of a transaction without batches."""
+    """True if a request commits a user's offsets, or commits the marker of a transaction without batches."""
     return isinstance(action, u.CommitOffsets) and (action.index >= 0 or not action.transaction.batches)
 
 
 def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
-    """Returns two values: a text that names the permission for writing a unit's marker, and the marker's destination.
+    """Returns the permission that is needed to write a unit's marker, as text; and the marker's destination.
 
-    The marker is an offset that is committed for the partition of the unit's first batch. The commit needs READ
+    The marker is a committed offset. Its destination is the partition of the unit's first batch. The commit needs READ
     permission, which writing records does not need. The result is ("", -1) if the request writes no such marker.
     """
     if not isinstance(action, u.CommitOffsets) or action.index >= 0 or not action.transaction.batches:

@@ -45,7 +45,7 @@ class Ahead:
 
     @property
     def has_eased(self) -> bool:
-        """Whether a caller that waits because of `is_far` should continue."""
+        """Whether a caller that waits because of `is_far` should stop waiting."""
         return self._counts is None or self._counts.has_eased(self._untaken_bytes())
 
     def submit(self, parcel: Parcel) -> None:

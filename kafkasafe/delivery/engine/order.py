@@ -49,8 +49,8 @@ class LaneOrder:
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes that may have got more undelivered records since a thread began to read lanes. What the thread has read
-        about them may be outdated, so it is ignored.
+        """Lanes that may have got more undelivered records since the thread that reads lanes was started. What this
+        thread reads about them may be outdated, so it is ignored.
         """
         self._reading = False
         self._read_at = 0.0
@@ -107,9 +107,9 @@ class LaneOrder:
     def follow(self, lane: Lane, predecessor: Predecessor) -> None:
         """Hold back the next batches of the producer's own lane until a dropped producer has delivered its records.
 
-        Batches that are not written yet are held back too, although they may have been accepted before the other
-        producer was dropped. Producers cannot wait for one another in a circle, because the dropped producer waits only
-        for producers that ended before it.
+        Batches that are not written yet are held back too, even if they were accepted before the other producer was
+        dropped. This cannot make producers wait for one another in a circle: the dropped producer waits only for
+        producers that ended before it.
         """
         if self._context.config.in_memory:
             return
@@ -125,11 +125,12 @@ class LaneOrder:
         self.look()
 
     def _owed_by_dropped(self, lane: Lane) -> int:
-        """Once a dropped producer has written all records that it accepted, make the producer's own lane wait for their
-        delivery.
+        """Once a dropped producer has written all records that it accepted, make this producer's own lane wait until
+        those records are delivered.
 
         Returns:
-            The position in the producer's own lane from which batches wait for dropped producers; `NEVER` if none wait.
+            A position in this producer's own lane. Batches at or after it wait until dropped producers have written
+            their records. `NEVER` if none wait.
         """
         held_from = NEVER
         for predecessor, (position, until) in list(self._dropped.items()):
@@ -183,7 +184,7 @@ class LaneOrder:
             self._context.beside(functools.partial(self._read_all, sorted(self._unread)))
 
     def read(self, results: Mapping[Path, Owed | Exception]) -> None:
-        """Use what a thread has read about the undelivered records of other lanes."""
+        """Apply the result of `_read_all`: which records of other lanes are undelivered."""
         self._reading = False
         for path, result in results.items():
             if path not in self._outdated:

@@ -20,8 +20,8 @@ _PARCELS: Final = 4096
 
 
 def packs(config: ProducerConfig) -> bool:
-    """Whether the engine packs batches. The engine packs nothing if futures time out by themselves
-    (`delivery_timeout_ms`), or if batches are only in memory.
+    """Whether the engine packs batches. It packs none if each future has a timeout (`delivery_timeout_ms`), or if
+    batches are only in memory.
     """
     return not config.in_memory and config.delivery_timeout_s is None
 

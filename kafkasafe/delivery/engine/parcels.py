@@ -75,9 +75,9 @@ class Parcel:
         parent: The parcel of which this one is a part; if small parcels were joined into this one, the first of
             `parents`.
         parents: The small pending parcels that were joined into this one, if any.
-        shift: If this parcel was joined into another one: the index that this parcel's first record has in that parcel.
-        given: If `partition` is UNCHOSEN, the partitions that the caller gave for some of the records: see
-            `journal.Batch`.
+        shift: Index of this parcel's first record in the parcel that this one was joined into, if any.
+        given: The partitions that the caller gave for some of the records (see `journal.Batch`). Used while `partition`
+            is UNCHOSEN.
         unit_handle: The handle of the parcel's unit; None if the parcel is not part of a unit. The first parcel of a
             unit has no records: it stands for the whole unit.
         watcher: A function that is called once, with the parcel as its argument, when the parcel is done. The lock is
@@ -151,12 +151,12 @@ class Parcel:
         self.loose = True
 
     def reread(self) -> None:
-        """Record that the parcel's bytes were read from the spool again. No socket uses this new copy."""
+        """Record that the parcel's bytes were read back from the spool. No socket uses this new copy."""
         self.loose = False
 
     def writable(self) -> bytearray | None:
-        """The parcel's bytes, for a caller that changes them. The bytes are a copy if a socket may have the original.
-        None while only the spool has the bytes.
+        """The parcel's bytes, for a caller that changes them. If a socket may still use the original bytes, the result
+        is a copy. None while only the spool has the bytes.
         """
         data = self.data
         if data is not None and self.loose:
@@ -198,7 +198,8 @@ class Parcel:
             child.follow(self)
         self.children = children
         self.first_open = 0
-        # Read the watcher after `children` is set, because a caller sets the watcher before it reads `children`.
+        # `children` is set, so now read the watcher. A caller sets the watcher, then reads `children`. So at least one
+        # of the two sees the other's value.
         for child, _ in children:
             child.inherit_watcher(self)
 
@@ -208,7 +209,7 @@ class Parcel:
         self.sealed_at = parent.sealed_at
 
     def inherit_watcher(self, parent: Parcel) -> None:
-        """Inherit the parent's watcher, which is called once this parcel is done."""
+        """Inherit the parent's watcher: it is called when this parcel is done."""
         self.watcher = parent.watcher
 
     def join(self, child: Parcel, shift: int) -> None:
@@ -256,7 +257,8 @@ class Parcel:
     def watch(self, watcher: Callable[[Parcel], None]) -> None:
         """Set the watcher, from any thread."""
         self.watcher = watcher
-        # Read the keeper after `watcher` is set, because the pump sets the keeper before it reads `watcher`.
+        # `watcher` is set, so now read the keeper. The pump sets the keeper, then reads `watcher`. So at least one of
+        # the two sees the other's value.
         keeper = self.keeper
         if keeper is not None:
             keeper[self.number] = self
@@ -266,8 +268,8 @@ Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], In
 
 
 def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
-    """Returns the partitions that the caller gave: index of the record → partition. Used for batches in which only some
-    records have a given partition.
+    """Returns the partitions that the caller gave: index of the record → partition. Used for batches in which the
+    caller gave the partitions of only some records.
 
     Args:
         columns: The batch. This function removes headers that an earlier version added.
@@ -285,8 +287,8 @@ def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]
 
 
 def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
-    """Whether the last of these headers may be the one in which an earlier version kept the partition that the caller
-    gave.
+    """Whether the last of these headers looks like one that an earlier version added. Such a header contains the
+    partition that the caller gave.
     """
     if not headers or headers[-1][0] != _GIVEN:
         return False
@@ -295,7 +297,7 @@ def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
 
 
 def leaves(parcel: Parcel) -> list[Parcel]:
-    """The undivided parts of a parcel after all divisions; the parcel itself if it was not divided."""
+    """The parts of a parcel that were not divided further; the parcel itself if it was not divided."""
     if parcel.children is None:
         return [parcel]
     return [leaf for child, _ in parcel.children for leaf in leaves(child)]

@@ -1,12 +1,13 @@
-"""Checks that lanes are in their places, and restores those that are not, because the next start looks nowhere else.
+"""Checks that each lane is in its place, and restores it if not: the next start looks for lanes nowhere else.
 
 A lane is a directory that its owner has locked. While the lane's owner works, an operator or a cleanup job may move the
 lane, delete it, or delete some of its files. Then the next start does not find the lane's records, although the fsyncs
-succeeded. So the engine checks each lane after each group, and each second, and restores a lane that is displaced:
+succeeded. So the engine checks a lane after each group that it writes there, and checks all lanes each second. It
+restores a lane that is displaced:
 
 1. If the lane was moved, the engine renames it back.
 2. If files were deleted, renamed or cut, the engine writes them again from its open files.
-3. If the lane was deleted, the engine creates another directory with all of its files.
+3. If the lane was deleted, the engine creates a new directory, and writes all of the lane's files into it.
 
 If the engine cannot restore the lane (for example, another volume is mounted there, or a permission is missing), the
 owner continues with its open files: it writes and delivers batches, but reports none as durable. If the lane was
@@ -117,7 +118,7 @@ class PlaceKeeper:
         return self._restore(lane)
 
     def is_displaced(self, lane: Lane) -> bool:
-        """Whether the lane or one of its files is displaced."""
+        """Whether the lane, or one of its files, is not in its place."""
         return not self._config.in_memory and self._problem(lane) is not None
 
     def in_trouble(self, lane: Lane) -> bool:
@@ -146,7 +147,7 @@ class PlaceKeeper:
         return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.views.spooled_records)
 
     def look_at_link(self) -> None:
-        """Report if the option `spool_dir` leads to another directory now: a deployment may switch a symbolic link."""
+        """Report if the path `spool_dir` leads elsewhere now: a deployment may have switched a symbolic link."""
         given, path = self._config.spool_dir_given, self._context.directory.path
         if given == path or self._config.in_memory:
             return

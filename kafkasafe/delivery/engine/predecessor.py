@@ -24,7 +24,7 @@ class Predecessor:
     lane-000. The wait does not begin as early as step 2: until the first producer is dropped, it may accept more and
     more records, so the wait might never end.
 
-    The engine of the dropped producer writes this object, on its own thread. Any thread may read it.
+    Only the dropped producer's engine sets the attributes, on its own thread. Any thread may read them.
 
     Attributes:
         lane: Number of the producer's lane.
@@ -33,8 +33,8 @@ class Predecessor:
             on disk.
         owes: Whether anything before that position may be undelivered.
         over: Whether the producer has given up its lane.
-        is_dropped: Whether the producer was dropped, and its engine has not reported yet that everything accepted is on
-            disk.
+        is_dropped: True from the time when the producer was dropped, until its engine reports that everything accepted
+            is on disk.
     """
 
     def __init__(self, lane: int, lane_id: bytes) -> None:

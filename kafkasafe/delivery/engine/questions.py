@@ -211,8 +211,8 @@ class OutcomeInquiry:
         """Whether the producer state can be believed.
 
         A leader that lost its log accepts any sequence number. If it accepts one late request, its producer state looks
-        as if the log had all earlier batches. So if the state contains several of the batches in doubt, it is believed
-        only if the leader reports that its log still reaches the offset where these batches can begin.
+        as if the log had all earlier batches. So a state that contains several of the batches in doubt needs a proof:
+        the leader must report that its log still reaches the lowest offset that these batches can have.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
@@ -242,7 +242,8 @@ class OutcomeInquiry:
         self._require_same_leader()
         judgement, stable = judge_located(by_state, scan)
         if not stable:
-            # The log was read to its end and lacks the batches: a late request changed the state (`judge_located`).
+            # The log was read to its end and lacks the batches. So the producer state comes from a late request (see
+            # `judge_located`).
             return False
         self._note(judgement, "state", stable=True)
         self._lane.journal.judged(
@@ -353,8 +354,8 @@ class LossInquiry:
         if topic_id != self._id_now():
             # The batches that were found may be in the log of the earlier topic.
             raise NoAnswerError("the topic was created again meanwhile")
-        # Topics have ids since Kafka 2.8. In older versions, the log is proven to be the same only if at least one
-        # acknowledged batch is still there.
+        # Topics have ids since Kafka 2.8. With older brokers, only an acknowledged batch that is still in the log
+        # proves that the topic was not recreated.
         comparable = any(topic_id) and any(journal.views.topic_id(ask.destination))
         journal.surveyed(
             ask.destination,
@@ -371,8 +372,8 @@ class LossInquiry:
 
         Requests refer to the topic by name. So the leader may have read the log of a recreated topic, although the
         metadata still had the former topic's id: the broker that sent the metadata did not know the new topic yet. A
-        broker knows a topic's id before it answers requests for the topic's log. So a leader that is asked after the
-        survey reports the id of the topic whose log was read.
+        broker knows a topic's id before it answers requests for the topic's log. So ask the leader for the topic's id
+        after the survey: by then, it knows the id of the topic whose log the survey read.
         """
         if not any(topic_id):
             return
@@ -433,7 +434,7 @@ class Inquiries:
         if not ask.doubt:
             self._running(Baseline(context, lane, ask, leader), leader).go_on()
         elif ask.confirm:
-            # This request is not recorded with `in_trouble`, because the refused batch already was.
+            # Do not call `in_trouble` for this request: it was already called for the refused batch.
             leader = Leader(context, lane, *address)
             confirmation = Confirmation(context, self._sequence_errors, lane, ask, leader)
             self._running(confirmation, leader).go_on()

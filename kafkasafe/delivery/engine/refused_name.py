@@ -23,8 +23,7 @@ class RefusedName:
         transactional_id: The transactional id whose units wait; empty if the units of the lane's own ids wait. If
             `group` is set, `group` alone decides which units wait.
         group: The group whose offsets the waiting units would commit; empty if the refusal is not about a user's group.
-        destination: The destination of the first batch of each waiting unit; -1 if units wait regardless of their first
-            batch.
+        destination: Only units whose first batch is for this destination wait; -1 if the first batch does not matter.
         reported: Whether the refusal was reported.
     """
 
@@ -72,8 +71,8 @@ class RefusedName:
 
 
 class NameRefusals:
-    """The transactional ids and groups that the cluster does not let one lane use, each under a text such as "group
-    orders".
+    """The transactional ids and groups that the cluster does not let one lane use. The key of each is a text such as
+    "group orders".
 
     Any thread may read this object.
     """

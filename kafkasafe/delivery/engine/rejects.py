@@ -1,5 +1,5 @@
-"""Saves a copy of each batch that is given up: in `rejected/`, or in `quarantine/` if the batch is damaged. Only after
-that, a mark in the log records that the batch is finished.
+"""Saves a copy of each batch that is given up: in `rejected/`, or in `quarantine/` if the batch is damaged. Only then
+does a mark in the log record that the batch is finished.
 """
 
 from __future__ import annotations

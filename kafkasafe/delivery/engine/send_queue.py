@@ -29,8 +29,8 @@ _NOWHERE = -1
 class SendQueue:
     """See the module.
 
-    Invariant: while batches are held for a node, either an answer of `Cluster.reach` is awaited, or a batch is in
-    flight.
+    Invariant: while batches are held for a node, either `Cluster.reach` has not answered yet, or a batch is in flight
+    to the node.
     """
 
     def __init__(self, context: EngineContext, disk: DiskWriter) -> None:

@@ -40,11 +40,11 @@ from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 _CALM: Final = 8
-"""Limits failed requests for one partition, and requests that ask about such failures. The next attempt or inquiry for
-the partition begins only when at most this many of these requests were made in the last `_CALM_S` seconds. Before the
-engine checks the limit again, at most eleven more can follow: an inquiry makes four requests (producer state, log
-start, log end, log), five batches can fail, and a loss check makes two requests (end of a leader epoch, log start). So
-there are at most 19 such requests in two seconds, whatever the brokers answer.
+"""The engine counts the failed requests for a partition, and the requests that ask about such failures. It begins the
+next attempt or inquiry for the partition only if there were at most this many in the last `_CALM_S` seconds. At most
+eleven more requests can follow before the next check of this limit: four of an inquiry (producer state, log start, log
+end, log), five with batches that fail, and two of a loss check (end of a leader epoch, log start). So there are at most
+19 such requests in two seconds, whatever the brokers answer.
 """
 _CALM_S: Final = 2.0
 
@@ -52,13 +52,15 @@ _NOT_THE_CLUSTER: Final = (t.StaleFenceError, SpoolError)
 """Errors that delay a batch although the cluster answers: an earlier batch failed, or the disk failed."""
 
 _ID_FAILURES: Final = 3
-"""After this many failed requests for a producer id, the log level is WARNING. Fewer are normal while brokers start."""
+"""After this many failed attempts to get a producer id, further failures are logged as WARNING. Fewer failures are
+normal while brokers start.
+"""
 
 _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
-"""Inquiries are limited as by a token bucket: while none begins, time accumulates, up to this many seconds. Each
-inquiry takes `_TURN_S` from the accumulated time, and begins immediately if enough is left.
+"""A token bucket limits the rate of inquiries. While no inquiry begins, time accumulates, up to this many seconds. An
+inquiry begins immediately if at least `_TURN_S` has accumulated, and uses up `_TURN_S` of it.
 """
 
 
@@ -123,7 +125,7 @@ class Sender:
         """Whether a reply has made room in the send queue since batches were last taken from it."""
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
-        """Time at which the most recently scheduled inquiry begins. `when_calm` limits the rate of inquiries."""
+        """Earliest start of the inquiry that was scheduled last. `when_calm` uses it to limit the rate of inquiries."""
         self._clocks = Clocks(context.now(), context.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
@@ -131,9 +133,8 @@ class Sender:
         self._tried: dict[tuple[str, int], tuple[t.PartitionInfo | None, bytes]] = {}
         # Maps a destination of a lane to its current pause.
         self._pauses: dict[tuple[Lane, int], RetryDue] = {}
-        # The current pauses that can end early: if another broker leads the partition, if the metadata contain the
-        # partition again, or if they contain another topic of this name. The flag says whether the destination was
-        # refused.
+        # The current pauses that can end early: when another broker leads the partition, when the metadata contain the
+        # partition again, or when its topic has been recreated. The flag says whether the destination was refused.
         self._waiting: dict[tuple[Lane, int], tuple[RetryDue, bool]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         """Maps a partition to the name of its last error."""
@@ -172,10 +173,10 @@ class Sender:
         1. A topic is missing for an hour, so the pauses have grown to half a minute.
         2. The topic is there for some seconds. The metadata contain it, so the pause ends, and the leader takes the
            batches.
-        3. The topic is deleted, but one broker does not know this yet, and its metadata still contain the topic. The
-           pause ends once. The leader refuses the batch, as before. The next pause does not end early, because the
-           metadata already contained the same topic at this attempt. So the attempts stay rare, and
-           `blocked_timeout_ms` continues to run.
+        3. The topic is deleted, but one broker does not know this yet: the metadata that it sends still contain the
+           topic. The pause ends once. The leader refuses the batch, as before. At this attempt, the metadata already
+           contained the topic, so the next pause does not end early. The attempts stay rare, and `blocked_timeout_ms`
+           continues to run.
         """
         leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
         if leader is None or leader.leader < 0:
@@ -396,7 +397,7 @@ class Sender:
         self.reasons[address] = name
 
     def in_trouble(self, topic: str, partition: int) -> None:
-        """Record that a request for this partition failed, or that a request asks about such a failure; see `_CALM`."""
+        """Record a request for this partition that failed, or a request that asks about such a failure; see `_CALM`."""
         times = self._troubles.get((topic, partition))
         if times is None:
             times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
@@ -409,9 +410,7 @@ class Sender:
         return times[0] + _CALM_S - self._context.clock.monotonic()
 
     def when_calm(self, topic: str, partition: int, inquiry: Inquiry) -> None:
-        """Begin an inquiry once few requests about the partition have failed lately (see `_CALM`), and it is the
-        inquiry's turn.
-        """
+        """Begin an inquiry when it is its turn, and few enough requests for its partition failed lately (`_CALM`)."""
         now = self._context.clock.monotonic()
         self._turn = max(self._turn + _TURN_S, now - _AT_ONCE_S)
         pause_s = max(self._calm_in_s(topic, partition), self._turn - now)

@@ -1,4 +1,4 @@
-"""Counts each sequence error of a broker once, after the state of the cluster has shown what the error means."""
+"""Counts the sequence errors that brokers return. A repeated error counts once: when its meaning is known."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class SequenceErrors:
         self._pending[address] = name, 0 <= last_acked < log_start_offset
 
     def judged(self, address: Address, verdict: str) -> None:
-        """Count the partition's pending error, if there is one, with this verdict as its result."""
+        """If the partition has a pending error, count it under this verdict."""
         if found := self._pending.pop(address, None):
             self._stats.sequence_errors[found[0], verdict] += 1
 
     def absent(self, address: Address) -> None:
-        """Record that the batch is not in the log, and that no acknowledged record is missing. Counts a pending
-        UNKNOWN_PRODUCER_ID, because its meaning is known now.
+        """Record that the batch is not in the log, and that no acknowledged record is missing. If the partition's
+        pending error is UNKNOWN_PRODUCER_ID, count it: its meaning is known now.
         """
         name, trimmed = self._pending.get(address, ("", False))
         if name == _UNKNOWN_PRODUCER:

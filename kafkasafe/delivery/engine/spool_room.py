@@ -1,4 +1,4 @@
-"""The accepted parcels that are not on disk yet; how much room the spool has for more, and why it has none."""
+"""The accepted parcels that are not on disk yet; the spool's room for more, and the reason if there is none."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class SpoolRoom:
         return self._undurable.size_bytes if self._config.in_memory else self.used
 
     def lacks(self, needed: int) -> tuple[Limit, str]:
-        """The limit because of which there is no space for `needed` more bytes, and a text about it for humans."""
+        """The limit that leaves no space for `needed` more bytes, and a text that explains this to humans."""
         config = self._config
         backlog = self._undurable.size_bytes
         limit: Limit = "spool_max_bytes"

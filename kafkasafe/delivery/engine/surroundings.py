@@ -1,4 +1,4 @@
-"""Looks for other default spool directories, whose names differ in the spelling of addresses, or in the client id."""
+"""Looks for other default spool directories. Their names differ in the spelling of addresses, or in the client id."""
 
 from __future__ import annotations
 
@@ -43,13 +43,15 @@ class Surroundings:
         """Whether a thread is reading the directories beside this producer's."""
         self.left_behind_records = 0
         self.unread: dict[Path, int] = {}
-        """Directories of this cluster and client id with lanes that are not open yet: path → number of records."""
+        """Directories of this cluster and client id whose lanes are not all open yet: path → number of undelivered
+        records.
+        """
 
     def begin(self) -> None:
         """Before a broker answers, look for records that a producer of this cluster would adopt.
 
-        `close` has to wait for these records. Otherwise a program that ends as soon as its own records are acknowledged
-        would never adopt them, however often it runs.
+        `close` has to wait for these records. Otherwise a program that always ends as soon as its own records are
+        acknowledged would never adopt the records found here.
         """
         if self._siblings is not None:
             self._looks_first = True
@@ -58,7 +60,7 @@ class Surroundings:
 
     def look_around(self) -> None:
         """Look for directories whose names spell the addresses differently, or have another client id."""
-        # If a broker answers during the first look, `looked_around` then starts a second look.
+        # If a broker answers during the first search, nothing begins here: `looked_around` starts another one later.
         if self._siblings is not None and not (self.looking or self._context.close_state.closing):
             self._look(self._siblings, same_client=False)
 
@@ -105,7 +107,7 @@ class Surroundings:
         self._context.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
     def _expect(self, found: Sequence[LeftBehind]) -> None:
-        """Before any broker has answered, make `close` wait for records that may be for this producer's cluster."""
+        """While no broker has answered, make `close` wait for found records that may be for this producer's cluster."""
         try:
             own = self._context.directory.cluster_id()
         except SpoolError:
@@ -132,7 +134,7 @@ class Surroundings:
                     lock = directory.take_lane(number)
                 except LaneBusyError:
                     continue
-                # Check with the lock held: a directory cannot change its cluster while one of its lanes has an owner.
+                # Check while holding the lane: a directory keeps its cluster while one of its lanes has an owner.
                 try:
                     ours = directory.cluster_id() == self._context.own_cluster.cluster_id
                 except BaseException:

@@ -19,8 +19,8 @@ from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 TOPIC_POLL_S: Final = 1.0
 _UNKNOWN_TOPIC: Final = 3
 _PORTION_BYTES: Final = 8 * 1024 * 1024
-"""Batches without chosen partitions are divided in memory, portion by portion. A portion ends once it has this many
-bytes.
+"""Batches whose partitions are not chosen yet are divided in memory, one portion at a time. A portion ends once it has
+this many bytes.
 """
 _ASKED_FOR_S: Final = 300.0  # KafkaProducer remembers a requested topic for the same time
 _FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
@@ -116,8 +116,8 @@ class TopicKeeper:
         1. A program uses 5,000 topics, and one answer has the metadata of all.
         2. The engine divides the records that wait for these topics, and writes the parts together: one fsync for each
            8 MiB, not for each topic.
-        3. Callers learn a topic's partitions only after the parts are written, so that no record overtakes one that
-           waited.
+        3. Callers learn a topic's partitions only after the divided records are written. Otherwise a new record could
+           overtake a record that waited.
         """
         found: list[tuple[str, t.TopicInfo]] = []
         size = 0

@@ -31,13 +31,15 @@ _OVER: Final = FENCED_CODES | {0, 48, 49}
 _NOT_THERE: Final = frozenset({1, 3, 100})
 """Error codes that mean that a batch's offset or topic does not exist any more."""
 _NOT_REFUSED: Final = frozenset({0, 55})
-"""Codes of partitions that AddPartitionsToTxn did not refuse: 0, or 55 if it refused another partition."""
+"""Error codes of partitions that AddPartitionsToTxn did not refuse: 0, or 55 (OPERATION_NOT_ATTEMPTED) if it refused
+another partition of the request.
+"""
 _REFUSED_NAMES: Final = frozenset({31, 50, 53})
 
 
 def marker_group(transactional_id: str) -> str:
-    """The consumer group under which a transactional id's marker is committed, as an offset. The prefix separates this
-    group from a user's groups.
+    """The consumer group for which the marker of a transactional id is committed. The marker is an offset. The prefix
+    separates this group from a user's groups.
     """
     return transactional_id if transactional_id.startswith(_OURS) else f"{_OURS}marker-{transactional_id}"
 
@@ -419,7 +421,7 @@ class Transactor:
         if not code:
             self._judge_log(lane, action, answer)
         elif not action.by_log:
-            # The log cannot show the outcome. The missing marker shows that the transaction was not committed.
+            # The log cannot show the outcome. There is no marker, so the transaction was not committed.
             lane.journal.units.outcome_found(action, committed=False)
         elif code in _NOT_THERE:
             lane.journal.units.outcome_found(action, committed=None)

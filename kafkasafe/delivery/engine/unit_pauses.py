@@ -90,7 +90,7 @@ class UnitPauses:
         self._tried[topic] = self._context.topic_id(topic)
 
     def _are_there(self, addresses: Sequence[tuple[str, int]]) -> bool:
-        """Whether the metadata name all these partitions."""
+        """Whether all these partitions have leaders in the metadata."""
         leaders = [self._context.leader(*address) for address in addresses]
         return all(leader is not None and leader.leader >= 0 for leader in leaders)
 
@@ -106,9 +106,9 @@ class UnitPauses:
         """Use new metadata: end the pauses of units that were refused because a topic was missing, if the topic is
         there now.
 
-        As for other batches (see `Sender`), new metadata end a pause only in two cases. Either the metadata at the
-        beginning of the pause lacked a partition of the unit, or a topic now has another id than at the last attempt.
-        So attempts stay rare while a broker names a topic that was deleted.
+        New metadata end such a pause only in two cases, just as for other batches (see `Sender`). In one case, a
+        partition of the unit was missing from the metadata when the pause began. In the other, a topic was recreated
+        since the last attempt. So attempts stay rare while a broker names a topic that was deleted.
         """
         for waiting in [each for each in self._waiting if self._has_news(each)]:
             self._end(waiting.due)
