@@ -100,8 +100,8 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
 def _unknown_producer(context: ErrorContext) -> Cell | None:
     """Error 59 (KAFKA-5793, brokers before 2.5): has retention removed the producer's records, or were they lost?
 
-    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. If nothing was ever acknowledged, no acknowledged
-    record can be lost: the producer sends all its records again.
+    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. If no record was ever acknowledged, the producer
+    sends all its records again, so none is lost.
     """
     start, acked = context.log_start_offset, context.last_acked_offset
     if start is None:
@@ -136,8 +136,8 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
 
 
 def _out_of_range(context: ErrorContext) -> Cell | None:
-    """Error 1 in Fetch. The cause is retention, a truncation or, in a tiered topic, a segment that remote storage does
-    not find yet.
+    """Error 1 in Fetch. The cause is retention or a truncation. In a tiered topic, it may also be that the broker
+    cannot find the segment in remote storage yet.
     """
     start, position = context.log_start_offset, context.position
     if start is not None and position is not None and 0 <= start <= _MAX_OFFSET and position >= 0:

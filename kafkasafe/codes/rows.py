@@ -3,13 +3,13 @@
 The table has one row for each code of Apache Kafka 4.x (−1 … 133). Later versions of Kafka may add codes, which have no
 row. A row may have a separate cell for Produce requests (class `Produce`), with facts that only the journal needs. The
 most important of these facts is whether the answer *proves* that the broker did not append the batch. Without that
-proof, the journal asks the broker before it sends the batch again, because a broker that lost a producer's state would
-append the same bytes twice. `BY_API` has the cells of other request kinds.
+proof, the journal asks the broker before it sends the batch again. If it did not ask, a broker that has lost the
+producer's state could append the batch a second time. `BY_API` has the cells of other request kinds.
 
 Kafka's `org.apache.kafka.common.protocol.Errors` assigns an exception class to each code. The flags of a row follow
 from that class. A subclass of `RetriableException` is retriable. A subclass of `RefreshRetriableException`, the parent
 of `InvalidMetadataException`, is retriable after a refresh of the metadata. A test compares the flags with the class. A
-row that differs on purpose says why in its `note`.
+row whose flags deliberately differ from the class says why in its `note`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class ErrorAction(enum.Enum):
     RETRY = "retry"
     """Send the same request again, to the same broker, after a pause."""
     RETRY_AFTER_REFRESH = "retry_after_refresh"
-    """Fetch metadata (or find the coordinator, the controller) first: another broker may be responsible now."""
+    """Fetch metadata (or find the coordinator or the controller) before the retry: another broker may be responsible
+    now.
+    """
     ASK_BROKER = "ask_broker"
     """The answer decides nothing. Ask the broker for the actual state, then decide. Never send again blindly."""
     RESET_SEQUENCE = "reset_sequence"
@@ -83,7 +85,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """The cell of Produce in a row: see `codes.ProduceVerdict`. `meaning` is the cause in a few words."""
+    """What a row says about answers to Produce (see `codes.ProduceVerdict`). `meaning` is the cause in a few words."""
 
     action: AnswerAction
     meaning: str
@@ -162,8 +164,8 @@ _FENCE: Final = ErrorAction.FENCE
 _REJECT: Final = ErrorAction.REJECT_RECORD
 _FATAL: Final = ErrorAction.FATAL
 
-# For codes that brokers and controllers only send to each other. A client that gets such a code talks to the wrong
-# listener.
+# For codes that brokers and controllers send only to each other. A client that gets such a code is connected to the
+# wrong listener.
 _INTERNAL: Final = (
     "Sent between brokers only: check that bootstrap.servers names the brokers' client listener, then read the"
     " brokers' logs."
