@@ -112,7 +112,9 @@ _RETRIABLE: Final = frozenset(
 )
 
 
-_JOURNAL: Final = "Differs from the code's row: this is what SafeProducer does about an answer to Produce."
+_JOURNAL: Final = (
+    "The action differs from that for other requests: it is what SafeProducer does if Produce gets this code."
+)
 _SAME_BYTES: Final = "; the batch may have been appended, so send the same bytes under the same sequence"
 
 
