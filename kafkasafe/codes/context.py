@@ -9,8 +9,8 @@ from kafkasafe.codes.rows import NOT_READY, Cell, ErrorAction
 
 _MAX_OFFSET: Final = 2**63 - 1
 _PRODUCER_RETRIES: Final = (
-    "In Kafka, the class of this error is not retriable, but Kafka's producer retries in this case (2.3.1,"
-    " canRetry)."
+    "In Kafka, the class of this error is not retriable. But Kafka's producer retries in this case (see `canRetry`"
+    " in Kafka 2.3.1)."
 )
 
 
@@ -63,8 +63,11 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
         # The leader is the right one, so asking for metadata each time would only add load (KAFKA-19599).
         return Cell(
             ErrorAction.RETRY,
-            f"Retry this partition alone, at the same leader, with back-off, and keep the position: {NOT_READY}.",
-            note="Kafka: refresh. For a tiered partition, error 9 is about remote storage, not about the leader.",
+            f"Retry only this partition, at the same leader, with back-off, and keep the position: {NOT_READY}.",
+            note=(
+                "In Kafka, this error asks for a metadata refresh. For a tiered partition, error 9 is about remote"
+                " storage, not about the leader."
+            ),
         )
     return None
 
@@ -92,7 +95,8 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
     return Cell(
         ErrorAction.ASK_BROKER,
         "Ask DescribeProducers (or read the log): this batch was not appended, because records before it are missing;"
-        " that is data loss, unless those records failed without an acknowledgement and will still be sent.",
+        " if those were acknowledged, this is data loss; if they failed without an acknowledgement and will still be"
+        " sent, it is not.",
         at_risk=True,
     )
 
@@ -100,8 +104,8 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
 def _unknown_producer(context: ErrorContext) -> Cell | None:
     """Error 59 (KAFKA-5793, brokers before 2.5): has retention removed the producer's records, or were they lost?
 
-    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. If nothing was ever acknowledged, no acknowledged
-    record can be lost: the producer sends all its records again.
+    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. If no record was ever acknowledged, the producer
+    sends all its records again, so none is lost.
     """
     start, acked = context.log_start_offset, context.last_acked_offset
     if start is None:
@@ -109,15 +113,15 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
     if not 0 <= start <= _MAX_OFFSET:
         return Cell(
             ErrorAction.RETRY,
-            "Retry the same bytes under the same sequence, and treat the error as data loss if it persists: before v5,"
-            " Produce responses do not say where the log starts, so this one does not show whether records were lost.",
+            "Retry the same bytes under the same sequence; if the error persists, treat it as data loss; the response"
+            " has no log start offset (Produce before v5), so it does not show whether records were lost.",
             note=_PRODUCER_RETRIES,
         )
     if acked is None or acked < 0:
         return Cell(
             ErrorAction.RESET_SEQUENCE,
-            "As soon as no older request can still arrive, send all unacknowledged records again, in order, under a new"
-            " epoch from sequence 0: no record was acknowledged, so no acknowledged record can be lost.",
+            "Wait until no older request can arrive, then send all unacknowledged records again, in order, under a new"
+            " epoch from sequence 0; no record was ever acknowledged, so this sends all of them, and nothing is lost.",
             note=_PRODUCER_RETRIES,
         )
     if start > acked:
@@ -136,8 +140,8 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
 
 
 def _out_of_range(context: ErrorContext) -> Cell | None:
-    """Error 1 in Fetch. The cause is retention, a truncation or, in a tiered topic, a segment that remote storage does
-    not find yet.
+    """Error 1 in Fetch. The cause is retention or a truncation. In a tiered topic, it may also be that the broker
+    cannot find the segment in remote storage yet.
     """
     start, position = context.log_start_offset, context.position
     if start is not None and position is not None and 0 <= start <= _MAX_OFFSET and position >= 0:
@@ -151,9 +155,10 @@ def _out_of_range(context: ErrorContext) -> Cell | None:
         if context.tiered:
             return Cell(
                 ErrorAction.RETRY,
-                f"Keep the position {position} and retry with back-off: the log starts at {start}, so remote storage"
-                " has the record but does not find it yet (KIP-1007); do not reset.",
-                note="Kafka: not retriable. In a tiered topic, the error is temporary before the log's end (KIP-1007).",
+                f"Keep the position {position} and retry with back-off: the log starts at {start}, so the record"
+                " is in remote storage, but the broker cannot find it there yet (KIP-1007); do not reset.",
+                note="In Kafka, this error is not retriable. In a tiered topic, it is temporary if the offset is"
+                " before the log's end (KIP-1007).",
             )
     if context.tiered:
         return Cell(

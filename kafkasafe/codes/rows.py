@@ -3,13 +3,13 @@
 The table has one row for each code of Apache Kafka 4.x (−1 … 133). Later versions of Kafka may add codes, which have no
 row. A row may have a separate cell for Produce requests (class `Produce`), with facts that only the journal needs. The
 most important of these facts is whether the answer *proves* that the broker did not append the batch. Without that
-proof, the journal asks the broker before it sends the batch again, because a broker that lost a producer's state would
-append the same bytes twice. `BY_API` has the cells of other request kinds.
+proof, the journal asks the broker before it sends the batch again. If it did not ask, a broker that has lost the
+producer's state could append the batch a second time. `BY_API` has the cells of other request kinds.
 
 Kafka's `org.apache.kafka.common.protocol.Errors` assigns an exception class to each code. The flags of a row follow
 from that class. A subclass of `RetriableException` is retriable. A subclass of `RefreshRetriableException`, the parent
 of `InvalidMetadataException`, is retriable after a refresh of the metadata. A test compares the flags with the class. A
-row that differs on purpose says why in its `note`.
+row whose flags deliberately differ from the class says why in its `note`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class ErrorAction(enum.Enum):
     RETRY = "retry"
     """Send the same request again, to the same broker, after a pause."""
     RETRY_AFTER_REFRESH = "retry_after_refresh"
-    """Fetch metadata (or find the coordinator, the controller) first: another broker may be responsible now."""
+    """Fetch metadata (or find the coordinator or the controller) before the retry: another broker may be responsible
+    now.
+    """
     ASK_BROKER = "ask_broker"
     """The answer decides nothing. Ask the broker for the actual state, then decide. Never send again blindly."""
     RESET_SEQUENCE = "reset_sequence"
@@ -83,7 +85,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """The cell of Produce in a row: see `codes.ProduceVerdict`. `meaning` is the cause in a few words."""
+    """What a row says about answers to Produce (see `codes.ProduceVerdict`). `meaning` is the cause in a few words."""
 
     action: AnswerAction
     meaning: str
@@ -162,8 +164,8 @@ _FENCE: Final = ErrorAction.FENCE
 _REJECT: Final = ErrorAction.REJECT_RECORD
 _FATAL: Final = ErrorAction.FATAL
 
-# For codes that brokers and controllers only send to each other. A client that gets such a code talks to the wrong
-# listener.
+# For codes that brokers and controllers send only to each other. A client that gets such a code is connected to the
+# wrong listener.
 _INTERNAL: Final = (
     "Sent between brokers only: check that bootstrap.servers names the brokers' client listener, then read the"
     " brokers' logs."
@@ -176,8 +178,8 @@ _ROWS: Final = (
         _RETRY,
         "Retry with back-off within a deadline; if the error persists, its cause is in the answering broker's log.",
         note=(
-            "Kafka: not retriable. Brokers answer it while they start and while remote storage is not"
-            " ready (KIP-1007), and a bounded retry of the same request loses nothing."
+            "In Kafka, this error is not retriable. Brokers answer with this code while they start and while remote"
+            " storage is not ready (KIP-1007); a bounded retry of the same request loses nothing."
         ),
         produce=_produce(
             AnswerAction.RETRY, "the broker failed for a reason it does not name", scope=Scope.BATCH
@@ -188,8 +190,8 @@ _ROWS: Final = (
         1,
         "OFFSET_OUT_OF_RANGE",
         _ASK,
-        "Compare the position with the log start and end and the leader epochs before any reset: a"
-        " reset skips records unread.",
+        "Before any reset, compare the position with the log's start and end, and the position's leader epoch with"
+        " those of the log: a reset may skip records that were not read.",
         at_risk=True,
     ),
     _row(
@@ -244,7 +246,10 @@ _ROWS: Final = (
         "BROKER_NOT_AVAILABLE",
         _REFRESH,
         "Refresh metadata and retry: the broker is down or restarts.",
-        note="Kafka: not retriable. A broker that is away comes back, or another one takes its partitions.",
+        note=(
+            "In Kafka, this error is not retriable. A broker that is away comes back, or another one takes its"
+            " partitions."
+        ),
     ),
     _row(
         9,
@@ -324,7 +329,8 @@ _ROWS: Final = (
         20,
         "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
         _RETRY,
-        "Retry the same bytes under the same sequence: appended, but too few replicas have it yet.",
+        "Retry the same bytes under the same sequence: the leader appended the batch, but too few replicas have it"
+        " yet.",
         produce=_produce(AnswerAction.RETRY, "appended, but too few replicas have it"),
     ),
     _row(
@@ -424,15 +430,16 @@ _ROWS: Final = (
         _REFRESH,
         "Look up the controller and retry there.",
         note=(
-            "Kafka: retriable without refresh; its admin client has separate code that looks up the"
-            " controller. Without a look-up, a retry asks the same broker for ever."
+            "In Kafka, this error is retriable without a refresh; Kafka's admin client has separate code that looks up"
+            " the controller. Without a look-up, a retry asks the same broker for ever."
         ),
     ),
     _row(
         42,
         "INVALID_REQUEST",
         _FATAL,
-        "The broker finds the request malformed: report it with the broker's log line and both versions.",
+        "The broker finds the request malformed: report this as a bug, with the broker's log line and the versions of"
+        " the client and the broker.",
         produce=_produce(AnswerAction.REJECT_BATCH, "the broker finds the request malformed", absent=True),
     ),
     _row(
@@ -455,8 +462,8 @@ _ROWS: Final = (
         45,
         "OUT_OF_ORDER_SEQUENCE_NUMBER",
         _ASK,
-        "Ask DescribeProducers (or read the log): either the batch is already committed, or records before it are"
-        " missing; if they stay missing, they are lost.",
+        "Ask DescribeProducers (or read the log): either the batch is already committed, or earlier records are"
+        " missing; records that stay missing are lost.",
         at_risk=True,
         produce=_produce(
             AnswerAction.ASK_BROKER, "already committed, or a gap: only the broker's state tells"
@@ -477,7 +484,8 @@ _ROWS: Final = (
         47,
         "INVALID_PRODUCER_EPOCH",
         _FENCE,
-        "Stop this producer: a newer epoch of its id has written, so another one took over.",
+        "Stop this producer: another producer has written with a newer epoch of the same producer id, so it has taken"
+        " over.",
         produce=_produce(AnswerAction.ASK_BROKER, "a newer epoch of this producer id wrote to the partition"),
         kind=Kind.FENCED,
     ),
@@ -518,13 +526,14 @@ _ROWS: Final = (
         55,
         "OPERATION_NOT_ATTEMPTED",
         _FATAL,
-        "Correct the other part of the request that failed, then send all of it again: this part was not tried.",
+        "Another part of the request failed, so this part was not tried: correct that other part, then send the whole"
+        " request again.",
     ),
     _row(
         56,
         "KAFKA_STORAGE_ERROR",
         _REFRESH,
-        "Refresh metadata and retry at the new leader; the broker's disk failed and has to be replaced.",
+        "Refresh metadata and retry at the new leader: the former leader's disk failed and has to be replaced.",
         produce=_produce(AnswerAction.RETRY, "the broker's disk failed", refresh=True),
     ),
     _row(57, "LOG_DIR_NOT_FOUND", _FATAL, "Name a log directory that the broker has in log.dirs."),
@@ -629,7 +638,7 @@ _ROWS: Final = (
         83,
         "ELIGIBLE_LEADERS_NOT_AVAILABLE",
         _REFRESH,
-        "Retry when an in-sync replica is back; an unclean election instead loses data.",
+        "Retry when an in-sync replica is back; an unclean election would need no such replica, but loses data.",
     ),
     _row(
         84,
@@ -637,8 +646,8 @@ _ROWS: Final = (
         _OK,
         "Nothing to do: the requested leader is the leader already.",
         note=(
-            "Kafka: retriable, by the class it inherits. Asking again changes nothing: the election's"
-            " goal is reached."
+            "In Kafka, this error is retriable, because its class inherits from a retriable class. But a retry changes"
+            " nothing: the requested leader is the leader already."
         ),
     ),
     _row(85, "NO_REASSIGNMENT_IN_PROGRESS", _FATAL, "Nothing to cancel: no reassignment is running."),
@@ -821,8 +830,8 @@ _ROWS: Final = (
         _REFRESH,
         "Start again from bootstrap.servers (KIP-1102), then retry.",
         note=(
-            "In Kafka, the class of this error is not retriable. But Kafka's clients bootstrap again"
-            " before they look at the class, and continue."
+            "In Kafka, the class of this error is not retriable. But Kafka's clients do not look at"
+            " the class in this case: they bootstrap again, and continue."
         ),
     ),
     _row(130, "STREAMS_INVALID_TOPOLOGY", _FATAL, "Correct the Streams topology that was sent."),
@@ -876,7 +885,7 @@ NOT_READY: Final = (
 BY_API: Final[Mapping[tuple[str, int], Cell]] = MappingProxyType(
     {
         ("fetch", -1): Cell(
-            _RETRY, f"Retry this partition alone, with back-off, and keep the position: usually {NOT_READY}."
+            _RETRY, f"Retry only this partition, with back-off, and keep the position: usually {NOT_READY}."
         ),
         ("fetch", 2): Cell(
             _RETRY,
@@ -886,31 +895,33 @@ BY_API: Final[Mapping[tuple[str, int], Cell]] = MappingProxyType(
         ),
         ("fetch", 9): Cell(
             _REFRESH,
-            f"Retry this partition alone, with back-off, and keep the position: it is moving, or {NOT_READY}.",
+            f"Retry only this partition, with back-off, and keep the position: the replica is moving, or {NOT_READY}.",
         ),
         ("fetch", 78): Cell(
             _RETRY, "Retry: this replica does not know its high watermark after the election yet."
         ),
         ("list_offsets", -1): Cell(
-            _RETRY, f"Retry this partition alone, with back-off, and conclude nothing: usually {NOT_READY}."
+            _RETRY,
+            f"Retry only this partition, with back-off, and draw no conclusion from the answer: usually {NOT_READY}.",
         ),
         ("list_offsets", 5): Cell(
             _REFRESH,
-            "Refresh metadata and retry, and never use an older answer: an election is in progress, or the high"
-            " watermark has not caught up after one (KIP-207; only brokers with ListOffsets up to v4).",
+            "Refresh metadata and retry, and never use an older answer instead: an election is in progress, or the high"
+            " watermark has not caught up after it (KIP-207; brokers send this code only up to ListOffsets v4).",
         ),
         ("list_offsets", 7): Cell(_RETRY, "Retry with back-off: a look-up in remote storage was too slow."),
         ("list_offsets", 9): Cell(
             _REFRESH,
-            f"Retry this partition alone, with back-off, and conclude nothing: it is moving, or {NOT_READY}.",
+            f"Retry only this partition, with back-off, and draw no conclusion from the answer: the replica is moving,"
+            f" or {NOT_READY}.",
         ),
         ("list_offsets", 43): Cell(
             _FATAL, "Raise the topic's message format version: look-ups by time need timestamps (0.10)."
         ),
         ("list_offsets", 78): Cell(
             _RETRY,
-            "Retry at the same leader, without a metadata refresh, and keep the highest end offset seen: its high"
-            " watermark has not caught up after the election (KIP-207).",
+            "Retry at the same leader, without a metadata refresh, and keep the highest end offset seen: the leader's"
+            " high watermark has not caught up after the election (KIP-207).",
         ),
         ("describe_producers", 35): Cell(
             _ASK, "Read the batch headers in the log instead: brokers before 2.8 have no DescribeProducers."
@@ -920,6 +931,7 @@ BY_API: Final[Mapping[tuple[str, int], Cell]] = MappingProxyType(
 
 UNKNOWN: Final = Cell(
     _REFRESH,
-    "Refresh metadata, retry within a deadline and conclude nothing: this version does not know the code.",
+    "Refresh metadata, retry within a deadline and draw no conclusion from the answer: this version of kafkasafe does"
+    " not know the code.",
     note="Not in the table: Kafka's clients take an unknown code for UNKNOWN_SERVER_ERROR, which they do not retry.",
 )

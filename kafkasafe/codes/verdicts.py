@@ -1,12 +1,12 @@
 """What an error code of Kafka means for a request, and for a batch that was sent.
 
 `classify_code` decides for `kafkasafe.classify`, and `classify_produce` for the journal after an answer to Produce.
-Both read the rows of the module `rows`. A verdict comes from the first of these sources that has one:
+Both read the table in the module `rows`. The first of these sources that has a verdict decides:
 
-1. the context (module `context`): last acknowledged offset, log start, resend, tiered topic, the log's contents;
-2. the cell of the request kind, `BY_API`;
-3. the row's Produce cell, if the request is a Produce request;
-4. the row.
+1. the known facts about the failed request (`ErrorContext`);
+2. the table's cell for this kind of request (`BY_API`);
+3. for a Produce request, what the code's row says about answers to Produce;
+4. the code's row.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Verdict:
         code: Kafka's error code; None for an exception that has no code.
         name: Kafka's name of the code; `ERROR_<code>` if this version does not know the code; the exception's name if
             it has no code.
-        api: The request kind for which the error was judged, such as `"list_offsets"`; None for any kind.
+        api: The kind of request that failed with the error, such as `"list_offsets"`; None for any kind.
         action: What to do.
-        data_at_risk: The cluster may have lost acknowledged records, or the consumer may skip records unread. Such an
-            error needs an operator or a repair; a retry alone is not enough.
+        data_at_risk: The cluster may have lost acknowledged records, or the consumer may skip records that it has not
+            read. Such an error needs an operator or a repair; a retry alone is not enough.
         explanation: The fix, in one sentence.
         note: Why the verdict differs from Kafka's own exception class, or what "refresh" means here; often empty.
     """
@@ -112,7 +112,9 @@ _RETRIABLE: Final = frozenset(
 )
 
 
-_JOURNAL: Final = "Differs from the code's row: this is what SafeProducer does about an answer to Produce."
+_JOURNAL: Final = (
+    "The action differs from that for other requests: it is what SafeProducer does if Produce gets this code."
+)
 _SAME_BYTES: Final = "; the batch may have been appended, so send the same bytes under the same sequence"
 
 
@@ -128,14 +130,14 @@ def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_
         elif api is not None:
             cell = BY_API.get((api, code), cell)
     cell = in_context(code, cell, api, context) or cell
-    # A row's note explains how the row differs from Kafka's class. The note does not apply if the action of the cell
-    # differs from that of the row.
+    # A row's note explains why the row's action differs from Kafka's exception class. So the note does not apply to a
+    # cell with another action.
     note = cell.note or (row.note if row is not None and cell.action is row.action else "")
     return Verdict(code, name, api, cell.action, cell.at_risk, cell.fix, note)
 
 
 def _in_produce(cell: Cell, produce: Produce) -> Cell:
-    """The cell for an answer to Produce: what the journal does, expressed as a verdict."""
+    """The cell for an answer to Produce. Its action is what the journal does."""
     match produce.action:
         case AnswerAction.ACK:
             return cell
@@ -174,7 +176,8 @@ class ProduceVerdict:
         splittable: A batch of several records may contain good ones, so the journal divides the batch before it rejects
             any record.
         explanation: Human-readable text.
-        scope: What the journal rejects after it retried the batch for a long time without success.
+        scope: What the journal rejects if long retries do not help: nothing, this batch, or all batches for the
+            destination.
     """
 
     code: int
@@ -208,7 +211,8 @@ _RANGE: Final = re.compile(r"should be within \[(-?\d+), (-?\d+)\]")
 
 
 def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
-    """The latest timestamp (ms since the epoch) that a broker accepts now, after it has answered with error 32.
+    """The latest timestamp (ms since the epoch) that a broker accepts now. The broker has answered with error 32
+    (INVALID_TIMESTAMP).
 
     Args:
         messages: The broker's messages about the records. From Kafka 3.6 on, these messages name the accepted range, by

@@ -43,8 +43,8 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
         timestamp: Ms since the epoch.
 
     Raises:
-        MarkError: The format defines no meaning for a value in the group. `decode_group` would refuse such a group, so
-            this function does not write it.
+        MarkError: The format gives no meaning to a value in `group` or in one of `marks`. `decode_group` would refuse
+            such a group, so this function does not write it.
     """
     _check(group, marks)
     try:
@@ -152,7 +152,9 @@ def _read_group(body: Body) -> Group:
 
 
 def _opened(key: bytes | None, value: bytes | None) -> tuple[MarkRow[Any] | None, Body]:
-    """Return the table row of a control record's mark (None for a group), and a reader of the record's value."""
+    """Return the table row of the mark in a control record, and a reader of the record's value. The row is None if the
+    record is a group record.
+    """
     if key is None or len(key) != _KEY.size or value is None:
         raise MarkError(f"Not a control record of a spool: key {key!r}")
     if key == _GROUP_KEY:

@@ -46,7 +46,7 @@ class Group:
     """The record at the beginning of every group.
 
     Attributes:
-        format_version: 2; or 1 if a version of kafkasafe that had no file `extent` wrote the group.
+        format_version: 2. Versions of kafkasafe that did not yet use the file `extent` wrote 1.
         lane_id: Random id of the lane, 16 bytes, made together with the lane.
         position: Position of this control batch.
         synced_position: All batches before this position were durable when the group was written.
@@ -99,8 +99,8 @@ class Destination:
 class State:
     """The progress of a destination.
 
-    A STATE mark that `knows_nothing` is a reset. After a reset, the lane writes to the log of another cluster or
-    another topic. Marks before the reset may name acknowledged batches; the other log has none of these batches.
+    A STATE mark is a reset if its `knows_nothing` is true. After a reset, the lane writes to the log of another cluster
+    or another topic. Marks before the reset may name acknowledged batches; the other log has none of these batches.
 
     Attributes:
         baseline_offset: The end offset that the partition had before this lane's first batch; -1 if there is no such
@@ -147,8 +147,8 @@ class Identified:
 
     Attributes:
         reason: Whether the batches get ids for the first time, or new ids.
-        void_from: All unfinished batches of the destination at this position or later lose their ids, except those in
-            `entries`; -1: no batch loses its id.
+        void_from: Unfinished batches of the destination lose their ids if they are at this position or later and not in
+            `entries`. If `void_from` is -1, no batch loses its id.
         entries: The batches that get an id, each with its id.
     """
 
@@ -177,7 +177,7 @@ class Committed:
 class Replaced:
     """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
 
-    Several marks may name the same data batches. These data batches then count as being as old as the batch that the
+    Several marks may name the same data batches. The age of these data batches is then the age of the batch that the
     first of these marks replaces.
 
     Attributes:
@@ -193,8 +193,8 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The batch is finally given up: the cluster refused it, its bytes are damaged, or an operator decided so. A
-    message above 32,767 bytes is cut when written.
+    """The batch is given up for good: the cluster refused it, its bytes are damaged, or an operator decided so. A
+    message longer than 32,767 bytes is truncated when it is written.
     """
 
     position: int
@@ -204,7 +204,7 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Undecidable:
-    """The journal could not determine whether the batch is in the log. Evidence above 32,767 bytes is cut."""
+    """The journal could not determine whether the batch is in the log. Evidence above 32,767 bytes is truncated."""
 
     position: int
     evidence: str
@@ -223,8 +223,8 @@ class Quiet:
     """Gives the time after which no broker can append a request that an owner of this lane sent before this mark.
 
     Attributes:
-        until_ms: No broker can append such a request after this time by the wall clock (ms since the epoch). -1: there
-            is no such time yet, because the owner still sends requests after this mark.
+        until_ms: Wall-clock time (ms since the epoch) after which no broker can append such a request. -1: there is no
+            such time yet, because the owner goes on sending requests.
         written_ms: Time at which the mark was written, by the wall clock, in ms since the epoch.
         boot_id: Boot id of the machine when the mark was written, 16 bytes; zeros when unknown.
         boot_ms: Time at which the mark was written, in ms since that boot. Time during which the machine slept does not
@@ -261,7 +261,8 @@ class Revived:
 class Resent:
     """This lane's log holds the records of a file in `rejected/` of this or another lane.
 
-    If the group is atomic, its data batches hold these records; otherwise earlier batches do.
+    If the group is atomic, the group's own data batches hold the records; otherwise, batches of earlier groups hold
+    them.
 
     Attributes:
         lane: Name of the lane's directory.
@@ -283,8 +284,8 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A crash left these batches incomplete in the spool. No caller had been told that they are durable. So the bytes
-    that are left of these batches do not count as damage.
+    """A crash left these batches incomplete in the spool. No caller had been told that they are durable. So the
+    remaining bytes of these batches do not count as damage.
     """
 
     positions: tuple[int, ...]
@@ -454,7 +455,7 @@ class UnitOutcome(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The fate of a unit is final. A reason above 32,767 bytes is cut when written."""
+    """The fate of a unit is final. A reason longer than 32,767 bytes is truncated when it is written."""
 
     unit_id: bytes
     outcome: UnitOutcome

@@ -141,7 +141,7 @@ class Nested:
 
     Attributes:
         layout: Layout of the attribute's object.
-        says: The document's description of the object.
+        says: How the document describes the object.
     """
 
     name: str
@@ -280,7 +280,7 @@ class Layout(Generic[T]):
         self._make = make
         self.parts = parts
         self._fixed: struct.Struct | None = None
-        """The struct of all parts; None if a part has a variable size or values that are converted."""
+        """The struct of all parts; None if any part has a variable size, or values that must be converted."""
         self._get: Callable[[T], tuple[Any, ...]] = _values_of([])
         self._writers: list[_Writer] = []
         self._readers: list[_Reader] = []

@@ -14,13 +14,14 @@ The order of the steps ensures this (docs/staged-protocol.md describes a crash a
     commit acknowledged    the ENDED mark is durable: futures resolve, and the transactional id is free again
 
 A failure before the STAGED mark puts the unit back into its lines: InitProducerId aborts the transaction, and fences
-delayed requests. After the STAGED mark, only the transaction's outcome counts. The outcome is never assumed:
-InitProducerId ends an open transaction, and then the marker shows whether it was committed.
+delayed requests. After the STAGED mark, the outcome of the transaction alone decides what becomes of the unit. This
+outcome is never assumed: InitProducerId ends an open transaction, and then the marker shows whether it was committed.
 
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
-committed only after all earlier units of its lines, and only if these earlier units precede it in the log. This check
-allows several units to be in progress at once. Each group's offset of a partition also has a line. Units that move this
-offset are committed in order, and a unit writes the offset only after all earlier units are committed.
+committed only after all earlier units of its lines are committed or refused. Its batches must also come after those of
+the earlier units in each partition's log. Because this is checked, several units may be in progress at once. For each
+consumer group and partition, the units that move the group's offset also form a line. They are committed in order, and
+a unit writes the offset only after all earlier units are committed or refused.
 
 Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading continues the unit before it.
 So if a unit is dropped, the later units of the same reading are also dropped (`Transitions.follow_drops`).

@@ -125,9 +125,9 @@ class FailurePolicy:
         elif code is not None and code in NOT_A_MEMBER_CODES:
             self._transitions.leave_group(transaction, transaction.offsets[request.index].group, code, reason)
         elif code is None and failure.sent and transaction.grant.protocol < 2:
-            # The request may still arrive. Then the broker would add the request's contents to the next transaction of
-            # the producer id, unless that transaction has a newer epoch. So the request is not repeated. Instead, the
-            # current transaction is aborted, which raises the epoch.
+            # The request may still arrive. If the producer id's next transaction had the same epoch, the broker would
+            # then add the request's contents to that transaction. So the request is not repeated. Instead, the current
+            # transaction is aborted, which raises the epoch.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._inside(request, attempt, failure, lasting=failure.lasting or code in _NO_OFFSETS)
@@ -162,7 +162,8 @@ class FailurePolicy:
         if lasting and not transaction.is_shared:
             self._transitions.give_up(transaction.units[0], code or 0, reason)
         elif lasting or code in _LOST or code in BLOCKING_CODES or attempt >= _PATIENCE:
-            # If several units share the transaction, fewer of them share the next one, until one unit is refused alone.
+            # If several units share this transaction, later transactions have fewer of them, until the unit that causes
+            # the failure is alone.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._again(request, attempt, failure)

@@ -21,7 +21,7 @@ class TransactionalIds:
 
     Args:
         out: Takes the requests.
-        pool: The number of the lane's own ids.
+        pool: How many ids of its own the lane has.
     """
 
     def __init__(self, out: UnitOutbox, pool: int) -> None:
@@ -86,7 +86,7 @@ class TransactionalIds:
         return sum(tid.fencing and tid.transaction is None for tid in self._known.values())
 
     def is_open(self, destination: int) -> bool:
-        """Whether a transaction with this partition may still be open, or has an end that is not durable yet."""
+        """Whether a transaction with this partition may still be open, or has ended but its end is not durable yet."""
         return any(
             destination in tid.aborting
             or (tid.transaction is not None and destination in tid.transaction.destinations)
@@ -126,20 +126,20 @@ class TransactionalIds:
     def may_be_anothers(self, tid: TransactionalId) -> bool:
         """Whether a refused epoch may mean that another producer holds the id now.
 
-        The id of a transaction that an earlier incarnation staged is an exception, because this incarnation takes that
-        id over in any case.
+        The answer is no if an earlier incarnation staged a transaction under the id: this incarnation takes such an id
+        over in any case.
         """
         return not self.is_own(tid.name) and not tid.fresh and tid.grant is not None
 
 
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
-    """Return the grant that is current if the coordinator refused `keep` because the transaction timed out. Return None
-    if another producer may hold that grant.
+    """If the coordinator refused `keep` because the transaction timed out, another grant is current now: return it.
+    Return None if another producer may hold that grant.
 
     Let E be the epoch of `keep`. After a timeout, the coordinator aborts the open transaction under epoch E + 1. A
-    successor that takes over an open transaction gets epoch E + 2. So if a transaction was open, no producer ever holds
-    epoch E + 1, and this epoch stays current until a successor takes over. If no transaction was open, a successor may
-    hold epoch E + 1. With protocol 2, a successor may hold even the refused grant.
+    successor that takes over an open transaction gets epoch E + 2. So if a transaction was open, no producer is ever
+    granted epoch E + 1, but E + 1 is the current epoch until a successor takes over. If no transaction was open, a
+    successor may hold epoch E + 1. With protocol 2, a successor may even hold `keep`, the grant that was refused.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

@@ -43,14 +43,14 @@ class Units:
     Attributes:
         lines: The unfinished units, and their order on each line.
         ids: The transactional ids of the lane.
-        out: The decisions that are not carried out yet. The journal takes marks and their consequences from this
-            object.
+        out: The decisions that are not carried out yet. From this object, the journal gets the marks to write, and what
+            has to happen when they are durable.
         replay: Restores the units from the marks of earlier incarnations.
 
     Args:
         front: Returns True if two conditions are met: the batch may be sent, and only batches of units precede it in
             the queue of its partition.
-        pool: The number of the lane's own transactional ids.
+        pool: How many transactional ids of its own the lane has.
         most: Largest number of units that share a transaction.
         newest_reading: Returns the number of the reading that began last in this process.
     """
@@ -92,7 +92,8 @@ class Units:
         return self.lines.all
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether the unit waits for a unit that `decide` did not name, or shares a transaction with such a unit.
+        """Whether units that `decide` leaves unfinished hold this unit up: it waits for one of them, or shares a
+        transaction with one.
 
         Any thread may call it.
         """
@@ -113,7 +114,7 @@ class Units:
             unit_id: The unit's id, 16 bytes.
             transactional_id: The user's transactional id; empty: the unit gets one of the lane's own ids.
             offsets: The offsets of consumer groups.
-            readings: For each partition of a group, the reading of the consumer that gave the offset.
+            readings: For each partition of a group, the reading from which the offset comes.
         """
         unit = self.lines.make(unit_id, transactional_id, offsets, readings)
         if readings:
@@ -179,7 +180,7 @@ class Units:
         self.out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """Record the answer to EndTxn, which is sent before an InitProducerId with `keep`. Returns whether to send
+        """Record the answer to the EndTxn that is sent before an InitProducerId with `keep`. Returns whether to send
         InitProducerId, or None if this is not decided yet.
 
         The coordinator checks the epoch of InitProducerId only if no transaction is open. So InitProducerId would also
@@ -188,8 +189,8 @@ class Units:
         be its own.
 
         After a timeout, EndTxn is sent twice, with a pause in between. A successor's first InitProducerId gets error
-        51, and makes the coordinator set the same epoch as after a timeout. The successor repeats the request within a
-        second, after which the coordinator refuses EndTxn. So the second EndTxn shows whether there is a successor.
+        51, and raises the epoch just as a timeout does. Within a second, the successor repeats the request. From then
+        on, the coordinator refuses EndTxn. So the second EndTxn shows whether there is a successor.
         """
         if not _valid(action) or (code in FENCED_CODES and not action.tid.unsure):
             return False

@@ -13,8 +13,8 @@ from kafkasafe.units.unit import Entry, Transaction, Unit
 class Lines:
     """Holds the unfinished units by id, their order in each line, and the last committed offset of each log.
 
-    In each line, the units of a transaction are neighbours, and the transaction replaces them. So the rules for the
-    order of single units also hold for transactions.
+    The units of a transaction follow each other directly in each line, and the transaction takes their place there. So
+    the rules for the order of single units also hold for transactions.
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
@@ -93,7 +93,9 @@ class Lines:
             self._bare.remove(entry)
 
     def move(self, unit: Unit, before: Iterable[int]) -> None:
-        """Update the lines of a unit whose batch was divided: the unit keeps its place on each destination."""
+        """Update the destinations' lines after a batch of the unit was divided. In each line, the unit stays before all
+        units that were accepted later.
+        """
         entry = unit.transaction or unit
         former, now = set(before), unit.destinations
         for destination in former.difference(now):
@@ -138,7 +140,7 @@ class Lines:
     # -- whose turn it is ------------------------------------------------------------------------------------------
 
     def next_units(self) -> list[Unit]:
-        """Waiting units that may be begun next, in the order in which they were accepted."""
+        """Waiting units whose turn to begin has come, in the order in which they were accepted."""
         found: dict[int, Unit] = {}
         for line in self._lines.values():
             for unit in line:
@@ -197,8 +199,7 @@ class Lines:
         for batch in entry.batches:
             place = places.get(batch.handle, -1)
             if place >= 0 and alone:
-                # This offset replaces even a higher one, because the log may have been truncated after the higher one
-                # was set.
+                # This offset also replaces a higher one: the log may have been truncated since the higher one was set.
                 self._floor[batch.destination] = place + batch.count - 1
             elif place >= 0:
                 self.raise_floor(batch.destination, place + batch.count - 1)

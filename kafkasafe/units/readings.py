@@ -9,7 +9,9 @@ from kafkasafe.units.terms import GroupPartition
 from kafkasafe.units.unit import Transaction, Unit
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""Maps a group partition to (number of the newest reading with a dropped unit, number of the first dropped unit)."""
+"""Maps a group partition to two numbers: that of the newest reading with a dropped unit, and that of the first dropped
+unit of any reading.
+"""
 
 
 class ReadingOrder:
@@ -17,12 +19,12 @@ class ReadingOrder:
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
-        """Maps a group partition to the newest reading with a dropped unit. A unit that is accepted later is also
-        dropped, unless it belongs to a newer reading than this one.
+        """Maps a group partition to the newest reading with a dropped unit. Units that are accepted later are also
+        dropped, unless their reading is newer than this reading.
         """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """Maps a group partition to facts about the last commit: the committed offset, the number of the reading whose
-        unit committed it, and the number of the newest reading that had begun before the commit.
+        """Maps a group partition to three facts about the last commit: the committed offset, the number of the reading
+        whose unit committed it, and the number of the newest reading at that time.
         """
 
     def is_broken(self, unit: Unit) -> bool:
@@ -33,8 +35,8 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether the unit is superseded: after the unit's reading had begun, another reading moved the group's offset
-        past the point where the unit's reading began.
+        """Whether the unit is superseded. This is so if, after the unit's reading began, another reading moved the
+        group's offset past the start of the unit's reading.
 
         1. A consumer uses `assign`, so it has no generation. The consumer is closed while its unit with records 0 to 9
            waits in the spool.
@@ -59,8 +61,8 @@ class ReadingOrder:
                 self._reached[line] = at.offset, transaction.reading(line).number, newest
 
     def break_off(self, unit: Unit, broken: Break) -> None:
-        """Record that a unit is dropped. A unit that is accepted later is also dropped if it belongs to one of the same
-        readings, or to an older one.
+        """Record that a unit is dropped. Later, a newly accepted unit is also dropped if its reading of the same group
+        partition is the dropped unit's reading, or an older one.
         """
         for line in unit.group_lines:
             mine = unit.reading(line).number

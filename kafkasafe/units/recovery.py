@@ -12,7 +12,8 @@ from kafkasafe.units.unit import TransactionalId, Unit
 
 
 class UnitReplay:
-    """Takes the marks of a log in order: one method call for each mark, and a call of `recovered` after the last mark.
+    """Restores units from the marks of a log. The caller passes the marks in order, with one method call for each, and
+    then calls `recovered`.
 
     Args:
         lines: The unfinished units.
@@ -93,8 +94,8 @@ class UnitReplay:
         self._void(self._staged_under.get(unit))
         if tid.grant != grant:
             # The units that were staged under the id's former grant were requeued before the id got this new grant.
-            # Under one grant, a second transaction begins only after the end of the first one is durable. So staged
-            # units with the same grant share one transaction.
+            # With the same grant, a second transaction begins only after the ENDED marks of the first one are durable.
+            # So staged units with the same grant share one transaction.
             self._void(tid)
         self._staged.setdefault(tid, []).append(unit)
         self._staged_under[unit] = tid

@@ -51,8 +51,9 @@ class Produce:
 class CommitOffsets:
     """Write offsets of a group inside the transaction (answer: `noted`).
 
-    With `index` -1, the request writes the marker. The marker is an offset of a group that has the transactional id as
-    its name. The metadata of this offset is the id of the transaction's first unit.
+    With `index` -1, the request writes the marker. The marker is stored as an offset of a group that has no
+    consumers. The group's name is derived from the transactional id. The metadata of this offset is the id of the
+    transaction's first unit.
     """
 
     tid: TransactionalId
@@ -83,8 +84,8 @@ class DescribeTxn:
 class FindOutcome:
     """Find out from the marker or the log whether the transaction was committed (answer: `outcome_found`).
 
-    With `by_log`, only the log counts. The marker then proves nothing, because a successor's transaction may have
-    committed the same marker.
+    With `by_log`, only the log counts. The marker then proves nothing: if the request that writes it arrived late, it
+    became part of a successor's transaction.
     """
 
     tid: TransactionalId
@@ -152,6 +153,7 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
         # With protocol 1, this description means that the transaction timed out or was fenced while it was open. A
         # description that says "committed" would prove nothing: with protocol 1, a commit does not raise the epoch, so
         # the description may be about an earlier transaction. For an id that a user chose, even "aborted" proves
-        # nothing, so the shell asks for the outcome after InitProducerId.
+        # nothing: the description may be about another producer's transaction. So the shell first sends InitProducerId,
+        # and then finds out the outcome.
         return False
     return None

@@ -17,13 +17,13 @@ from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
 
 class Schedule:
-    """Begins each unit as soon as it may be begun, and continues the units in progress.
+    """Begins each unit as soon as possible, and continues the units in progress.
 
     Args:
         front: Returns True if two conditions are met: the batch may be sent, and only batches of units precede it in
             the queue of its partition.
         lines: The unfinished units.
-        readings: Tells which readings are broken off, and which units are superseded.
+        readings: Tells in which readings a unit was dropped, and which units are superseded.
         ids: The transactional ids.
         sharing: Chooses the units that share a transaction.
         transitions: Changes units.
@@ -65,7 +65,8 @@ class Schedule:
             self._go_on()
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether the unit waits for a unit that `Units.decide` did not name, or shares a transaction with such a unit.
+        """Whether units that `Units.decide` leaves unfinished hold this unit up: it waits for one of them, or shares a
+        transaction with one.
 
         Any thread may call it.
         """
@@ -135,7 +136,7 @@ class Schedule:
             transaction.move(Phase.APPENDING)
 
     def is_ready(self, unit: Unit) -> bool:
-        """Whether the unit may be begun when its turn comes."""
+        """Whether the unit is ready to begin, apart from having to wait for its turn."""
         return (
             unit.phase is Phase.WAITING
             and unit.durable
@@ -181,8 +182,8 @@ class Schedule:
         return self._only is None or self._only.issuperset(each.unit_id for each in units)
 
     def _write_offsets(self, transaction: Transaction, tid: TransactionalId) -> None:
-        """Write the next group's offsets, if all earlier units that move the same offsets are committed or refused.
-        Without this condition, a group could get an old offset:
+        """Write the offsets of the next consumer group, if every earlier unit that moves the same offsets is either
+        committed or refused. Without this condition, a group could get an old offset:
 
         1. Two units of a consumer are prepared at once. The answer to the first one's TxnOffsetCommit is lost.
         2. The second unit writes its offset.
@@ -209,7 +210,7 @@ class Schedule:
         self._out.change()
 
     def mark(self, transaction: Transaction) -> None:
-        """Write the marker of the transaction, as the offset of a group."""
+        """Write the transaction's marker, which is stored as the offset of a group."""
         tid = transaction.tid
         if tid is not None:
             self._out.ask(CommitOffsets(tid, tid.turn, transaction, -1))

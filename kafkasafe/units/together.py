@@ -19,7 +19,7 @@ _MOST_BYTES: Final = 8 * 1024 * 1024
 they are sent, and all are prepared again after a failure.
 """
 _FEWER_BITS: Final = 3
-"""A shift by this many bits divides by eight: after a failure, an eighth as many units share a transaction."""
+"""After a failure, the number of units per transaction is shifted right by this many bits: it is divided by eight."""
 
 
 class Sharing:
@@ -39,7 +39,7 @@ class Sharing:
 
         Args:
             unit: The next unit; no waiting unit precedes it in its lines.
-            fits: Returns whether a unit may be begun once its turn comes.
+            fits: Returns whether a unit is ready to begin, apart from having to wait for its turn.
         """
         found = [unit]
         most = _fellows(unit, self._most)
@@ -67,8 +67,8 @@ class Sharing:
                 and len(found) < fellows
                 and members.admit(other)
                 and fits(other)
-                # On shared lines, no other entry is between the units. On its other lines, `other` waits only for
-                # entries that the first unit also waits for.
+                # On lines that `other` shares with the units found so far, no other entry is in between. On the
+                # remaining lines of `other`, it waits only for entries for which the first unit waits, too.
                 and all(
                     heads[at] is other if at in heads else self._is_right_after(other, at, ahead)
                     for at in other.lines
@@ -111,7 +111,7 @@ def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) ->
 
 
 class _Members:
-    """The group members for which units of one transaction write offsets.
+    """For each consumer group, the member that commits the offsets of one transaction's units.
 
     A group accepts the offsets of a transaction from one member only, in one generation.
     """
@@ -157,8 +157,8 @@ def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
 def _fellows(unit: Unit, most: int) -> int:
     """Return how many units may be in one transaction with this unit, this unit included.
 
-    A unit with a user's transactional id is alone in its transaction. After each failure, only an eighth as many units
-    share a transaction:
+    A unit with a user's transactional id is alone in its transaction. After each failure, the number of units per
+    transaction is divided by eight:
 
     1. 128 units share a transaction. A broker repeatedly refuses a batch of one of these units.
     2. Then 16 of them share a transaction, then 2, and then each is alone. This shows whose batch is refused.

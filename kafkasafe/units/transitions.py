@@ -1,4 +1,4 @@
-"""Moves units into transactions, back into their lines, and to their ends."""
+"""Moves units into transactions and back into their lines, and ends them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ MOVED_ON: Final = (
 
 
 class Transitions:
-    """Moves units into transactions, back into their lines, and to their ends.
+    """Moves units into transactions and back into their lines, and ends them.
 
     Args:
         lines: The unfinished units.
-        readings: Knows which readings are broken off, and which units are superseded.
+        readings: Tells in which readings a unit was dropped, and which units are superseded.
         ids: The transactional ids.
         out: Takes the decisions.
         newest_reading: Returns the number of the reading that began last in this process.
@@ -165,12 +165,13 @@ class Transitions:
         self._out.ask(DescribeTxn(tid, tid.turn, transaction))
 
     def ask_unfenced(self, transaction: Transaction, tid: TransactionalId, reason: str) -> None:
-        """EndTxn was refused. Find out whether the transaction had been committed before, without fencing a successor.
+        """EndTxn was refused. Find out, without fencing a successor, whether the transaction had already been
+        committed.
 
         If the transaction was not committed, a successor has ended it, or (with protocol 1) it may have timed out. Once
         the transaction is known to have been open, `ids._late` tells these cases apart. With protocol 1, a delayed
-        TxnOffsetCommit can put this transaction's marker into a successor's transaction, so only the log proves the
-        outcome.
+        TxnOffsetCommit can write this transaction's marker as part of a successor's transaction. So the marker proves
+        nothing, and only the log shows the outcome.
         """
         second = tid.grant is not None and tid.grant.protocol >= 2
         if not second and all(place < 0 for place in transaction.places.values()):
@@ -225,10 +226,11 @@ class Transitions:
 
     @staticmethod
     def _lose(unit: Unit, reason: str) -> None:
-        """Record that the unit cannot be delivered, because another producer has its transactional id.
+        """Record that the unit cannot be delivered, because another producer has taken over the unit's transactional
+        id.
 
-        If the unit moves a group's offsets, its records are not kept, because the other producer reads the same input
-        again.
+        If the unit moves a group's offsets, the unit's records are not kept: the other producer reads the same
+        input again.
         """
         unit.blame(EPOCH_REFUSED, reason)
         unit.drop(dropped=bool(unit.offsets))
@@ -275,8 +277,8 @@ class Transitions:
         self._end(unit, (unit,), m.UnitOutcome.COMMITTED, "")
 
     def end_dropped(self, unit: Unit) -> None:
-        """End a given-up unit. Either `rejected/` contains the unit's records, or the unit's consumers read the same
-        records again.
+        """End a given-up unit. Either `rejected/` contains the unit's records, or the consumers whose offsets the unit
+        moves read their input again.
         """
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
@@ -321,8 +323,8 @@ class Transitions:
             self.part(transaction)
 
     def refuse(self, unit: Unit) -> None:
-        """End a given-up unit. Keep the unit's records in `rejected/`, unless its consumers read the same records
-        again.
+        """End a given-up unit. Keep the unit's records in `rejected/`, unless the unit is dropped: then the consumers
+        whose offsets it moves read their input again.
         """
         unit.move(Phase.REFUSED)
         if unit.dropped:
@@ -341,7 +343,7 @@ class Transitions:
                 self.drop(each, code, reason)
 
     def drop(self, unit: Unit, code: int, reason: str) -> None:
-        """Give a unit up without keeping its records, because its consumers read their input again."""
+        """Give a unit up without keeping its records: the consumers whose offsets it moves read their input again."""
         unit.drop()
         self.give_up(unit, code, reason)
 

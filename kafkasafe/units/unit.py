@@ -30,11 +30,11 @@ class Unit(UnitContent):
         unit_id: Id of the unit, 16 bytes.
         transactional_id: The id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
-        readings: For each partition of a group, the reading (`Reading`) of the consumer that gave the offset.
+        readings: For each partition of a group, the reading (`Reading`) from which the offset comes.
         recorded: The entries of the unit's READ mark; empty if the unit has no such mark.
         batches: The batches, in order. If a batch is divided, its parts take its place.
         durable: The unit is on disk.
-        position: Spool position in the group that contains the unit, or in an earlier group; -1: not on disk.
+        position: Spool position in the unit's group (or before it, if the unit has no batches); -1: not on disk.
         accepted_at: Spool position of the first group that contained the unit; -1 if this incarnation accepted it.
         phase: See `TRANSITIONS`.
         grant: The grant under which the unit was last tried; None before the first try.
@@ -45,7 +45,8 @@ class Unit(UnitContent):
         resting: The unit waits for the end of a pause.
         code: The code of the refusal: Kafka's error code, `GIVEN_UP` or `SUPERSEDED`.
         reason: Why the unit was refused, or why its last try failed, human-readable.
-        dropped: The unit is refused, and its records are not kept, because its consumers read the same records again.
+        dropped: If the unit is refused, its records are not kept: the consumers whose offsets it moves read their input
+            again.
         ended: The unit's fate is decided.
         transaction: The unit's transaction. None if the unit waits in its lines, or was refused.
         group_lines: The group partitions whose offsets the unit moves.
@@ -181,7 +182,7 @@ class Unit(UnitContent):
     def read_staged(self, grant: Grant, places: Sequence[m.Placed]) -> None:
         """Take a STAGED mark of an earlier incarnation."""
         handles = {batch.position: batch.handle for batch in self.batches}
-        # Sort batches as in the mark: the first batch determines where the marker is.
+        # Put the batches in the order of the mark, because the marker is in the partition of the first batch.
         order = {place.position: index for index, place in enumerate(places)}
         self.batches.sort(key=lambda batch: order.get(batch.position, len(order)))
         for place in places:
@@ -233,7 +234,7 @@ class Unit(UnitContent):
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
-        """If the unit is refused, do not keep its records, because its consumers read the same records again."""
+        """Do not keep the records of a refused unit: the consumers whose offsets it moves read their input again."""
         self.dropped = dropped
 
     def pass_transaction(self) -> None:
@@ -268,9 +269,8 @@ class Transaction(UnitContent):
         units: The units, in order. The id of the first one is the marker.
         tid: The transactional id; None: the transaction is over or aborted.
         grant: The grant under which the transaction was begun.
-        offsets: The offsets of consumer groups: for each group and partition, the offset of the last unit that moves
-            this offset.
-        readings: For each partition of a group, the reading (`Reading`) of the consumer that gave the offset.
+        offsets: The offsets of consumer groups. If several units move the same offset, the last unit's value counts.
+        readings: For each partition of a group, the reading (`Reading`) from which the offset comes.
         batches: The batches of all units, in order.
         phase: See `TRANSITIONS`. All units of the transaction have the same phase.
         placed: The number of appended batches.
@@ -278,7 +278,7 @@ class Transaction(UnitContent):
         alone: When `issued` was set, all earlier entries of the transaction's destinations had been committed or
             refused.
         notes_left: The number of groups whose offsets are not written yet. The marker counts as a group.
-        next_note: Index of the group whose offsets are written once all earlier entries are finished; -1: none.
+        next_note: Index, in `offsets`, of the group whose offsets are written next; -1: none.
         end_refused: EndTxn was refused because of the epoch.
         group_lines: The group partitions whose offsets the transaction moves.
     """
@@ -409,7 +409,7 @@ class Transaction(UnitContent):
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """Record that the log does not show whether the transaction was committed before EndTxn was refused."""
+        """Forget that EndTxn was refused, because the log does not show whether the transaction was committed."""
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
@@ -474,7 +474,7 @@ class TransactionalId:
 
     @property
     def is_free(self) -> bool:
-        """Whether a transaction may be begun under this id, now or with the next grant."""
+        """Whether a transaction can begin under this id, now or with the next grant."""
         return self.transaction is None and not self.fencing
 
     # -- the grant -------------------------------------------------------------------------------------------------
@@ -567,7 +567,7 @@ class TransactionalId:
         self.aborting = self.aborting.union(destinations)
 
     def leave(self) -> None:
-        """Record that the id's transaction is over or aborted."""
+        """Record that the id's transaction has ended: it was committed or aborted."""
         self.transaction = None
 
     def release(self) -> None:

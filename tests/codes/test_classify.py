@@ -200,7 +200,7 @@ def test_remote_storage_that_is_not_ready_is_waited_for(api, code):
     assert verdict.retriable
     assert not verdict.data_at_risk
     assert "KIP-1007" in verdict.explanation
-    assert "alone" in verdict.explanation
+    assert "only this partition" in verdict.explanation
 
 
 def test_a_tiered_partition_is_asked_again_without_looking_for_its_leader():
