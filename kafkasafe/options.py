@@ -374,8 +374,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     auto_commit_interval_ms: float
     """Time in milliseconds between two automatic commits of positions."""
     default_offset_commit_callback: Callable[[Mapping[Any, Any], Any], object]
-    """The callback for commits that were requested without a callback. It gets the offsets, and either the response or
-    the exception.
+    """The callback for asynchronous commits that have none, and for the commits every `auto_commit_interval_ms`.
+    It gets the offsets, and either the response or the exception.
     """
     check_crcs: bool
     """Check the checksum of each batch."""
