@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = [  # noqa: RUF022 - grouped by what they are for
+__all__ = [  # noqa: RUF022 - grouped by purpose
     # producer
     "AtomicBatch",
     "BatchMetadata",

@@ -186,7 +186,7 @@ class AtomicBatch(metaclass=Tidy):
     _UNLISTED = frozenset({"decision", "offsets"})
     __dir__ = tidy_dir
     _informed: ClassVar[bool] = False
-    """Whether a program can open its next batch only after it has learned that this batch was dropped."""
+    """Whether the program must learn that this batch was dropped before it can open its next batch."""
 
     def __init__(self, producer: OpenProducer, transactional_id: str) -> None:
         self._producer = producer
@@ -302,8 +302,8 @@ class AtomicBatch(metaclass=Tidy):
     ) -> RecordFuture:
         """Finish `send` for a record that needs more than the fast path.
 
-        If `index` is not negative, this index in `open_batch` is already reserved for the record, but the lists of
-        `open_batch` do not contain the record yet.
+        If `index` is not negative, this place in the lists of `open_batch` is already reserved for the record. The
+        record itself is not in the lists yet.
         """
         parts = self._parts
         key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
@@ -355,11 +355,13 @@ class AtomicBatch(metaclass=Tidy):
             BatchDroppedError: An earlier batch was dropped, so the consumer will go back and read that batch's input
                 again. Discard this batch, and continue with `poll`. With a KafkaConsumer, first `seek` to the offsets
                 that `committed` returns.
-            UsageError: With a SafeConsumer: another producer has an open batch with this consumer's offsets. Or the
-                consumer uses `assign`, and another lane still holds a batch with this consumer's offsets, which may be
-                committed later. The message explains what to do. This batch stays open.
-            KafkaTimeoutError: With a SafeConsumer: another producer's batch with this consumer's offsets had no outcome
-                within the consumer's `request_timeout_ms`. This batch stays open.
+            UsageError: With a SafeConsumer: another producer has an open batch that contains this consumer's offsets.
+                This error is also raised if the consumer uses `assign`, and another lane still holds a batch with
+                offsets of this consumer: that batch may be committed later. The message explains what to do. This batch
+                stays open.
+            KafkaTimeoutError: With a SafeConsumer: another producer has a batch that contains this consumer's offsets.
+                The outcome of that batch was still unknown after the consumer's `request_timeout_ms`. This batch stays
+                open.
             WrongClusterError, SpoolError: The producer has ended. An earlier batch with offsets is still on disk.
         """
         self.decision.check_open()
@@ -400,7 +402,7 @@ class AtomicBatch(metaclass=Tidy):
         """Pass the whole batch to the producer. An empty batch is committed at once, without a request.
 
         If the call is interrupted (Ctrl-C, or a signal handler that raises), the producer has accepted either the whole
-        batch or nothing. If it accepted the batch, `outcome` returns the outcome; otherwise `outcome` raises
+        batch or nothing. If the producer accepted the batch, `outcome` returns the outcome. Otherwise `outcome` raises
         UsageError, and you can commit the batch again or drop it.
 
         Returns:
@@ -410,8 +412,8 @@ class AtomicBatch(metaclass=Tidy):
             SpoolFullError: The spool had no room within `max_block_ms`. Nothing was accepted; call `commit` again
                 later.
             UsageError: The batch was committed or dropped before.
-            BatchDroppedError: After `send_offsets` the consumer went back to an earlier offset. Nothing is sent, and
-                the consumer reads the records of all partitions of the batch again.
+            BatchDroppedError: After `send_offsets` the consumer went back to an earlier offset. Nothing is sent. The
+                consumer reads the batch's input again, in all its partitions.
         """
         self.decision.check_open()
         if self.offsets.is_void:

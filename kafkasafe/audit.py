@@ -1,8 +1,8 @@
 """Check that no record of a topic is missing or repeated, by counting over the raw log, as Uber's Chaperone does.
 
-There are two counts. One counts the sequence numbers of idempotent producers; it reads only batch headers. The other
-counts ids that the records themselves contain. `audit` counts in this process. For large topics, pass a SparkSession:
-then Spark's tasks do the counting.
+There are two ways to count. The first uses the sequence numbers of idempotent producers, and reads only batch headers.
+The second uses ids that the records themselves contain. `audit` counts in this process. For large topics, pass a
+SparkSession: then Spark's tasks do the counting.
 """
 
 from __future__ import annotations
@@ -383,7 +383,7 @@ def draw(found: Audit, path: Path) -> None:
     for row, (_, producer) in enumerate(lanes):
         length = producer.last_offset - producer.first_offset + 1
         axes.barh(row, length, left=producer.first_offset, height=0.5, color="#8fb8de")
-        # Missing records have no offsets, so draw a gap at the offset of the next record after the gap.
+        # Missing records have no offsets, so mark each gap at the offset of the first record after it.
         gaps = [gap.before_offset for gap in producer.gaps]
         again = [repeat.at_offset for repeat in producer.repeats]
         axes.scatter(gaps, [row] * len(gaps), marker="|", s=160, color="#c0392b", zorder=3)

@@ -255,14 +255,16 @@ def classify(
     exceptions that have nothing to do with Kafka.
 
     Args:
-        error_or_code: An error code of Kafka or its name (`59`, `"UNKNOWN_PRODUCER_ID"`). Or the class name of an
-            exception, as it appears in logs: of Java (`"org.apache.kafka.common.errors.TimeoutException"`, with or
-            without the package), of kafka-python or of kafkasafe. Or an exception of kafka-python, kafkasafe, the
-            operating system or TLS. For tenacity's `RetryError` the verdict is that of the last attempt's exception.
+        error_or_code: One of three things. (1) An error code of Kafka or its name (`59`, `"UNKNOWN_PRODUCER_ID"`).
+            (2) The class name of an exception of Java, kafka-python or kafkasafe, as it appears in logs. For Java, the
+            package may be left out: `"org.apache.kafka.common.errors.TimeoutException"` or `"TimeoutException"`.
+            (3) An exception of kafka-python, kafkasafe, the operating system or TLS. For tenacity's `RetryError` the
+            verdict is that of the last attempt's exception.
         api: The request that failed, such as `"produce"` or `"ListOffsets"`; None for any.
-        context: Further facts, as `ErrorContext` or as a mapping of its fields. They make the verdicts on some codes
-            more precise. 59: whether retention removed the records or they were lost (KAFKA-5793). 45: whether the
-            batch was sent before. 1 and 9: whether the topic is tiered (KIP-1007).
+        context: Further facts, as `ErrorContext` or as a mapping of its fields. These facts make the
+            verdicts on some codes more precise. For code 59: whether retention removed the records or they were lost
+            (KAFKA-5793). For code 45: whether the batch was sent before. For codes 1 and 9: whether the topic is tiered
+            (KIP-1007).
 
     Returns:
         The verdict. Its `api` is in snake case.
@@ -293,8 +295,8 @@ def code_for(code_or_name: int | str) -> int:
     """
     if isinstance(code_or_name, str):
         text = code_or_name.strip()
-        # Accept any number up to this length: it may be a code that is not known yet. A number of 5,000 digits is a
-        # mistake.
+        # Accept any number up to this length: a newer version of Kafka may define it as an error code. A number of
+        # 5,000 digits is a mistake.
         if len(text) <= 20 and text.removeprefix("-").isdecimal():
             return int(text)
         code = code_names.code_of_name(text)

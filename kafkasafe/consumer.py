@@ -9,9 +9,9 @@ creates them. kafka-python's `poll` calls its fetcher three times: to reset posi
 fetch. In the first two calls, `kafkapython.fetcher.Fetcher` calls `Results.carry_on`. `carry_on` starts procedures
 (`Positions.begin`, `cluster.inquiry`), at most one per partition, and applies their results. `Responses.accept` gets
 each fetch response before kafka-python does. While a partition is being checked, the consumer does not fetch from it
-(`KafkaPython.hold`), but still fetches from the others. All decisions are made on the thread that polls. Only one task
-can also run on kafka-python's I/O thread: encoding the lineage (the history of the records that were read) as text for
-a commit. This happens under the lock of the `History` object.
+(`KafkaPython.hold`), but still fetches from the others. All decisions are made on the thread that polls. Only the
+encoding of the lineage for a commit can also run on kafka-python's I/O thread, under the lock of the `History` object.
+The lineage is the history of the records that were read; it is encoded as text.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
     Args:
         topics: Topics to subscribe to, as for KafkaConsumer.
-        options: KafkaConsumer's options, and:
-            on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks,
-                `poll` raises the error again whenever other partitions have no records to return. "seek": go on from
-                the first offset that differs. Or a callable that gets the `LogDiverged` and returns the offset at which
-                to continue (None: raise).
+        options: All options of KafkaConsumer, and the following ones.
+            on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks, each
+                `poll` that has no records of other partitions to return raises the error again. "seek": go on from the
+                first offset that differs. Or a callable that gets the `LogDiverged` and returns the offset at which to
+                continue (None: raise).
             on_event: A function that gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the
                 consumer. Exceptions of this function are logged.
             offsets_path: File that keeps the highest end and start offsets across restarts. A result of `end_offsets`
@@ -261,8 +261,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                     timeout_ms, max_records, update_offsets
                 )
             if self._safe.lineage_path is not None and self._memory.is_due:
-                # An iterator polls without `update_offsets` and moves the position with each record that it returns.
-                # `poll` returns all records at once, so they count as returned now.
+                # An iterator polls with `update_offsets=False`. Later it returns the records one by one, and moves the
+                # position past each of them. `poll` returns all records together, so all of them count as returned now.
                 reading.parts.keep({} if update_offsets else records)
                 self._memory.save_if_possible(self._reports)
         except LoopClosedError:
@@ -304,7 +304,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         Args:
             autocommit: Whether to commit the positions, if `enable_auto_commit` is set.
             timeout_ms: How long to wait for the commit and for leaving the group. Default: kafka-python's.
-            timeout: The same time-out in seconds, as in the producer's `close`.
+            timeout: `timeout_ms`, but in seconds. The producer's `close` has this parameter, too.
 
         Raises:
             UsageError: Both time-outs were given, or a rebalance listener calls this method. Nothing was closed.
@@ -401,9 +401,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         was replaced, the method returns the lower value and emits an `EndOffsetRegressed` event. But a new leader's log
         may also begin earlier because this leader has not deleted as many records yet. Then the method returns the old
         value and emits an `EndOffsetHeld` event. Brokers without leader epochs cannot give a proof. If such a broker's
-        answer is lower than before, the method returns the old value for `offsets_hold_timeout_ms`, and the lower value
-        after that. When the consumer resets a position, it makes none of these checks: it goes to the current start of
-        the leader's log.
+        answer is lower than before, the method keeps returning the old value until `offsets_hold_timeout_ms` has
+        passed. After that, it returns the lower value. When the consumer resets a position, it makes none of these
+        checks: it goes to the current start of the leader's log.
 
         Arguments and errors: see `end_offsets`.
         """
@@ -421,9 +421,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """Return the first offsets at or after a timestamp.
 
         If an answer left out the remote part of a log, the method ignores the answer and asks again. An earlier look-up
-        may have found a record where a broker now finds none. If the log does not begin after that record and nothing
-        proves a loss, the record may still exist. Then the method returns the former result and emits an
-        `EndOffsetHeld` event.
+        may have found a record where a broker now finds none. The record may still exist, unless the log begins after
+        it or a loss is proven. If it may still exist, the method returns the former result and emits an `EndOffsetHeld`
+        event.
 
         Args:
             timestamps: Ms since the epoch, by partition.
@@ -603,7 +603,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         return self._reading.status.samples(closed=self._is_closed())
 
     def metrics(self, raw: bool = False) -> Any:
-        """Like KafkaConsumer's `metrics`. The group `kafkasafe-consumer` has the number of events of each kind."""
+        """Like KafkaConsumer's `metrics`. The entry `kafkasafe-consumer` contains the number of events of each kind."""
         parent: Any = super()
         metrics = parent.metrics(raw)
         if metrics is None or raw:

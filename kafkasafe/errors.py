@@ -1,7 +1,7 @@
 """Exceptions: each message says what went wrong, whether the data is safe, and what to do.
 
 Every exception is a `kafka.errors.KafkaError`, so an `except` clause written for kafka-python catches it too. Every
-time-out is also a builtin `TimeoutError`, as code written for asyncio expects.
+exception for a time-out is also a builtin `TimeoutError`, as code written for asyncio expects.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class RejectedError(KafkaSafeError):
     """The cluster rejected this record.
 
     If the rejection has an error code, the exception is also a `kafka.errors.BrokerResponseError` whose `errno` is the
-    code. If kafka-python's exception for the code is not a `RetriableError`, the `RejectedError` is an instance of that
-    exception, too (of `MessageSizeTooLargeError` for code 10).
+    code. It is also an instance of kafka-python's exception for the code, unless that is a `RetriableError`. For
+    example, a `RejectedError` with code 10 is a `MessageSizeTooLargeError`.
 
     Attributes:
         code: Kafka's error code.
@@ -112,15 +112,16 @@ class RejectedError(KafkaSafeError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the arguments: pickle cannot import the class, which is created at run time for the code."""
+        """Pickle only the arguments: pickle cannot import the class, created at run time for each error code."""
         return _rejected, (self.args[0], self.code, self.reason)
 
 
 class BatchDroppedError(KafkaSafeError):
     """An atomic batch (`SafeProducer.batch`) was dropped: `read_committed` consumers see none of its records.
 
-    The producer keeps the records in `rejected/`, with one exception. If the batch has a consumer's offsets and its
-    input is read again (for example, after the group refused the offsets), nothing of the batch is kept.
+    The producer keeps the records in `rejected/`, with one exception. A batch may commit a consumer's offsets. If the
+    consumer reads the batch's input again, for example after the group refused the offsets, none of the batch's
+    records is kept.
 
     If `commit_transaction` raises this error with an error code, the exception is also an instance of kafka-python's
     exception for the code, as a `RejectedError` is.
@@ -134,7 +135,7 @@ class BatchDroppedError(KafkaSafeError):
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only message and code: pickle cannot import the class, which is created at run time for the code."""
+        """Pickle only message and code: pickle cannot import the class, created at run time for each error code."""
         make = dropped_for_code if isinstance(self, BrokerResponseError) else _dropped
         return make, (self.args[0], self.code)
 

@@ -458,10 +458,11 @@ class SpoolDisplaced:
 
     Attributes:
         lane: Name of the lane. The producer may use another lane after the repair.
-        path: Path where the lane belongs.
-        reason: "moved"; "deleted"; "unlocked" (the lane's lock file was deleted); "files" (files of the lane are
-            missing); "directory" (files of the spool directory are missing); "unseen" (the path cannot be examined); or
-            "link" (`spool_dir` leads elsewhere now; the producer stays in `path` and reports records there as durable).
+        path: The path at which the lane should be.
+        reason: "moved"; "deleted"; "unlocked": the lane's lock file was deleted; "files": files of the lane are
+            missing; "directory": files of the spool directory are missing; "unseen": the path cannot be examined; or
+            "link": `spool_dir` now leads to another directory. With "link", the producer continues to use `path`, and
+            records there still count as durable.
         restored: True: everything is in its place again. False: until another event has `restored=True`, the producer
             reports no record as durable.
         lost_records: Number of records of this lane that can no longer be read: pending records and kept rejected
@@ -537,7 +538,8 @@ class LogDiverged:
         partition: Partition number.
         position: The consumer's position: the next offset it would have read.
         divergent_offset: First offset at which the log differs from what the consumer read.
-        rolled_back: First and last offset (inclusive) of the records that were read and that the log has lost.
+        rolled_back: First and last offset (inclusive) of the lost records: the consumer had read them, and the log no
+            longer contains them.
         replaced: First and last offset (inclusive) of the different records that the log now contains in the range
             `rolled_back`. None if the log has no record there (yet).
         epochs: Leader epochs of the missing records, oldest first.
@@ -582,9 +584,9 @@ class PositionReset:
             position.
         strategy: The value of `auto_offset_reset`: "earliest" or "latest". Always "earliest" if `reason` is
             "recreated", because all records of the new topic are newer than the old position.
-        previous: The position before; None if the partition had no position. With the reason "no_position", it is this
-            member's position before a rebalance. It is None if the member had no position, or if that position may
-            belong to a deleted topic of this name.
+        previous: The position before; None if the partition had no position. If `reason` is "no_position", this field
+            is the member's position before the rebalance. It is None if the member had no position then, or if its
+            position may belong to a deleted topic of this name.
         position: The position now.
         skipped: First and last offset (inclusive) that the reset makes this consumer skip; None if it skips none.
     """
@@ -629,8 +631,8 @@ class PartitionNotReady:
         topic: Topic name.
         partition: Partition number.
         position: The next offset to read.
-        code: Kafka's error code, such as 9, -1 or 7. Code 1 (offset out of range) appears here only if the log contains
-            the offset, but in remote storage (KIP-1007).
+        code: Kafka's error code, such as 9, -1 or 7. Code 1 (offset out of range) appears here only if the offset
+            is in the part of the log that is in remote storage (KIP-1007).
         reason: The meaning of the code.
         remote: True if the position is before the first offset on the leader's own disk: the records are in remote
             storage.
@@ -702,9 +704,9 @@ class EndOffsetRegressed:
         offset: The new value.
         previous: The value before. End offset: the records from `offset` to `previous` - 1 are lost. Start offset: the
             log that began at `previous` was replaced by a new log that begins at a lower offset.
-        reason: "truncated", "unclean_election" or "recreated": the decrease is proven. "accepted": it is not proven,
-            but for `offsets_hold_timeout_ms` the brokers answered with a lower offset than `previous`. A lower end
-            offset is accepted without proof only if the position is past the end of the log and is reset to that end.
+        reason: "truncated", "unclean_election" or "recreated": the decrease is proven. "accepted": the decrease is not
+            proven, but the brokers' answers were lower than `previous` for `offsets_hold_timeout_ms`. A lower end
+            offset is accepted without proof in one case only: the position is past the lower end, and is reset to it.
         look_up: "latest" (an end) or "earliest" (a start).
     """
 

@@ -2,9 +2,9 @@
 
 See docs/logging-handler.md.
 
-A program's thread that logs only formats the record and puts it into a queue. The handler's own thread opens the
-producer and sends the record. So the program's threads never wait for the producer's locks or disk, and the producer
-never logs on them.
+When a thread of the program logs, it only formats the record and puts it into a queue. The handler's own thread opens
+the producer and sends the record. So the program's threads never wait for the producer's locks or disk, and the
+producer never logs on the program's threads.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ class _Mark:
 class KafkaHandler(logging.Handler):
     """Sends log records to a topic. A SafeProducer's spool accepts them at once and delivers them when brokers answer.
 
-    It works in `logging.config.dictConfig`, on the root logger at any level, and until the interpreter exits. It also
-    works in forked children: each child opens a producer of its own when it logs for the first time. The handler does
-    not send the log records of its own producer, or of other handlers' producers: each of them would cause another one.
-    This includes what kafka-python logs on the threads of these producers. Log records of all other producers are sent.
+    `logging.config.dictConfig` can create it. It can be added to the root logger at any level, and it works until the
+    interpreter exits. It also works in forked children: each child opens a producer of its own when it logs for the
+    first time. The handler does not send the log records of its own producer, or of other handlers' producers: each
+    such record would cause another one. This includes what kafka-python logs on the threads of these producers. Log
+    records of all other producers are sent.
 
     If the spool is full and the queue holds `queue_records` records, a thread that logs waits once, at most `block_ms`.
-    After that the handler drops records until there is room again. It counts them (`dropped`) and reports the first one
-    by `handleError`. When there is room again, it sends a log record with the number of dropped records.
+    After that the handler drops records until there is room again. The handler counts the dropped records (`dropped`),
+    and calls `handleError` for the first of them. When there is room again, it sends a log record with the number of
+    dropped records.
 
     Args:
         topic: Topic name, a format string for the log record's attributes, or a function of the log record.
@@ -72,7 +74,7 @@ class KafkaHandler(logging.Handler):
         on_full: What to do with a record when the spool is full: "wait" for room (the queue waits, too), or "drop" the
             record.
         queue_records: How many records may wait in memory until the spool accepts them. A `kill -9` loses these
-            records; normally they wait for milliseconds.
+            records, but normally each of them waits only a few milliseconds.
         block_ms: How many milliseconds a thread that logs waits for room in the queue.
         close_ms: How many milliseconds `close` waits until the spool has accepted the queued records. After that,
             `close` also waits a while for deliveries.
@@ -148,7 +150,7 @@ class KafkaHandler(logging.Handler):
         self._line: list[object] = []
         """One entry for each thread that waits for room, in order of arrival."""
         self._unsaid = 0
-        """Number of records dropped since the last record that reported drops."""
+        """Number of log records dropped since drops were last reported."""
         self._give_up_at: float | None = None
         """After this time, a record is dropped if the producer does not accept it. Set by `close`."""
         self._closed = False
@@ -181,7 +183,7 @@ class KafkaHandler(logging.Handler):
             self._drop_rest()
 
     def _is_own(self, record: logging.LogRecord) -> bool:
-        """Return whether a handler's producer logged the record. Sending it would cause another such record."""
+        """Return whether the producer of a handler logged the record. Sending the record would cause another one."""
         # Without `logging.logThreads`, a log record does not name its thread.
         name = record.threadName or getattr(record, LOGGED_ON, None) or threading.current_thread().name
         if name == _THREAD:
@@ -190,7 +192,7 @@ class KafkaHandler(logging.Handler):
         clients = {each["client_id"] or DEFAULT_CLIENT_ID for each in configs}
         if record.name in _OF_PRODUCERS:
             return getattr(record, "client_id", None) in clients
-        # Compare the thread's name, because the thread itself may have ended.
+        # Compare the name of the thread that logged: the thread may have ended, so it cannot be looked up.
         return (
             record.name.partition(".")[0] == "kafka"
             and name.startswith(_OWN)
@@ -206,7 +208,7 @@ class KafkaHandler(logging.Handler):
     def _has_room(self) -> bool:
         line = self._line
         room = self._most - self._queue.qsize()
-        if len(line) < room:  # there is room for this thread and for those that wait
+        if len(line) < room:  # enough room for this thread's record, and for those of the waiting threads
             self._stuck = False
             return True
         if self._stuck and room <= 0:
@@ -233,8 +235,8 @@ class KafkaHandler(logging.Handler):
 
         Args:
             record: The record.
-            raised: Whether an exception that the handler has just caught is the reason for the drop. An exception that
-                the program was handling when it logged is not the reason.
+            raised: Whether the record is dropped because of an exception that the handler has just caught. An exception
+                that the program was handling when it logged does not count.
         """
         self.dropped += 1
         self._unsaid += 1

@@ -6,7 +6,7 @@ Loggers: `kafkasafe.producer`, `kafkasafe.spool`, `kafkasafe.network`, `kafkasaf
 Every record has the attribute `event`, a name that does not change when the message is reworded. If known, it also has
 these attributes: `client_id`, `lane`, `topic`, `partition`, `code`, `error` (name of the error), `attempt`, `pause_s`,
 `records`, `batches`, `position` and `path`. The logger sets these attributes by `extra`, so any JSON formatter shows
-them. No record contains an option's value, or a key or value of the application's records.
+them. No log record contains an option's value, or a key or value of the application's Kafka records.
 
 During an outage the same message would repeat. Therefore an event is logged at most once in ten seconds for each
 subject (such as a partition), and at most ten times in ten seconds for all subjects together. When the event is logged
@@ -56,7 +56,7 @@ class _Limiter:
         _limiters.add(self)
 
     def forked(self) -> None:
-        """In a forked child: a thread that does not exist in the child may have held the lock."""
+        """In a forked child: replace the lock. A thread that does not exist in the child may have held it."""
         self._lock = threading.RLock()
 
     def admit(self, kind: str, about: str) -> int | None:
@@ -164,18 +164,19 @@ class _Foreign(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
-        # Check the current thread, not the record's. A record that was logged in the context `apart` passes this filter
-        # twice. The second time, it is on the writer's thread, and must not be counted again.
+        # Check the current thread, not the thread that the log record names. A record that was logged in the context
+        # `apart` passes this filter twice. The second time, this code runs on the writer's thread, and must not count
+        # the record again.
         if threading.get_ident() not in own_threads or record.levelno < logging.INFO:
             return True
         if record.levelno < logging.WARNING and not record.name.startswith("kafka.net."):
-            return True  # the record is about a consumer group: an outage does not repeat such records
+            return True  # the record is about a consumer group; such records do not repeat during an outage
         return self._limiter.admit(record.name, str(record.msg)) is not None
 
 
 LOGGED_ON: Final = "kafkasafe_thread"
-"""Attribute of a log record: name of the thread that logged it. Set if the record was handled `apart` and would not
-name its thread otherwise."""
+"""Attribute of a log record: name of the thread that logged it. It is set if the record was handled `apart` and would
+otherwise lack this name."""
 own_threads: Final[set[int]] = set()
 """Idents of kafkasafe's network threads."""
 _FOREIGN: Final = (
@@ -286,7 +287,7 @@ class _Writer:
 
 
 class _Apart(logging.Filter):
-    """Passes records logged in the context `apart` to the writer's thread, and lets all other records pass."""
+    """Hands records that were logged in the context `apart` to the writer's thread. Accepts all other records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged on the current thread."""
@@ -332,6 +333,7 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-# Exit handlers run in reverse order of registration. Producers are created later, so they close before this drain.
-# `logging` was imported earlier, so the exit handler of `logging` runs after this drain.
+# Exit handlers run in reverse order of registration. Producers are created later and register later, so they close
+# before this drain. `logging` registered its exit handler when it was imported, which was earlier, so that handler runs
+# after this drain.
 atexit.register(drain, _EXIT_S)

@@ -45,8 +45,8 @@ __all__ = [
 
 _MIRROR_EVERY_S: Final = 1.0
 _SCRAPE_S: Final = 1.0
-"""How many seconds a closing source waits for the end of a scrape. The wait needs a limit: if a signal handler closes a
-producer, it may have interrupted a scrape on the same thread."""
+"""How many seconds a closing source waits for the end of a scrape. The wait needs a limit: a signal handler that closes
+a producer may have interrupted a scrape on the same thread. Without the limit, it would wait for ever."""
 _INFO: Final = "kafkasafe_build_info"
 _INFO_TEXT: Final = "Versions of kafkasafe, kafka-python and Python."
 _MERGES: Final[Mapping[str, Callable[[float, float], float]]] = {"sum": operator.add, "max": max, "min": min}
@@ -88,7 +88,7 @@ def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions
 
     Args:
         sources: SafeProducers, SafeConsumers and RetryPolicies to collect.
-        registry: The registry; prometheus-client's default one if not given.
+        registry: The registry. Default: prometheus-client's default registry.
         partitions: Also show the families with a `partition` label.
 
     Returns:
@@ -180,7 +180,8 @@ def serve(
         sources: As for `install`.
         port: Port to listen on; 0 for any free port (see `Server.port`).
         address: Local address to listen on.
-        registry: As for `install`. If several processes are scraped as one, the endpoint shows all of them.
+        registry: As for `install`. If several processes are scraped as one, the endpoint shows the metrics of all
+            processes.
         partitions: As for `install`.
 
     Raises:
@@ -380,7 +381,7 @@ def _family(definition: Definition, found: _Values) -> Metric:
 
 
 class _Mirror:
-    """Copies the samples of a collector into prometheus-client's files of this process."""
+    """Copies the samples of a collector into the files that prometheus-client keeps for this process."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
@@ -481,7 +482,7 @@ class _Cell:
 
 
 def _forked() -> None:
-    """Remove all sources in a forked child. The sources, and the thread that copies their values, are the parent's."""
+    """In a forked child: remove all sources. They belong to the parent, as does the thread that copies their values."""
     global _lock
     _lock = threading.Lock()
     for collector in list(_installed.values()):

@@ -82,8 +82,8 @@ class EndOffsetTracker:
             hold_timeout_s: How many seconds the tracker keeps the old value while brokers give answers that are lower
                 than before and have no leader epoch. After that, the result is Unproven.
             on_result: Called with (topic, partition, result) for each result that is not a Value. It runs on the thread
-                that passed the answer. Its exceptions propagate to the caller on this thread; the answer is recorded
-                nevertheless.
+                that passed the answer to the tracker. If the callback raises an exception, the method that passed the
+                answer raises it, too. The answer is recorded nevertheless.
             clock: Returns the time in seconds. The time must never decrease.
             files: File system interface, for tests.
 
@@ -128,15 +128,15 @@ class EndOffsetTracker:
             partition: Partition number.
             offset: End offset: the next offset to be written (with read_committed: the last stable offset).
             leader_epoch: Leader epoch of the answer, or of the leader that gave it; -1 if not known. Without an epoch,
-                nothing can prove a lower answer.
+                nothing can prove that a lower answer is correct.
             topic_id: Id of the topic, if known.
             isolation_level: Isolation level of the look-up.
 
         Returns:
             A result whose `offset` is the end offset to use. Value: the answer is trusted. Held: the answer is lower
-            than before and not trusted. Look up again; if `ask_epoch` is set, also send OffsetForLeaderEpoch and pass
-            its answer to `prove`. Regressed: the answer is lower than before, but trusted for the given reason.
-            Unproven: see `accept`.
+            than an earlier one, and is not trusted. Look up again; if `ask_epoch` is set, also send
+            OffsetForLeaderEpoch and pass its answer to `prove`. Regressed: the answer is lower than an earlier one, but
+            is trusted for the given reason. Unproven: see `accept`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is unknown.
@@ -185,9 +185,10 @@ class EndOffsetTracker:
             partition: Partition number.
             offset: First offset of the log.
             leader_epoch: Leader epoch of the answer, that is, of the log's first record; -1 if not known. Without an
-                epoch, nothing can prove a lower answer.
+                epoch, nothing can prove that a lower answer is correct.
             topic_id: Id of the topic, if known. If the id has changed, earlier answers no longer count.
-            isolation_level: Isolation level for looking up end offsets. Answers are kept separately for each level.
+            isolation_level: Isolation level for looking up end offsets. Answers are kept separately for each isolation
+                level.
 
         Returns:
             A result as from `observe`. There is one difference: if the topic was recreated, the result is a Value whose
@@ -227,7 +228,7 @@ class EndOffsetTracker:
     def accept_start(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Trust the held answer with a lower start offset, without a proof. Return None if no start is held.
+        """Accept the lower start offset that was held back, without a proof. Return None if none is held back.
 
         A start offset that is too low does no harm. But if the log was replaced, the old start offset may be too high,
         and a reader that begins there misses records.
@@ -265,9 +266,9 @@ class EndOffsetTracker:
             isolation_level: See `observe_start`.
 
         Returns:
-            Held if an earlier answer found a record, this answer finds none, and no earliest offset shows that the
-            record was deleted. After a Held result, look up again: the broker may be a new leader that does not know
-            the record yet (KIP-207). In all other cases, Value.
+            Held if three things are true: an earlier answer found a record; this answer finds none; and no earliest
+            offset shows that the record was deleted. After a Held result, look up again: the broker may be a new leader
+            that does not know the record yet (KIP-207). In all other cases, Value.
 
         Raises:
             ValueError: See `observe_start`.
@@ -338,7 +339,7 @@ class EndOffsetTracker:
     def accept(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Trust the lower answer that is held, without a proof. Return None if no answer is held."""
+        """Accept the lower answer that was held back, although nothing proves it. Return None if none is held back."""
         key = _key(topic, partition, isolation_level)
         with self._lock:
             regressed = self._ends.accept(key)
@@ -364,7 +365,7 @@ class EndOffsetTracker:
         """Write the file. On return, all answers recorded so far are durable. Does nothing without a path.
 
         Args:
-            if_changed: Write nothing if the contents are the same as at this tracker's last write.
+            if_changed: Write nothing if the contents have not changed since this tracker's last write.
 
         Raises:
             OSError: The file could not be written. The former file is unchanged.

@@ -126,7 +126,7 @@ def snake(name: str) -> str:
 
 
 def hint_for(name: str, known: Collection[str], *, others: Collection[str], other: str, page: str) -> str:
-    """Return a hint at the intended option, for the name of an unknown option.
+    """Return a hint for the name of an unknown option, such as the option that was probably meant.
 
     Args:
         name: The unknown name, as it was given.

@@ -54,7 +54,7 @@ class SupportsDeserialize(Protocol):
 
 
 class SupportsPartition(Protocol):
-    """A partitioner, such as a `kafka.partitioner.Partitioner`."""
+    """A partitioner: an object with the method of `kafka.partitioner.Partitioner`."""
 
     def partition(
         self,
@@ -187,15 +187,15 @@ class _OfProducers(ConnectionOptions, total=False):
     """Options of both producers: kafkasafe.SafeProducer and kafkasafe.aio.SafeProducer."""
 
     key_serializer: Callable[[Any], _Buffer | None] | SupportsSerialize | None
-    """Converts a key to bytes: a function, or an object with `serialize(topic, headers, data)`. None: keys are
+    """A function, or an object with `serialize(topic, headers, data)`, that converts a key to bytes. None: keys are
     bytes.
     """
     value_serializer: Callable[[Any], _Buffer | None] | SupportsSerialize | None
-    """Converts a value to bytes: a function, or an object with `serialize(topic, headers, data)`. None: values
+    """A function, or an object with `serialize(topic, headers, data)`, that converts a value to bytes. None: values
     are bytes.
     """
     enable_idempotence: bool
-    """Always on. False is a ConfigError, because each retry could then create a duplicate."""
+    """Always on. False raises ConfigError, because each retry could then create a duplicate."""
     transaction_timeout_ms: float
     """If a crash leaves a transaction open, the cluster aborts it after this many milliseconds. At most the brokers'
     `transaction.max.timeout.ms`.
@@ -206,8 +206,8 @@ class _OfProducers(ConnectionOptions, total=False):
     """
     acks: Literal["all", "-1", "1", -1, 1]
     """"all" (the same as -1): a record is acknowledged when all in-sync replicas have it. 1: a record is
-    acknowledged when the leader has it. It can be lost if the leader fails, so the producer logs a WARNING. 0 is a
-    ConfigError.
+    acknowledged when the leader has it. With 1, a record can be lost if the leader fails, so the producer logs a
+    WARNING. 0 raises ConfigError.
     """
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] | None
     """Compression of batches. snappy, lz4 and zstd need pyarrow: `pip install 'kafkasafe[arrow]'`."""
@@ -252,8 +252,8 @@ class _OfProducers(ConnectionOptions, total=False):
     """With `spool="on_error"`: write a record to disk if it is not acknowledged within this many milliseconds."""
     run_ahead_bytes: _Size | None
     """How many accepted bytes may be unacknowledged while the cluster answers. Above this limit, `send` waits for
-    deliveries, at most `max_block_ms`, so that the next batches are still in memory when they are sent. During an
-    outage the limit does not apply: records are buffered on disk. None: no limit. Default: 14 MiB.
+    deliveries, at most `max_block_ms`. Because of this wait, later batches are still in memory when they are sent.
+    During an outage the limit does not apply: records are buffered on disk. None: no limit. Default: 14 MiB.
     """
     rejected_max_bytes: _Size | None
     """How many bytes of rejected records each lane keeps. None: `spool_max_bytes`, but at most 256 MiB."""
@@ -345,19 +345,19 @@ class _OfConsumers(ConnectionOptions, total=False):
     group_instance_id: str | None
     """Makes this consumer a static member of its group under this name (KIP-345)."""
     key_deserializer: Callable[[Any], Any] | SupportsDeserialize | None
-    """Converts the bytes of a key to an object: a function, or an object with `deserialize(topic, headers, data)`.
+    """A function, or an object with `deserialize(topic, headers, data)`, that converts the bytes of a key to an object.
     None: keys are bytes.
     """
     value_deserializer: Callable[[Any], Any] | SupportsDeserialize | None
-    """Converts the bytes of a value to an object: a function, or an object with
-    `deserialize(topic, headers, data)`. None: values are bytes.
+    """A function, or an object with `deserialize(topic, headers, data)`, that converts the bytes of a value to an
+    object. None: values are bytes.
     """
     enable_incremental_fetch_sessions: bool
     """Use fetch sessions, in which a fetch request names only the partitions that changed (KIP-227)."""
     fetch_max_wait_ms: int
     """How many milliseconds a broker waits for `fetch_min_bytes` before it answers with less."""
     fetch_min_bytes: _Size
-    """A broker answers a fetch request at once when it has this many bytes."""
+    """A broker answers a fetch request as soon as the broker has this many bytes of records for it."""
     fetch_max_bytes: _Size
     """Largest response to a fetch request, in bytes. If the first batch is larger, it is returned nevertheless."""
     max_partition_fetch_bytes: _Size
@@ -374,8 +374,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     auto_commit_interval_ms: float
     """Time in milliseconds between two automatic commits of positions."""
     default_offset_commit_callback: Callable[[Mapping[Any, Any], Any], object]
-    """A function that is called after each commit without a callback of its own. It gets the offsets, and either the
-    response or the exception.
+    """The callback for asynchronous commits that have none, and for the commits every `auto_commit_interval_ms`.
+    It gets the offsets, and either the response or the exception.
     """
     check_crcs: bool
     """Check the checksum of each batch."""

@@ -65,8 +65,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         spool_segment_bytes (int): Size of one file. Default: an eighth of `spool_max_bytes`, at most 64 MiB.
         spool_sync (str): "group": one fsync for all waiting batches. "each": one fsync per batch. "os": no fsync; a
             crash of the machine (not of the process) may lose records that are not acknowledged.
-        rejected_max_bytes (int): How many bytes of rejected records each lane keeps. Default: `spool_max_bytes`, at
-            most 256 MiB.
+        rejected_max_bytes (int): How many bytes of rejected records each lane keeps. Default: `spool_max_bytes`, but
+            not more than 256 MiB.
         delivery (str): "idempotent": each batch is sent to its partition independently. Its records are in the log
             exactly once, for consumers with any isolation level. "transactional": batches are sent in transactions,
             which this process or another one commits in a separate step. For consumers with
@@ -89,19 +89,19 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             may be missing).
         on_corrupt (str): "raise": raise SpoolCorruptError if the spool is damaged. "quarantine": copy the damaged bytes
             to another file and go on. If the producer finds damage while it sends, it stops only the partition of the
-            damaged records (with "raise": until the file is restored).
+            damaged records. With "raise", the partition stays stopped until the file is restored.
         on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each record
             that the cluster rejected. It may send the record to a dead-letter topic, but through another producer.
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
         prometheus (bool): Register the metrics in prometheus-client's default registry; for another registry call
             `kafkasafe.metrics.install`. Default: no.
-        blocked_timeout_ms (int): The producer rejects records that the cluster has blocked for this long. Records are
-            blocked if their topic is missing, forbidden or invalid, if their timestamps are too far in the future, or
-            if the broker fails on their batch. The time starts anew if the cluster gives a different answer or none, or
-            if the producer is restarted. None: no limit. Default: seven days.
-        on_blocked_topic (str): What `send` does while its topic is missing, forbidden or invalid: "raise"
-            kafka-python's exception for the code (the record is not accepted), or "accept" the record, which then
-            waits.
+        blocked_timeout_ms (int): After this time the producer rejects records that the cluster still blocks. A cluster
+            blocks records if their topic is missing, forbidden or invalid, if their timestamps are too far in the
+            future, or if their batch makes the broker fail. The time starts anew if the cluster gives a different
+            answer or none, or if the producer is restarted. None: no limit. Default: seven days.
+        on_blocked_topic (str): What `send` does while its topic is missing, forbidden or invalid. "raise": `send` does
+            not accept the record, and raises kafka-python's exception for the error code. "accept": `send` accepts the
+            record, which then waits.
         producer_id_expiration_ms (int): The brokers' setting `producer.id.expiration.ms`. Default: 86400000.
 
     Raises:
@@ -264,8 +264,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Wait until all records accepted so far are acknowledged, rejected or dropped, and their callbacks have run.
 
         If the cluster may have lost acknowledged records, `flush` also waits until it is known whether they are lost,
-        and until the resent ones are in the log. When called in a callback, it does not wait for callbacks. During a
-        long wait it logs the reason every 30 s (WARNING `flush_waits`).
+        and until the resent ones are in the log. If a callback calls `flush`, it does not wait for callbacks. During
+        a long wait it logs the reason every 30 s (WARNING `flush_waits`).
 
         Args:
             timeout: Seconds; None for no limit.
@@ -275,7 +275,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                 be delivered, and how many are in memory only. Their callbacks will still be called.
             SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
             UndecidableError: A batch is undecidable (`on_undecidable="raise"`).
-            WrongClusterError: The records are meant for another cluster than that of these brokers. They are on disk,
+            WrongClusterError: These brokers belong to a different cluster than the records. The records are on disk,
                 and are delivered when their own cluster answers again.
             DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Each loss
                 is raised once; if there are several, each call raises one of them. Pending records are delivered
@@ -309,16 +309,16 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         does nothing. At the end of the interpreter, open producers are closed automatically.
 
         Args:
-            timeout: Number of seconds to wait for deliveries, and for a disk that fails. For a disk that is only slow,
-                `close` waits ten seconds at least. Default: until no record has been delivered for 5 s (30 s with
-                `spool="never"`). If the producer must pause until a known time before it can send records, `close`
-                waits until that time, but this adds two request timeouts at most.
+            timeout: Maximum number of seconds to wait for deliveries, and for a failing disk to work again. If the disk
+                is slow but does not fail, the limit for writing to it is ten seconds at least. Default: until no record
+                has been delivered for 5 s (30 s with `spool="never"`). A pause of the producer with a
+                known end makes this default wait longer, by at most two request timeouts.
 
         Raises:
             SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
             DeliveryTimeoutError: With `spool="never"`: the cluster has not acknowledged all accepted records. Their
                 futures have the same error.
-            WrongClusterError: The pending records are meant for another cluster than that of these brokers. They are on
+            WrongClusterError: These brokers belong to a different cluster than the pending records. The records are on
                 disk.
             DataLossError: As for `flush`. `close` raises one error for all losses that have not been raised yet; the
                 error's `others` has the further losses. If a check for losses did not end in time, the producer logs a
@@ -328,8 +328,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self.parts.shutdown.close(timeout)
 
     def __del__(self) -> None:
-        """Handle a producer that was dropped without `close()`: its pump goes on delivering until `close()` would stop
-        waiting.
+        """Handle a producer that was dropped without `close()`: its pump continues to deliver for as long as `close()`
+        would have waited.
 
         This method waits a second at most, as KafkaProducer's method does, so that the records of the next producer
         come after the records of this one. It takes no lock, because the garbage collector may call it at any time.
@@ -377,7 +377,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Take over the transactional id. Call it once, before the first transaction.
 
         The cluster fences older producers with the same id. If an earlier producer on this spool called
-        `commit_transaction` and then stopped, for any reason, that transaction is finished first.
+        `commit_transaction` and then stopped for whatever reason, that transaction is finished first.
 
         Returns:
             The result of the last transaction for which an earlier producer called `commit_transaction`; None if this
@@ -418,7 +418,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         Raises:
             IllegalStateError: The producer has no `transactional_id`.
             KafkaError: No transaction is open.
-            TypeError, ValueError: `group_metadata` has another type, or is inconsistent.
+            TypeError, ValueError: `group_metadata` has a wrong type, or its fields contradict each other.
         """
         self._in_transactions().send_offsets(offsets, group_metadata)
 

@@ -63,8 +63,8 @@ class RetryEvent:
 _GaveUp = Literal["deadline", "attempts", "verdict"]
 
 _AGAIN: Final = frozenset({ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH})
-# Maximum number of failing partitions in the table of the rate limit. A partition needs no entry if it may be retried
-# at once.
+# Maximum number of failing partitions that the rate limit remembers. It can forget a partition that may be retried at
+# once.
 _MAX_KEYS: Final = 10_000
 
 
@@ -117,7 +117,7 @@ class RetryPolicy:
     Errors with another verdict (`fatal`, `fence`, `ask_broker` …) are raised at once. A call that writes must be
     repeatable. `SafeProducer.send` needs no policy, because it retries by itself without duplicates.
 
-    Use it as a decorator of a function or a coroutine function, or call through it:
+    Use it as a decorator of functions and coroutine functions, or call functions with `policy.call`:
 
         policy = RetryPolicy(deadline_ms=30_000)
 
@@ -135,14 +135,14 @@ class RetryPolicy:
 
     Args:
         deadline_ms: No attempt begins later than this many milliseconds after the first one began. If a pause would end
-            later, the call is given up at once. None: no limit. A running attempt is not interrupted, so give the call
-            a timeout.
+            later, the call is given up at once. None: no limit. A running attempt is not interrupted, so give
+            the function that you call a time-out of its own.
         attempts: Maximum number of attempts, including the first one. None: no limit.
         first_ms: Upper bound of the first pause. The bound doubles with each failure.
         max_ms: Upper bound of all pauses of the back-off.
         rate_per_s: While a partition fails, all calls together make at most this many attempts for it in a second. A
             success removes the limit. For calls without a partition the limit applies to each call. The default is 10,
-            as in KIP-1007. (KAFKA-19599 reports 9,000 fetches a second.)
+            as in KIP-1007. Without a limit, a client may send 9,000 fetches a second (KAFKA-19599).
         api: The request kind for `classify`; None: any.
         on_retry: A function that gets a `RetryEvent` for each failed attempt. It runs before the pause, in the thread
             or task of the call. An error that it raises is logged and ignored.
@@ -463,7 +463,7 @@ class _Call:
         if not isinstance(error, Exception):
             return False
         if self._error is not error:
-            # If the function raised tenacity's TryAgain, tenacity has not called `_is_again`.
+            # If the function raised tenacity's TryAgain, tenacity has not called `_is_again`, which judges the error.
             self._judge(error)
         rules = self._rules
         if rules.attempts is not None and self._tries >= rules.attempts:
@@ -564,7 +564,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
     if inspect.isclass(function):
         return False
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - not asked whether it is callable, but what calling it gives
+        getattr(function, "__call__", None)  # noqa: B004 - the question is not whether it is callable
     )
 
 

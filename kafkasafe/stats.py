@@ -85,7 +85,8 @@ class Definition:
         labels: Labels in addition to `client_id`.
         merge: How gauges with the same labels are combined. For example, producers with the same client id have the
             same labels, in one process or in several.
-        left: For a gauge: its value after its source is closed, if several processes are scraped as one.
+        left: Value that a gauge shows after its source was closed. It matters only if several processes are scraped as
+            one.
         per_partition: Whether the family is shown only after `install(..., partitions=True)`, because the number of
             partitions is unbounded.
     """
@@ -100,7 +101,7 @@ class Definition:
 
 
 Sample: TypeAlias = tuple[Definition, tuple[str, ...], float | Histogram]
-"""The current value of a metric: the definition, the values of the labels, and the number or histogram."""
+"""A metric at one moment: its definition, the values of its labels, and its number or histogram."""
 
 _RETRIES: Final = (
     Definition(
@@ -422,7 +423,7 @@ class RetryStats:
 
     Attributes:
         retries: By (api, error): number of requests that were sent again because of the error.
-        backoff_s: By api: total length of the pauses before requests were sent again, seconds.
+        backoff_s: By api: total seconds of the pauses before requests were sent again.
         exhausted: By api: number of operations that reached their deadline without a result.
         started_s: When counting began, seconds since 1970.
     """
@@ -450,14 +451,14 @@ class Stats(RetryStats):
         records: By (topic, outcome): number of records. Outcomes: accepted, committed, rejected, timed_out, damaged,
             dropped.
         errors: By (api, error): number of responses with an error code, and of requests without a response.
-        sequence_errors: By (error, result of the check that followed): number of sequence errors.
+        sequence_errors: Number of sequence errors, by (error, result of the check that followed).
         in_doubt_resolved: By (result, evidence): number of batches that were in doubt until the evidence showed whether
             they are in the log.
         losses: By reason: how often acknowledged records were found to be lost.
         lost_records: By topic: number of acknowledged records that were lost.
         healed_records: By topic: number of lost records that are in the log again.
-        history_trimmed: By topic: number of elections after which acknowledged records were deleted before anything
-            proved that the log still had them.
+        history_trimmed: By topic: number of elections after which it stayed unknown whether acknowledged records were
+            lost, because they had been deleted before they could be checked.
         units: By outcome: number of atomic batches.
         atomic_batches_asked: How often the cluster was asked about the transaction of an atomic batch.
         unit_failures: By kind of request for an atomic batch: how often such a request failed.
@@ -468,7 +469,7 @@ class Stats(RetryStats):
         in_doubt_asked: Number of batches for which the cluster was asked whether they are in the log.
         produce_failures: Number of batches whose request got no response.
         produce_errors: By error code: number of batches whose response had this code.
-        pauses: How often an error caused a pause, after which delivery or a transaction continued.
+        pauses: How often delivery or a transaction paused because of an error, and then continued.
         rejected_not_kept: How often rejected records could not be written to rejected/.
         spool_write_errors: Number of writes to the spool that failed.
         spool_displaced: How often files of the spool were found moved, deleted or truncated.
@@ -550,20 +551,19 @@ class Stats(RetryStats):
 class ConsumerStats(RetryStats):
     """Counters of a SafeConsumer.
 
-    A thread other than the one that polls may look up offsets. In this case an increment may be lost, which is
-    harmless.
+    Other threads than the polling one may look up offsets. An increment may then be lost, which is harmless.
 
     Attributes:
         resets: By (topic, reason): how often `auto_offset_reset` set a position.
-        skipped_records: By topic: number of offsets that resets of positions skipped.
+        skipped_records: By topic: number of offsets that position resets skipped.
         regressions: By (topic, reason): how often an end offset was proven to have decreased.
         held: By (topic, reason): how often a lower end offset was ignored because nothing proved a loss.
-        divergences: By topic: how often records that were read were found to be missing from the log.
+        divergences: By topic: how often the log no longer contained records that had been read.
         diverged_records: By topic: number of offsets that were read and are missing from the log.
-        history_trimmed: By topic: number of elections after which records that were read were deleted before anything
-            proved that the log still had them.
-        unavailable_s: By topic: seconds for which look-ups of offsets waited because the leader was not ready (error
-            codes 78 and 5).
+        history_trimmed: By topic: number of elections after which it stayed unknown whether records that had been read
+            were lost, because they had been deleted before they could be checked.
+        unavailable_s: By topic: seconds for which offset look-ups waited because the leader was not ready (error codes
+            78 and 5).
         not_ready_s: By topic: seconds during which fetches failed. They are added when fetches work again.
     """
 
@@ -588,8 +588,8 @@ class PartitionProgress:
         position: Next offset that the consumer will return; None if not known yet.
         end_offset: Highest known end offset; None if not known yet.
         not_ready_s: Number of seconds for which fetches have been failing; None if they work.
-        undecided: Whether the application must choose another position, because records that were read are missing from
-            the log or the position is out of range.
+        undecided: Whether the application must choose another position. The reason: either the log no longer contains
+            records that had been read, or the position is out of range.
         remote: Whether fetches fail and the position is known to be in remote storage.
     """
 

@@ -68,7 +68,7 @@ _FROM: Final[Mapping[State, frozenset[State]]] = {
 
 @dataclass(frozen=True, slots=True)
 class LastTransaction:
-    """Result of the last transaction that an earlier producer with this transactional id had decided to commit.
+    """Result of the last transaction for which an earlier producer with the same id called `commit_transaction`.
 
     Attributes:
         batch_id: Id of the transaction's batch, as `kafkasafe spool ls` shows it.
@@ -101,7 +101,7 @@ class TransactionFuture(RecordFuture):
         return self
 
     def get(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait until the transaction is committed. While it is open, return metadata without an offset at once.
+        """Wait until the transaction is committed. While it is open, do not wait: return metadata without an offset.
 
         Args:
             timeout: Seconds; None for no limit.
@@ -114,8 +114,8 @@ class TransactionFuture(RecordFuture):
         return self._not_sent() if self._transaction.is_open else super().get(timeout)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        """Wait in a coroutine until the transaction is committed. While it is open, return metadata without an offset
-        at once.
+        """Wait in a coroutine until the transaction is committed. While it is open, do not wait: return metadata
+        without an offset.
 
         Raises:
             TransactionAbortedError: The transaction was aborted.
@@ -213,8 +213,8 @@ class _Transaction(AtomicBatch):
         super().drop()  # clears the list
 
     def _call_errbacks(self, open_batch: OpenBatch) -> None:
-        """Call the errbacks, except those that an earlier call of this method has taken over. Runs on the callback
-        thread.
+        """Call the errbacks, except those that an earlier call of this method has removed from the list to call them.
+        Runs on the callback thread.
         """
         functions = take(open_batch.errbacks)[1::2]
         errors = [kafka_errors.TransactionAbortedError() for _ in functions]
@@ -234,7 +234,8 @@ class Transactions:
         self._open: _Transaction | None = None
         pump = parts.delivery.pump
         self._log = log.bind(client_id=parts.config.client_id)
-        # List these batches before the pump starts: batches that end after that would be missing from a later list.
+        # List these batches before the pump starts, because a batch may end as soon as the pump runs. A list made later
+        # would lack it.
         self._earlier: list[Parcel] = [
             head
             for head in pump.ledger.parcels.open.values()
