@@ -29,10 +29,11 @@ class Run:
         lost: Promised records that are not in the topic.
         acked_lost: Lost records that had been acknowledged.
         duplicated: Number of additional copies of records in the topic, whether promised or not.
-        out_of_order: Number of records that come after a record of the same partition that was sent later.
+        out_of_order: Number of records out of order: in the log of their partition, they follow a record that was sent
+            after them.
         unpromised: Number of records without a promise. The process was killed during `send`, or (SafeProducer, outbox)
             before the record was durable or acknowledged. Such a record may be in the topic once, or not at all.
-        unpromised_in_log: Number of unpromised records that are in the topic.
+        unpromised_in_log: Number of records in the topic that were not promised.
         failed: Number of records that the client itself reported as failed.
         seconds: Time from the first record until every record had an outcome.
     """
@@ -73,8 +74,8 @@ def audit(
     """Compares what a client reported about the records [first, end) with the log.
 
     Args:
-        client: Name of the client. The clients in `DURABLE_CLIENTS` promise the records that are durable or
-            acknowledged. Other clients promise all records that `send` accepted.
+        client: Name of the client. For the clients in `DURABLE_CLIENTS`, a record counts as promised if it is durable
+            or acknowledged. For other clients, a record counts as promised if `send` accepted it.
         fault: Name of the fault.
         ledger: What the client reported.
         logs: The record numbers of each partition, in the order of the log.
@@ -127,7 +128,7 @@ def read_topic(
         bootstrap_servers=list(bootstrap_servers),
         enable_auto_commit=False,
         isolation_level="read_uncommitted",
-        # The brokers are on this machine, so use fewer and larger answers.
+        # Fewer and larger answers cost less. They arrive at once, because the brokers are on this machine.
         max_partition_fetch_bytes=4 * 1024 * 1024,
         max_poll_records=10_000,
     )

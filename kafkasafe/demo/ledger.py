@@ -54,7 +54,7 @@ class Ledger:
 
     @property
     def limit(self) -> int:
-        """The producing process may send all records with smaller numbers. The demo sets this limit."""
+        """The first number that the producing process must not send yet. The demo sets this limit."""
         return int(self._cells[0])
 
     @limit.setter

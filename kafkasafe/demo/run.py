@@ -36,7 +36,7 @@ class Settings:
         records: Records per client, over all faults.
         clients: Which of `CLIENTS`.
         partitions: Partitions of each topic.
-        stream_s: Time in seconds for sending the records of one fault, not counting outages.
+        stream_s: For each fault, time in seconds during which records are sent, not counting outages.
         outage_s: Minimum seconds that a killed broker stays down.
         producer_kills: Number of times that the producing process is killed in the fault `producer`.
         faults: Which of `FAULTS`, in this order.
@@ -54,7 +54,7 @@ class Settings:
 
     @classmethod
     def quick(cls, records: int = 12_000, *, clients: tuple[str, ...] = CLIENTS) -> Settings:
-        """All faults in 40 s on two cores, if the jars are in the cache."""
+        """Settings for a short demo. On two cores, all faults take 40 s if the jars are in the cache."""
         return cls(records=records, clients=clients, stream_s=2.0, outage_s=0.7, producer_kills=1)
 
 

@@ -270,8 +270,8 @@ def unreturned(iterator: Any) -> tuple[Any, OffsetAndMetadata] | None:
     """Return the partition's state, and the position of the record that `iterator` (`each_record`) yielded last.
 
     Ctrl-C may interrupt the iterator's caller before the caller returns this record. Then the caller moves the position
-    back to the record, which would be skipped otherwise. The result is None if Ctrl-C ended the generator itself,
-    before the generator moved the position.
+    back to the record, which would be skipped otherwise. The result is None if the iterator had not moved the position
+    yet when Ctrl-C ended it.
     """
     frame = iterator.gi_frame
     if frame is None:

@@ -61,8 +61,8 @@ def cluster_metadata(admin: KafkaAdminClient) -> dict[str, Any]:
 def settings_of(
     admin: KafkaAdminClient, topics: Sequence[str]
 ) -> tuple[dict[str, dict[str, str | None]], dict[str, str | None], dict[str, int]]:
-    """Return the settings of the topics, the settings of one broker, and the replication factor of each topic. If a
-    topic's partitions differ, it is the smallest number of replicas.
+    """Return the settings of the topics, the settings of one broker, and the replication factor of each topic. If the
+    partitions of a topic have different numbers of replicas, the replication factor is the smallest of these numbers.
 
     Topics that do not exist are left out.
 

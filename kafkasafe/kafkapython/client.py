@@ -1,4 +1,6 @@
-"""KafkaConsumer's connections. Chooses the broker to ask. Finds a cluster even if all its brokers have changed."""
+"""KafkaConsumer's connections. Chooses the broker to ask. Finds the cluster again even if no known broker can be
+reached.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class ExtendedConsumer(KafkaConsumer):
     _owner: Owner
 
     def _port(self) -> KafkaPython:
-        """Return the interface to kafka-python. The objects that make this consumer's decisions use it.
+        """Return the interface to kafka-python, for the objects that decide for this consumer.
 
         Raises:
             ImportError: This kafka-python has renamed a private field that kafkasafe uses. Without this check, the user
@@ -78,8 +78,8 @@ class ExtendedConsumer(KafkaConsumer):
         if chooses_sizes:
             self._fetcher.choose_sizes()
         # Ask for stable offsets only (KIP-447). The spool of another process may contain an atomic batch, which will be
-        # committed even if that process dies. If this consumer got the group's offset before that commit, it would read
-        # the batch's input again.
+        # committed even if that process dies. If this consumer read the group's offset before the atomic batch is
+        # committed, the consumer would process the batch's input again.
         self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
         self._subscription.__class__ = Subscription
         self._subscription.commit_from(owner.commits.committable)
@@ -132,8 +132,8 @@ class ExtendedConsumer(KafkaConsumer):
     def _take_subscription_at_once(self) -> None:
         """For a consumer without a group, apply a new subscription with the next metadata response.
 
-        If the metadata already contain the topics, KafkaConsumer itself applies the subscription only when partitions
-        change in the cluster.
+        Without this method, KafkaConsumer applies a new subscription to topics that are already in the metadata only
+        after partitions change in the cluster.
         """
         self._coordinator._metadata_snapshot = {}
         self._cluster.request_update()

@@ -21,9 +21,9 @@ class Coordinator(ConsumerCoordinator):
     """kafka-python's coordinator. It adds a lineage to each committed offset: the history of the records before this
     offset.
 
-    It also fixes faults of kafka-python 3.0.12, which discards or forgets joins (`join_group_async`, `need_rejoin`),
-    ends `poll` after a failed look-up of the coordinator, and uses committed offsets and positions of an earlier
-    generation.
+    It also fixes faults of kafka-python 3.0.12. That version discards or forgets joins (`join_group_async`,
+    `need_rejoin`). It ends `poll` after a failed look-up of the coordinator. And it uses committed offsets and
+    positions of an earlier generation.
     """
 
     owner: Owner
@@ -42,9 +42,9 @@ class Coordinator(ConsumerCoordinator):
     def need_rejoin(self) -> bool:
         """Return whether to join, or to continue a join (like `AbstractCoordinator.rejoinNeededOrPending` in Java).
 
-        When the subscribed topics get more partitions, the group's leader has to rejoin, and assigns the new partitions
-        during this join. After the assignment, kafka-python considers no join necessary, and does not continue this
-        join to its end. The member would stay without partitions and heartbeats for ever.
+        When the subscribed topics get more partitions, the leader of the group has to rejoin. During this join, it
+        assigns the new partitions to the members. Then kafka-python thinks that no join is needed any more, and leaves
+        this join unfinished. The member would stay without partitions and heartbeats for ever.
         """
         parent: Any = super()
         me: Any = self
@@ -66,8 +66,8 @@ class Coordinator(ConsumerCoordinator):
     async def join_group_async(self, timeout_ms: float | None = None) -> bool:
         """Join the group, even if the response to the join request came between two polls.
 
-        kafka-python discards such a response and joins again, which causes another rebalance of the whole group. If
-        members poll in turns, or rarely and briefly, the group would never finish joining.
+        kafka-python discards such a response and joins again, which causes another rebalance of the whole group. So a
+        group whose members poll in turns, or rarely and briefly, would never finish joining.
 
         If Ctrl-C ended an earlier poll before the assignment was applied, wait until it is applied.
         """
@@ -109,7 +109,7 @@ class Coordinator(ConsumerCoordinator):
         has given it up.
 
         Ctrl-C may end the poll while the group's offsets are requested. Then this method continues on the I/O thread.
-        Until it has applied the assignment, the consumer does not use its former positions for reading or commits
+        Until the assignment is applied, the consumer does not use its former positions for reading or commits
         (`_joining`).
         """
         parent: Any = super()
@@ -179,7 +179,8 @@ class Coordinator(ConsumerCoordinator):
         """Fetch committed offsets. At the beginning of a new generation, discard the answers that kafka-python has kept
         from earlier requests.
 
-        1. The consumer requests the offset of a partition. The answer, 10, comes after the time-out, and is kept.
+        1. The consumer requests the offset of a partition. The answer (offset 10) arrives after the time-out, and
+           kafka-python keeps it.
         2. Another member gets the partition, reads the records 10 to 19, and commits 20.
         3. The partition comes back. kafka-python would use the kept answer and read the records 10 to 19 again.
         """
@@ -193,8 +194,9 @@ class Coordinator(ConsumerCoordinator):
     def _do_commit_offsets_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: Any = None
     ) -> Future:
-        """Send a commit from the I/O thread. kafka-python itself adds callbacks to a future on the caller's thread.
-        On that thread, Ctrl-C may leave the future's lock locked, and then the I/O thread waits for ever.
+        """Send a commit from the I/O thread. kafka-python itself sends it from the caller's thread, and there adds
+        callbacks to a future. Ctrl-C on that thread may leave the future's lock locked, and then the I/O thread waits
+        for ever.
         """
         if not all(isinstance(tp, TopicPartition) for tp in offsets) or not all(
             isinstance(each, OffsetAndMetadata) for each in offsets.values()
@@ -218,7 +220,8 @@ class Coordinator(ConsumerCoordinator):
         except kafka_errors.OffsetMetadataTooLargeError:
             if described == dict(offsets):
                 raise
-            # If the application's own metadata are too large, this request raises the error again.
+            # Without the lineage, the metadata are those of the application. If these are too large too, this request
+            # raises the error.
             sent = await parent._send_offset_commit_request(offsets)
             self.owner.reports.log.warning(
                 "The brokers' offset.metadata.max.bytes is below 2048, so committed offsets cannot carry the history of"

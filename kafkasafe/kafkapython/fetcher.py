@@ -6,8 +6,8 @@ application asks for whole batches, `Fetcher` replaces `PartitionRecords` with a
 the same code moves the positions in both cases.
 
 While responses are full, requests ask for more bytes than kafka-python's own requests (`limits/fetch_size`). If the
-application reads both records and batches, requests ask for as many bytes as kafka-python's own requests, because each
-change between records and batches discards the fetched data.
+application reads both records and batches, requests stay as small as kafka-python's own. Each change between records
+and batches discards the fetched data, and larger requests would waste more.
 
 When the application changes between records and batches (or to other columns), the data that it has not received yet is
 discarded, and fetched again from the position.
@@ -122,7 +122,7 @@ class Fetcher(KafkaFetcher):
         return functools.partial(ArrowRecords, wanted)
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:
-        """Do nothing, because kafka-python calls `validate_offsets_if_needed` next, which also begins the resets."""
+        """Do nothing. kafka-python calls `validate_offsets_if_needed` next, and that method also begins the resets."""
 
     def maybe_validate_positions(self) -> None:
         """Do nothing; see `reset_offsets_if_needed`."""
@@ -226,7 +226,7 @@ class Fetcher(KafkaFetcher):
         return [tp for tp in self._paused_partition_records if not self._subscriptions.is_paused(tp)]
 
     def _let_resumed_go_on(self) -> None:
-        """Lets a resumed partition and the current partition return their records in turns.
+        """Makes a resumed partition and the current partition take turns in returning records.
 
         kafka-python itself returns records of the resumed partition only when no record of the current partition is
         left. If the next response of the current partition is always fetched ahead, that may never happen.
@@ -296,8 +296,8 @@ class Fetcher(KafkaFetcher):
         state = self._subscriptions.assignment.get(tp)
         self.taken.take(tp, state)
         if state is not part.state:
-            # The partition was assigned again. These records do not belong to the new assignment's history, and the log
-            # may have changed.
+            # The partition was assigned again after these records were fetched. The consumer's history of the partition
+            # begins anew, and the log may have changed, so these records do not count.
             part.drain()
             return 0
         if part.kind is None:
@@ -350,8 +350,8 @@ class Fetcher(KafkaFetcher):
     # --- requests and responses ---------------------------------------------------------------------------------------
 
     def _may_send(self) -> bool:
-        """Return whether a fetch can be sent. If none can, the caller does not wake the I/O thread, because waking it
-        costs as much as decoding 100 records.
+        """Return whether a fetch can be sent. If not, the caller does not wake the I/O thread, because waking it in
+        vain costs as much as decoding 100 records.
         """
         return any(map(self._is_free, self._without_data())) or any(map(self._is_free, self._fetched_ahead()))
 
@@ -369,8 +369,8 @@ class Fetcher(KafkaFetcher):
         return [*self._without_data(), *self._session_handlers.chosen]
 
     def _without_data(self) -> Sequence[TopicPartition]:
-        """Return the partitions to fetch. Leaves out those that have records in a response or an iterator, and those
-        that are resting after an error.
+        """Return the partitions to fetch. Leaves out each partition that still has records in a response or an
+        iterator, and each partition that is not fetched for a while after an error.
         """
         parent: Any = super()
         resting = self.owner.parts.resting(time.monotonic())
@@ -484,8 +484,8 @@ class Fetcher(KafkaFetcher):
         if self._size is not None:
             largest = max((len(row.records or b"") for _, row in rows), default=0)
             self._size.answered(largest, send_time, time.monotonic())
-        # kafka-python does this only after it has stored the response. A poll in between would take the response, but
-        # consider the broker busy, and would not fetch ahead.
+        # kafka-python does this only after it has stored the response. A poll between these two steps would take the
+        # response, but still consider the broker busy. So it would not fetch ahead.
         self._nodes_with_pending_fetch_requests.discard(node_id)
         parent: Any = super()
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)

@@ -27,10 +27,11 @@ def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
 
 
 class Sessions(dict[int, Any]):
-    """kafka-python's fetch sessions, by broker. They let a fetch begin after the position of a partition.
+    """kafka-python's fetch sessions, by broker. They let a fetch begin at a higher offset than the partition's
+    position.
 
     Before its first request to a broker, kafka-python adds a session here. For each request, kafka-python asks the
-    session which partitions the request names.
+    session which partitions the request must contain.
 
     Attributes:
         chosen: Partitions to fetch ahead, and where to begin. Empty unless the I/O thread is making requests.
@@ -73,7 +74,7 @@ class FetchingAhead:
         self._subscriptions = subscriptions
         self._ahead: FetchAhead[TopicPartition] = FetchAhead()
         self._in_flight: dict[int, int] = {}
-        """For each broker, the number of partitions that its request in flight fetches ahead."""
+        """For each broker that has a request in flight: how many partitions this request fetches ahead."""
 
     def arrived(
         self, fetch_offsets: Mapping[TopicPartition, int], response: Any, *, read_committed: bool

@@ -99,7 +99,7 @@ class Api:
         return next((name for name in _ERROR_CODES if self.has(level, name)), None)
 
     def beside_error(self, level: Level) -> dict[str, Any]:
-        """The values of the other fields at this level in an answer with an error code."""
+        """If an answer has an error code at this level: the values of the other fields at this level."""
         fields = _BESIDE_ERRORS.get(self.name, {})
         return {name: value for name, value in fields.items() if self.has(level, name)}
 
@@ -380,8 +380,8 @@ def _is_topics(field: Any) -> bool:
 
 
 def _partitions_of(topics: Any) -> tuple[str | None, str | None]:
-    """Returns (name of the field with the partitions, name of the field with a partition's number) of an array of
-    topics.
+    """For an array of topics, returns the names of two fields: the field with a topic's partitions, and the field with
+    a partition's number.
     """
     for field in topics.fields.values():
         if field.is_struct_array():
@@ -513,7 +513,7 @@ def _is_topic(value: Any, names: Mapping[uuid.UUID, str], topic: str, topic_id: 
 
 
 def id_of(topic: Any) -> uuid.UUID | None:
-    """The id of a topic in a message; None if the message contains its name instead."""
+    """The id of a topic in a message; None if the message contains the topic's name instead."""
     found: uuid.UUID | None = getattr(topic, "topic_id", None)
     return found if found is not None and found.int else None
 

@@ -11,13 +11,14 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The end of the records that an iterator has taken from one partition. The iterator returns them one by one.
+    """The offset after the last record that an iterator has taken from one partition. The iterator returns the taken
+    records one by one.
 
     Attributes:
         state: kafka-python's state of the partition.
         after: Offset after the last record.
-        position: The next position of the partition. It is after the markers and compacted offsets that follow the last
-            record.
+        position: The position of the partition after the last record. It lies behind the transaction markers that
+            follow this record, and behind offsets that compaction has removed.
     """
 
     state: Any
@@ -26,11 +27,11 @@ class _Held:
 
 
 class HeldRecords:
-    """For each partition, stores the end of the records that an iterator has taken. The iterator returns them one by
-    one.
+    """For each partition, stores the offset after the last record that an iterator has taken. The iterator returns the
+    taken records one by one.
 
-    A partition's position advances with each record that is returned. Until the last record is returned, the position
-    is before the offset at which the next fetch and the next response begin.
+    A partition's position advances with each record that is returned. Until the last taken record is returned, the
+    position is lower than the offset at which the next response begins, and at which the next fetch has to begin.
     """
 
     def __init__(self, subscriptions: Any) -> None:
@@ -39,7 +40,7 @@ class HeldRecords:
         self._postponed: list[Any] = []
 
     def hold(self, tp: TopicPartition, after: int, position: OffsetAndMetadata) -> None:
-        """Stores the end of the records that an iterator has taken from a partition.
+        """Stores that an iterator has taken records from a partition.
 
         Args:
             tp: Partition of the records.
@@ -113,8 +114,8 @@ class TakenRecords:
     def give_back(self) -> None:
         """Moves the positions back to the stored ones, because the poll will not return its records.
 
-        For example, Ctrl-C may come when records of some partitions were taken, but others are still being decoded. All
-        these records are fetched again.
+        For example, Ctrl-C may come when the records of some partitions were taken, but those of other partitions are
+        still being decoded. All these records are fetched again.
         """
         before, self._before = self._before, {}
         for tp, (state, position) in before.items():

@@ -65,7 +65,7 @@ class Loop(NetworkSelector):
         self.close()  # type: ignore[no-untyped-call]
 
     def call_at(self, when: float, task: Any) -> Any:
-        """Like kafka-python's method, but does not schedule a call that will never be due."""
+        """Like kafka-python's method, but does not schedule a call that would be due only after decades."""
         if when >= _NEVER_AT:
             return self._never
         return super().call_at(when, task)  # type: ignore[no-untyped-call]

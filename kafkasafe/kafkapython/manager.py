@@ -41,7 +41,7 @@ class Manager(KafkaConnectionManager):
     """Makes connections. It leaks no sockets, and the I/O thread does not wait for a name server.
 
     kafka-python 3.0.12 leaves the socket of a failed attempt to the garbage collector, looks up names on the I/O
-    thread, and never gives up a TLS handshake.
+    thread, and has no time limit for a TLS handshake.
     """
 
     plain: type[Any] = PlainSocket
@@ -143,8 +143,8 @@ class DirectManager(Manager):
         """Like kafka-python's method, but the connection uses the API versions that its own broker supports now.
 
         kafka-python 3.0.12 never uses newer versions than the first bootstrap broker supported at the first connection.
-        So after an upgrade of the brokers, a client would use old versions until it is opened again, and could send no
-        transaction of protocol 2 (`transaction.version`).
+        So after an upgrade of the brokers, a client would use old versions until it is opened again. It could not use
+        the transactions of `transaction.version` 2.
         """
         parent: Any = super()
         known = self._conns.get(node_id)

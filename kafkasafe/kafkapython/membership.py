@@ -85,8 +85,8 @@ def has_settled(consumer: Any, began: float) -> bool:
     known, coordinator = consumer._subscription, consumer._coordinator
     states = list(known.assignment.values())
     if known.partitions_auto_assigned() and not states:
-        # No partition is assigned. That is right if other members have all partitions. But if a topic is not in the
-        # metadata yet, kafka-python also assigns none of its partitions.
+        # No partition is assigned. That is right if other members have all partitions. But another possible reason is
+        # that a topic is not in the metadata yet.
         cluster = coordinator._cluster
         unknown = coordinator.group_id is None or not all(
             map(cluster.partitions_for_topic, known.subscription)

@@ -69,7 +69,9 @@ class Metadata(ClusterMetadata):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Starts the next update, if one was requested for other topics meanwhile."""
+        """Starts another update if, meanwhile, an update was requested for topics that the finished update did not
+        contain.
+        """
         with self._lock:
             self._asked = None
             following, self._next = self._next, None

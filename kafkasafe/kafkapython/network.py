@@ -29,7 +29,7 @@ from kafkasafe.logs import limit_foreign
 
 _MANAGER_OPTIONS: Final = frozenset(DirectManager.DEFAULT_CONFIG) | {"socks5_proxy"}
 _LOOP_OPTIONS: Final = frozenset(Loop.DEFAULT_CONFIG)
-_CALM_S: Final = 60.0  # if a network thread has run longer, its crash does not count as repeated
+_CALM_S: Final = 60.0  # if a network thread has run longer than this, its crash counts as the first one
 _CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 
 
@@ -61,8 +61,8 @@ class SocketNetwork:
         settings.setdefault("receive_message_max_bytes", 100_000_000)
         # Slow steps are normal on a busy machine, but kafka-python would log a warning for each.
         settings.setdefault("slow_task_threshold_secs", 0)
-        # With a limit, kafka-python would pause the connection until a reply's callback has ended, so the callback
-        # could not send a request.
+        # With a limit on the requests in flight, kafka-python would pause a connection that has reached it until the
+        # callback of a reply has ended. So this callback itself could not send a request.
         settings["max_in_flight_requests_per_connection"] = 2**31 - 1
         default_options: Any = DirectManager.DEFAULT_CONFIG["socket_options"]
         sockets = list(settings.get("socket_options") or default_options)

@@ -1,8 +1,8 @@
 """Encodes ListOffsets requests for many partitions, and decodes their answers.
 
 kafka-python makes an object for each partition of a request and of a response. With 1,000 partitions, these objects
-cost more than anything else. This module packs and unpacks rows without objects. If a response contains anything else,
-kafka-python decodes it.
+cost more than anything else. So this module packs and unpacks the bytes of the rows directly. If a response has any
+other layout, kafka-python decodes it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ headers are two such objects:
 
 1. `poll` returns 500 records, so it makes 1,000 such objects. Each `poll` starts a collection.
 2. The records that the application holds survive the collection, and then count as old objects.
-3. Soon, the collector walks through all objects of the process. This took 30 % of a consumer's time.
+3. When many objects have become old, the collector walks through all objects of the process. This took 30 % of a
+   consumer's time.
 
 Rule: a record without headers makes its list of headers only when somebody asks for it. So a `poll` makes 500 objects,
 which are freed before the next `poll` makes 500 others.
@@ -30,8 +31,8 @@ class Record(ConsumerRecord):
     Pickled or copied, it becomes a `ConsumerRecord`.
     """
 
-    # This class has no `__slots__`, because a record stores its list of headers in `__dict__`. A subclass of tuple can
-    # have no slot for it.
+    # This class has no `__slots__`, because a record stores its list of headers in `__dict__`. A subclass of tuple
+    # cannot have slots.
 
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:

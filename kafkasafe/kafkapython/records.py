@@ -1,9 +1,9 @@
 """Decodes KafkaConsumer's records, many at a time.
 
 kafka-python's `PartitionRecords` decodes records one by one, in Python. `Records` replaces it, and decodes many records
-of a batch at once (`record/record_decode`). Everything else is the same: positions, skipped batches, the time at which
-each batch is read, and the order of records and errors. kafka-python still decodes message formats before v2, and
-records that differ from those that Kafka writes.
+of a batch at once (`record/record_decode`). Everything else is as in kafka-python: positions, skipped batches, the
+moment at which each batch is read, and the order of records and errors. kafka-python still decodes message formats
+before v2, and records that differ from those that Kafka writes.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     Attributes:
         kind: None, because the results are records, not RecordBatches.
-        state: kafka-python's state of the partition when the response was accepted. If the partition has another state
-            later, it was assigned again, and the records are not returned.
-        working_offset: The value that `next_fetch_offset` gets when `take` returns.
+        state: kafka-python's state object of the partition when the response was accepted. If the partition has a
+            different object later, it was assigned again meanwhile, and these records are not returned.
+        working_offset: The value to which `next_fetch_offset` is set when `take` returns.
         skipping: Whether `Records` has not reached the requested offset yet.
     """
 
@@ -132,8 +132,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         buffer = records._buffer
         response: Any = buffer.obj if isinstance(buffer, memoryview) else b""
         if 2 * len(buffer) < len(response):
-            # These bytes may stay in memory for a long time, until `poll` takes the records. So do not keep a whole
-            # large response in memory because of a small part.
+            # These bytes may stay in memory for a long time, until `poll` takes the records. So copy a small part of a
+            # large response. Otherwise the part would keep the whole response in memory.
             records = MemoryRecords(bytes(buffer))
         super().__init__(fetch_offset, tp, records, key_deserializer, value_deserializer, **options)
         self.working_offset = fetch_offset

@@ -77,10 +77,11 @@ class _Incoming(KafkaBytes):
 
 
 class _FetchHeader:
-    """The header of a Fetch request with a large response. kafka-python also uses it as the class of the response.
+    """The header of a Fetch request with a large response. kafka-python asks the header for a class that decodes the
+    response. The header returns itself.
 
-    kafka-python decodes the response, but the records are views of the response instead of copies. The views keep the
-    response in memory.
+    kafka-python's code still decodes the fields, but the records become views of the response instead of copies. The
+    views keep the response in memory.
     """
 
     __slots__ = ("_theirs", "api_key", "api_version", "correlation_id")

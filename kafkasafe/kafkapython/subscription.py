@@ -10,7 +10,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 
 
 class Subscription(SubscriptionState):
-    """For commits without explicit offsets, uses the offsets from another object.
+    """For commits without explicit offsets, uses the offsets that a function returns (`commit_from`).
 
     In kafka-python 3.0.12, such commits use the positions. But `kafkasafe.aio` fetches records before it returns them,
     so a position may be ahead of the records that the application has received.

@@ -53,7 +53,8 @@ def encode_produce(
     contain topic ids instead of names.
 
     Returns:
-        The frame, including its size field. Joined, the buffers have the same bytes as kafka-python's `ProduceRequest`.
+        The frame, including its size field. The buffers, joined together, are the same bytes as kafka-python's
+        `ProduceRequest`.
     """
     flexible = version >= _FLEXIBLE_PRODUCE
     topics: dict[str, list[tuple[int, Buffer]]] = {}

@@ -4,10 +4,10 @@ A response holds many batches, most of them small, and decoding one batch with n
 So the decoder goes through the batches one by one only to read headers, check CRCs, choose the batches to deliver,
 decompress them, and find where records begin. Then it reads the fields of the records of all batches together.
 
-Keys and values are collected as follows. The starts and ends of the fields, alternating, are the offsets of an Arrow
-array whose data are the unchanged records. Every second item of this array is a field, and `take` copies these items.
-The other items are the bytes between the fields. If views (Arrow's `binary_view`) are wanted, the bytes stay in place,
-and the column holds only their positions.
+Keys and values are collected as follows. The decoder makes an Arrow array whose data buffer is the unchanged records.
+Its offsets are, in turn, the start and the end of each field. So items 0, 2, 4 and so on of this array are the fields,
+and `take` copies these items. Items 1, 3, 5 and so on are the bytes between the fields. If views (Arrow's
+`binary_view`) are wanted, the bytes stay in place, and the column holds only their positions.
 
 The decoder delivers the same batches as Kafka's consumer. It never delivers control batches. With `read_committed`, it
 also leaves out the aborted transactions that the broker lists. An aborted transaction consists of its producer's
@@ -115,7 +115,7 @@ class Decoder:
         buffer: The records of one partition in a Fetch response: batches, of which the last one may be truncated. The
             decoder does not change the buffer. Without views, the batches from `read` have their own memory, so the
             buffer is not needed after the last `read`.
-        from_offset: Records before this offset are left out (the first batch may begin before the requested offset).
+        from_offset: The requested offset. The first batch may begin before it; the earlier records are left out.
         aborted: (producer id, first offset) of the aborted transactions that the response lists.
         read_committed: Whether to leave out the records of aborted transactions.
         columns: Names of the columns to make, default all of `SCHEMA`. Omitted columns cost little.
@@ -182,8 +182,8 @@ class Decoder:
             max_bytes: No further batch is decompressed once the records of this call have this many bytes.
 
         Returns:
-            A non-empty pyarrow.RecordBatch; None at the end of the buffer. Then `next_offset` is the offset after all
-            batches.
+            A non-empty pyarrow.RecordBatch; None at the end of the buffer. Then `next_offset` is the offset after the
+            last batch.
 
         Raises:
             CorruptBatchError: The next batch is damaged. All records before this batch were returned, and `next_offset`
@@ -215,8 +215,8 @@ class Decoder:
         return self._ended and self._rest is None and self._error is None
 
     def _advance(self, max_records: int | None, max_bytes: int) -> None:
-        """Decode some batches into `_rest`. Also notes whether this reaches a damaged batch or the end of the buffer,
-        see `_error` and `_ended`.
+        """Decode some batches into `_rest`. If this reaches a damaged batch, set `_error`. If it reaches the end of the
+        buffer, set `_ended`.
         """
         found: list[_Found] = []
         count = size = 0
@@ -355,7 +355,7 @@ def _parse(
     from_offset: int,
     schema: Any,
 ) -> _Parsed:
-    """Read one field after the other, each field for the records of all batches at once.
+    """Read field by field. Each step reads one field of the records of all batches.
 
     Returns:
         The records.
@@ -483,7 +483,7 @@ def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[i
 
 
 def _gather(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
-    """A binary column of the fields with these starts and lengths (-1: null); see the top of this file."""
+    """Make a binary column from the fields that have these starts and lengths (-1: null). See the top of this file."""
     count = len(starts)
     null = lengths < 0
     nulls = bool(null.any())

@@ -135,7 +135,7 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
     counts = np.asarray(counts, dtype=np.int64)
     if not counts.any():
         return None
-    flat = headers.flatten()  # leaves out the headers of lists that are null
+    flat = headers.flatten()  # in Arrow, a null list may have items; `flatten` skips them
     if flat.null_count:
         raise ValueError("A header that is null")
     names = {flat.type.field(index).name for index in range(flat.type.num_fields)}
@@ -145,7 +145,7 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
     if keys.null_count:
         raise ValueError("A header without a key")
     joined = _join(_row_bytes(_varints(_lengths(keys))), keys, _row_bytes(_varints(_lengths(values))), values)
-    # The headers of a record lie side by side, so the joined bytes only have to be cut at the ends of records.
+    # The headers of a record lie side by side, so it is enough to cut the joined bytes where a record ends.
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
     ends = offsets[np.cumsum(counts)].astype(np.int64)
     return _binary(np.frombuffer(joined.buffers()[2], np.uint8), ends), counts
@@ -158,7 +158,7 @@ class Rows:
     Attributes:
         keys: An Arrow array of bytes; None if no record has a key.
         values: An Arrow array of bytes.
-        tails: The end of each record: the number of its headers, and the encoded headers. None if no record has
+        tails: The last bytes of each record: the number of its headers, then the encoded headers. None if no record has
             headers.
     """
 
@@ -234,7 +234,9 @@ def partitions_of(keys: Any, n: int) -> _Numbers:
 
 @functools.cache
 def _table(before: bytes) -> Any:
-    """A table: entry *i* is `before`, followed by the varint of *i* - 1. A look-up costs less than making the entry."""
+    """A table: entry *i* is `before`, followed by the varint of *i* - 1. Taking an entry costs less than encoding a
+    number.
+    """
     return _behind(before, np.arange(-1, _TABLE_SIZE - 1))
 
 

@@ -73,7 +73,7 @@ class ArrowPacker:
             batch back.)
         head_from: `head_rows` applies only to a partition that gets more than this many rows in its first `add`.
         head_base: Computes the base timestamp of such a first batch from the timestamp of its records. If it is None,
-            the base timestamp is the timestamp of the records, as in all other batches.
+            the base timestamp is simply the timestamp of the records, as in all batches that are not the first.
         compression: How to compress batches.
         compression_level: Level in the codec's own scale; None for the codec's default.
     """
@@ -109,7 +109,7 @@ class ArrowPacker:
         if isinstance(partitions, int) or (partitions == partitions[0]).all():
             groups = [(int(partitions if isinstance(partitions, int) else partitions[0]), 0, len(rows))]
         else:
-            # Sorting 16-bit numbers takes a fifth of the time.
+            # Sorting 16-bit numbers takes a fifth of the time of sorting larger ones.
             small = partitions.astype(np.int16) if partitions.max() <= _INT16_MAX else partitions
             order = np.argsort(small, kind="stable")
             rows, partitions = rows.take(order), partitions[order]
@@ -200,8 +200,8 @@ class ArrowPacker:
 
 
 def _fit(total: npt.NDArray[np.int64], at: int, end: int, room: int) -> int:
-    """The largest index up to `end` such that the rows from `at` to this index take at most `room` bytes. `total[i]` is
-    the size of all rows before row *i*.
+    """The largest index, at most `end`, such that the rows from `at` to the row before this index take at most `room`
+    bytes. `total[i]` is the size of all rows before row *i*.
     """
     return min(end, int(np.searchsorted(total, total[at] + room, side="right")) - 1)
 

@@ -82,15 +82,15 @@ def _partitions(
     """The partitions of the keys in `data`. Key *i* begins at `at[i]` and has `sizes[i]` bytes. `data` is padded: at
     least one whole word follows the last key.
     """
-    # The little-endian words that begin at each byte, aligned or not.
+    # For each byte, aligned or not: the little-endian word that begins there.
     words = np.ndarray((len(data) - _WORD_BYTES + 1,), np.dtype("<u4"), data, strides=(1,))
     counts = sizes // _WORD_BYTES
     most = int(counts.max(initial=0))
     least = int(counts.min(initial=most))
     order = None
     if most != least:
-        # Sort the longest keys to the front. Then the keys that have a further word are always the first ones, so a
-        # slice selects them. (Sorting 16-bit numbers is cheapest.)
+        # Sort the keys, the longest ones first. Then the keys that have another word are always at the front, so a
+        # slice selects them. Sort by 16-bit numbers if possible, because that is cheapest.
         missing = most - counts
         order = np.argsort(missing.astype(np.int16) if most <= _INT16_MAX else missing, kind="stable")
         at, sizes, counts = at[order], sizes[order], counts[order]
@@ -111,10 +111,10 @@ def _partitions(
 
 
 def _partitions_of_one_size(data: bytes, size: int, count: int, n: int) -> npt.NDArray[np.int64]:
-    """Return `partition_for_key` of `count` keys of `size` bytes each, padded as for `_partitions`.
+    """Return the partitions of `count` keys of `size` bytes each. `data` is padded as for `_partitions`.
 
-    All keys have the same size. So the first words of the keys form a column of the buffer, as do the second words and
-    so on, and no words have to be gathered one by one.
+    All keys have the same size. So the first words of all keys form one column of the buffer, the second words form
+    another, and so on. No words have to be gathered one by one.
     """
 
     def column(at: int) -> npt.NDArray[np.uint32]:

@@ -22,8 +22,8 @@ Row: TypeAlias = tuple[Any, ...]
 
 _MANY: Final = 64  # from this number of records on, numpy is cheaper, despite its fixed cost
 _SAFE: Final = 1 << 61  # numbers below this one can be added without an overflow
-_LAST_SHIFT: Final = 56  # shift of a varint's ninth byte; this module reads no longer varints
-_FRONT: Final = 64  # bytes that hold a record's numbers up to its key, however long these numbers are
+_LAST_SHIFT: Final = 56  # shift of a varint's ninth byte; this module does not read varints of ten bytes
+_FRONT: Final = 64  # a record's key begins within this many bytes, however long the numbers before it are
 _ZIGZAG: Final = np.array([(number >> 1) ^ -(number & 1) for number in range(128)], np.int64)
 
 
@@ -142,8 +142,8 @@ def _read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> 
     count = min(count, (len(body) - at) // step)
     if count < _MANY:
         return None
-    # The numbers of a record may differ from those of the first record. But each of their bytes must have the same
-    # continuation bit as the byte at the same place of the first record.
+    # The timestamp delta and the offset delta of a record may differ from those of the first record. But each of their
+    # bytes must have the same continuation bit as the byte at the same place in the first record.
     mask = np.full(key_at, 0xFF, np.uint8)
     mask[after_size + 1 : after_offset] = 0x80
     wanted = np.frombuffer(front, np.uint8, key_at) & mask
@@ -341,8 +341,8 @@ def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
 def _starts(body: bytes, at: int, count: int) -> tuple[list[int], int]:
     """Where each record begins, and where the last one ends. A record's length shows where the next record begins.
 
-    This function reads a short negative length as a positive one. The caller reads all lengths again, and detects
-    negative ones.
+    If a negative length has one or two bytes, this function reads it as a positive one. The caller reads all lengths
+    again, and detects negative ones.
     """
     starts: list[int] = []
     append = starts.append
@@ -373,7 +373,8 @@ def _fields(
         raise _IrregularError
     sizes = lengths.tolist()
     if shortest > 0 and shortest == lengths.max():
-        # View the body as overlapping items of this size, one beginning at each byte. Select the items that are fields.
+        # View the body as overlapping items: item *i* is the `shortest` bytes from byte *i* on. Select the items that
+        # are fields.
         every = np.ndarray((len(body) - shortest + 1,), np.dtype((np.void, shortest)), body, 0, (1,))
         return every[at].tolist(), sizes, at + lengths
     after = at + lengths if shortest >= 0 else at + np.maximum(lengths, 0)
@@ -388,7 +389,7 @@ def _fields(
 def _headers(
     body: bytes, at: int, end: int, count: int, names: dict[bytes, str]
 ) -> tuple[list[_Header], int, int]:
-    """A record's headers, the total size of their names and values (-1 without headers), and where they end."""
+    """A record's headers, the total size of their names and values (-1 without headers), and where the headers end."""
     if not 0 <= count <= end - at:
         raise _IrregularError
     headers: list[_Header] = []
@@ -435,7 +436,7 @@ def _varint(body: bytes, at: int) -> tuple[int, int]:
 
 
 def _numbers(data: _Bytes, at: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """The numbers at these places, and where the field after each number begins."""
+    """Decode the numbers at these places. Also return where the field after each number begins."""
     first = data[at]
     longer = np.flatnonzero(first > 0x7F)
     if not longer.size:
@@ -447,7 +448,8 @@ def _numbers(data: _Bytes, at: _Numbers) -> tuple[_Numbers, _Numbers]:
         if shift > _LAST_SHIFT:
             raise _IrregularError
         byte = data[at[longer]].astype(np.int64)
-        # Subtracting one removes the previous byte's continuation bit, which is still in the number.
+        # `number` still contains the continuation bit of the previous byte, where this byte's lowest bit belongs.
+        # Subtracting one removes it.
         number[longer] += (byte - 1) << shift
         at[longer] += 1
         longer = longer[byte > 0x7F]

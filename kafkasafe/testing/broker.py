@@ -2,8 +2,8 @@
 
 `KafkaCluster` starts N broker processes and one dedicated controller process (KRaft). For Kafka before 3.3, it starts
 one ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only. In KRaft mode, a
-single broker is also the controller. This halves the start time. If this broker is killed, the controller ends too, but
-then there is no other broker that needs one.
+single broker is also the controller. This halves the start time. If this broker is killed, the controller ends too.
+That does no harm, because no other broker needs the controller.
 
 Non-obvious:
 
@@ -264,8 +264,9 @@ class KafkaCluster:
             timeout_s: Maximum duration in seconds, not counting the resolution of jars.
 
         Raises:
-            ConfigError: `version` is not newer; or it does not have a setting of `config`; or it is 4.x, and the
-                cluster uses ZooKeeper (see `leave_zookeeper`). Nothing was changed.
+            ConfigError: `version` is not newer than the current version; or `version` does not have a setting of
+                `config`; or `version` is 4.x, and the cluster uses ZooKeeper (see `leave_zookeeper`). Nothing was
+                changed.
             ClusterError: A node did not start.
         """
         self._upgrades.upgrade(version, timeout_s)
@@ -478,17 +479,17 @@ class KafkaCluster:
     def wait_in_sync(
         self, topic: str | TopicPartition, partition: int = 0, timeout_s: float = 60.0
     ) -> PartitionState:
-        """Returns when all replicas of the partition are in sync and its leader is running."""
+        """Waits until all replicas of the partition are in sync and its leader is running."""
         return self._topics.wait_in_sync(topic, partition, timeout_s)
 
     def wait_for_markers(self, timeout_s: float = 120.0) -> None:
-        """Returns when all readers see the end of each transaction that was committed or aborted before this call.
+        """Waits until all readers see the end of each transaction that was committed or aborted before this call.
 
         The coordinator answers a commit as soon as it is decided, and writes the markers to the partitions afterwards.
         Until a partition has its marker, a `read_committed` reader does not get the transaction's records there.
 
         Raises:
-            ClusterError: After `timeout_s` some transactions still lack markers.
+            ClusterError: After `timeout_s`, the markers of some transactions are still missing.
             kafka.errors.UnsupportedVersionError: The brokers are older than 3.0 (KIP-664).
         """
         self._topics.wait_for_markers(timeout_s)
@@ -568,7 +569,7 @@ class KafkaCluster:
             topic: Topic name; at least two replicas.
             partition: Partition number.
             during: Called once while the leader is the only in-sync replica, to write the records that will be lost.
-                None: only records that other threads write during this time are lost.
+                None: this method writes nothing. Then only records that other threads write meanwhile are lost.
             timeout_s: Maximum duration in seconds, including `during`.
 
         Returns:

@@ -166,8 +166,8 @@ def resolve(
     """
     wanted = coordinates(version, extra)
     root = cache_root() if cache_dir is None else cache_dir
-    # With extra artifacts, the directory is another one, with a digest in its name. The default set has a readable
-    # name.
+    # The default set of jars has a directory with a readable name. Each set with extra artifacts has its own directory,
+    # with a digest of the extra artifacts in its name.
     suffix = "-" + hashlib.sha256("\n".join(extra).encode()).hexdigest()[:12] if extra else ""
     target = root / (version + suffix)
     if target.is_dir():
@@ -276,7 +276,7 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
     dependencies = ""
     for coordinate in wanted:
         group, name, version, classifier = _split(coordinate)
-        # `force`: use this version even if a dependency names another one, as Maven does.
+        # `force`: like Maven, use this version even if a dependency names another one.
         dependencies += (
             f"<dependency org={quoteattr(group)} name={quoteattr(name)} rev={quoteattr(version)} force='true'"
             " conf='default->default'>"
@@ -292,7 +292,8 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
     pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
-    # Use a new cache for each run. An interrupted run leaves a half-written cache, with which Ivy would always fail.
+    # Use a new cache for each run. An interrupted run leaves a half-written cache, and Ivy would fail in each later run
+    # with it.
     options = ["-ivy", str(description), "-cache", str(scratch / "ivy"), "-types", "jar", "bundle"]
     command = ["-jar", str(ivy), *options, "-retrieve", pattern]
     try:

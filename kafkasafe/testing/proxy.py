@@ -129,12 +129,12 @@ class FaultProxy(Relay[_Connection]):
 
     Attributes:
         ports: Port for each node id.
-        unfaithful: With `verify`, the number of frames that change when they are decoded and encoded, by (API, version,
-            "request" or "response"). If a rule changed such a frame, fields that the rule does not name might change
-            too.
+        unfaithful: With `verify`, the number of frames that are different after decoding and encoding, by (API,
+            version, "request" or "response"). If a rule changed such a frame, fields that the rule does not name might
+            change too.
         seen: Number of requests by (API, version).
-        errors: Exceptions from predicates and edits, and errors about values that do not fit a field. The frame passed
-            unchanged in these cases. The end of the `with` block raises the first of these errors.
+        errors: Exceptions from predicates and edits, and errors about values that do not fit a field. In these cases,
+            the proxy forwarded the frame unchanged. The end of the `with` block raises the first of these errors.
 
     Raises:
         UsageError: `bootstrap` is not `host:port`.
@@ -209,7 +209,8 @@ class FaultProxy(Relay[_Connection]):
         Args:
             api: The API's name (`"Produce"`), its number, or kafka-python's class. None: any API. Such a rule can
                 delay, drop and cut answers, but not change them.
-            topic: Matches only requests that name this topic. In a Fetch session, the answer has to name it.
+            topic: Matches only requests that name this topic. A Fetch request in a session may leave the topic out;
+                then the rule matches if the answer names the topic.
             partition: Matches only requests that name this partition of the topic. The rule changes only this
                 partition's entry in the answer.
 
@@ -264,7 +265,7 @@ class FaultProxy(Relay[_Connection]):
         partition: int | None = None,
         window_s: float = 1.0,
     ) -> int:
-        """Returns the largest number of matching requests (see `requests`) within any `window_s` seconds."""
+        """Returns how many matching requests (see `requests`) came in the busiest `window_s` seconds."""
         times = [call.time for call in self.requests(api, topic=topic, partition=partition)]
         return max((bisect.bisect_left(times, at + window_s) - i for i, at in enumerate(times)), default=0)
 

@@ -138,7 +138,9 @@ class Intervention:
             self._times = times
 
     def hold_back(self, instead: str) -> None:
-        """Makes the intervention forward no request. `instead` says what happens instead (see `unforwarded`)."""
+        """Requests on which the intervention acts are not forwarded, or not as a whole. `instead` says what happens
+        instead (see `unforwarded`).
+        """
         self.unforwarded = instead
 
     def affect(self, **effects: Any) -> None:
@@ -446,7 +448,7 @@ class Pending:
         self.effects += effects
 
     def swallow(self) -> None:
-        """Marks the request as one that the broker does not get and to which the client gets no response."""
+        """Drops the request: the broker does not get it, and the client gets no response."""
         self.forward(False)
         self.parts = []
 
@@ -455,7 +457,7 @@ class Pending:
         self.forwarded, self.call = on, replace(self.call, forwarded=on)
 
     def answer(self, parts: list[bytes], due: float) -> None:
-        """Sets the bytes to deliver to the client at `due` (`time.monotonic()`) or later."""
+        """Sets the bytes that the client gets. They are sent at `due` (on the clock of `time.monotonic()`) or later."""
         self.parts, self.due = parts, due
 
 

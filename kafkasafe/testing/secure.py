@@ -14,7 +14,7 @@ from kafkasafe.errors import ConfigError
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _RESERVED: Final = frozenset({"CLIENT", "INNER", "CONTROLLER"})
-_PASSWORD: Final = "kafkasafe"  # noqa: S105 - protects a key that exists only during a test
+_PASSWORD: Final = "kafkasafe"  # noqa: S105 - this password protects a key that exists only during a test
 _SUBJECT: Final = "DNS:localhost,IP:127.0.0.1"
 _LOGIN: Final = "org.apache.kafka.common.security"
 

@@ -2,9 +2,9 @@
 
 The thread runs only after `start`. No other thread uses the sockets.
 
-Non-obvious: a forked child gets copies of all sockets. Such a copy would keep a socket open after the parent has closed
-it. Then a listener would still accept connections, and clients would not see the end of a connection. So each child
-closes its copies at once.
+A forked child gets copies of all sockets. Such a copy would keep a socket open after the parent has closed it. Then a
+listener would still accept connections, and clients would not see the end of a connection. So each child closes its
+copies at once.
 """
 
 from __future__ import annotations
@@ -161,7 +161,8 @@ class SocketLoop(abc.ABC, Generic[_C]):
         elif self._thread is not threading.current_thread():
             self._wake()
             self._thread.join(_COMMAND_TIMEOUT_S)
-        # The thread must not close these sockets: it may notice `_closed` and end before `_wake` writes to them.
+        # These sockets are closed here, not by the thread. The thread may notice `_closed` and end before `_wake`
+        # writes to them, and the write must not fail.
         self._woken.close()
         self._waker.close()
 

@@ -59,7 +59,7 @@ class TcpProxy(Relay[_Connection]):
         target_host: Host of the target.
 
     Attributes:
-        port: Port on which the proxy listens. It is open as soon as the proxy is constructed.
+        port: Port on which the proxy listens. The port is open as soon as the proxy is constructed.
         target_port: Port of the target. A change applies to new connections.
         accepted: Number of connections accepted so far.
         request_bytes: Bytes received from clients.
@@ -129,15 +129,15 @@ class TcpProxy(Relay[_Connection]):
     # -- Faults --------------------------------------------------------------------------------------------------
 
     def drop_responses(self, on: bool = True) -> None:
-        """Drops the bytes that the target sends. When switched off, resets the connections that lost bytes."""
+        """Drops the bytes that the target sends. When the fault ends, resets the connections that lost bytes."""
         self._do(lambda: self._set_drop(responses=on))
 
     def drop_requests(self, on: bool = True) -> None:
-        """Drops the bytes that clients send. When switched off, resets the connections that lost bytes."""
+        """Drops the bytes that clients send. When the fault ends, resets the connections that lost bytes."""
         self._do(lambda: self._set_drop(requests=on))
 
     def stall(self, on: bool = True) -> None:
-        """Forwards nothing, but keeps connections open and accepts new ones. When switched off, forwards again."""
+        """Forwards nothing, but keeps connections open and accepts new ones. When the fault ends, forwards again."""
         self._do(lambda: setattr(self, "_stalled", on))
 
     def delay(self, response_s: float = 0.0, request_s: float = 0.0) -> None:
@@ -179,7 +179,7 @@ class TcpProxy(Relay[_Connection]):
         self._do(lambda: setattr(self, "_cut_after", request_bytes))
 
     def refuse(self, on: bool = True) -> None:
-        """Resets all connections and refuses new ones. When switched off, listens again."""
+        """Resets all connections and refuses new ones. When the fault ends, listens again."""
 
         def run() -> None:
             if on and self._listeners:

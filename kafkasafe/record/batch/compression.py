@@ -15,7 +15,7 @@ _MIN_READ_BYTES: Final = 64 * 1024
 _XERIAL_HEADER: Final = b"\x82SNAPPY\0\0\0\0\1\0\0\0\1"
 _XERIAL_MAGIC_BYTES: Final = 8
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
-_SNAPPY_MAX_RATIO: Final = 32  # an upper bound: the densest element expands 3 bytes to 64
+_SNAPPY_MAX_RATIO: Final = 32  # upper bound: snappy's densest element turns 3 bytes into 64, a factor of 21
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 # The header: version 01 with independent blocks (Kafka's reader refuses linked ones), the block size, and the header's
@@ -80,7 +80,8 @@ def compress(body: Buffer, compression: Compression, level: int | None) -> bytes
         case Compression.LZ4:
             return _compress_lz4(body, _arrow().Codec(name, compression_level=level))
         case _:
-            # Without asbytes, len() of a view of the result is not the compressed size.
+            # Without asbytes, the result is a Buffer that pyarrow has shrunk. A memoryview of it has the length before
+            # that, which is not the compressed size.
             return cast("bytes", _arrow().Codec(name, compression_level=level).compress(body, asbytes=True))
 
 

@@ -27,8 +27,8 @@ from kafkasafe.record.batch.header import (
     verify,
 )
 
-_PADDING: Final = 64  # at most five numbers are read after the end of the body: fewer bytes than this
-_STEP: Final = 64  # records that are read one by one before a run of equal lengths is tried
+_PADDING: Final = 64  # zeros after the body; at most five numbers (50 bytes) are read behind its end
+_STEP: Final = 64  # records to read one by one; if their lengths are equal, try whether more have this length
 _ROW_BYTES: Final = 1024  # up to this size of a field, copying rows is faster than slicing
 _MIN_RECORD_BYTES: Final = 7  # seven fields, one byte each, when key, value and headers are empty
 

@@ -46,20 +46,20 @@ def encode(
         keys: One key per value, None for a null key. If no record has a key, the argument itself may be None.
         values: At least one, None for a null value.
         timestamps: Timestamps in ms since the epoch: one for all records (the fast case), or one per value.
-        headers: Headers of the records, by record index. Records without headers may be left out.
+        headers: Headers of the records, by record index. Records without headers need no entry.
         compression: How to compress the records.
         compression_level: Level in the codec's own scale; None for the codec's default. NONE and SNAPPY have no levels.
-        sizes: (sizes of the keys, sizes of the values). An entry is None if the caller does not know the sizes, or if
-            an item is neither bytes nor None. Wrong sizes make an invalid batch.
+        sizes: (sizes of the keys, sizes of the values). One of the two is None if the caller does not know these sizes,
+            or if any key (or value) is of another type than bytes and None. Wrong sizes make an invalid batch.
 
     Returns:
         The batch, ready for `stamp_identity` and `stamp_address`.
 
     Raises:
         TypeError: A key or value is not bytes, bytearray, memoryview or None.
-        ValueError: `values` is empty; the number of keys or timestamps is not that of the values; headers are for a
+        ValueError: `values` is empty; there are not as many keys or timestamps as values; `headers` has the index of a
             record that does not exist; a timestamp is not an int64; the codec does not have the level; the batch is
-            above 2 GiB.
+            larger than 2 GiB.
     """
     count = len(values)
     if not count:
@@ -188,7 +188,7 @@ def varint(number: int) -> bytes:
 class _Cache(dict[int, _T]):
     """Caches a value for each small number, computed at the first look-up. Cheaper than an `lru_cache` in a hot loop.
 
-    The cache is bounded: values for numbers from 16,384 on (long records) are computed each time.
+    The cache is bounded: for a number of 16,384 or more (a long record), the value is computed each time.
     """
 
     def __init__(self, compute: Callable[[int], _T]) -> None:
@@ -245,7 +245,8 @@ class _Column:
             return cls._of_sizes(items, sizes)
         types = set(map(type, items))
         if not types <= _BYTES_TYPES:
-            # Joining accepts any buffer, but len() of a buffer with wider items is not its size in bytes.
+            # `join` accepts any buffer. But if the items of a buffer are wider than a byte, its len() is not its size
+            # in bytes.
             items = [_as_bytes(item, what, index) for index, item in enumerate(items)]
         if type(None) in types:
             lengths = [-1 if item is None else len(item) for item in items]
@@ -293,8 +294,8 @@ def _offset_ranges(count: int) -> list[tuple[int, int, int]]:
 
 
 def _head(fields: int, fixed: int, end: bytes) -> bytes:
-    """The bytes that precede a record's variable fields: first the `end` of the previous record, then the record's
-    length and attributes.
+    """The bytes before the fields of a record whose sizes vary: first the `end` of the previous record, then this
+    record's length and attributes.
     """
     return end + _VARINTS[fields + fixed] + b"\0"
 
@@ -304,9 +305,10 @@ def _head_of_value(value_length: int, fixed: int) -> bytes:
     return _head(_FIELD_BYTES[value_length], fixed, _EMPTY_HEADERS)
 
 
-# Some fields have the same size in all records: attributes, offset delta, and one byte each for no timestamp delta, no
-# key and no headers. The index in each tuple is the total size of these fields. The key in each cache is the total size
-# of the other fields; in `_HEADS_OF_VALUE`, it is the length of the value.
+# Some fields have the same size in all records: the attributes and the offset delta. A missing timestamp delta, a
+# missing key and missing headers have a fixed size, too: one byte each. The index in each tuple is the total size of
+# these fields. The key in each cache is the total size of the other fields; in `_HEADS_OF_VALUE`, it is the length of
+# the value.
 _FIXED: Final = range(4 + len(_OFFSET_STEPS))
 _HEADS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=_EMPTY_HEADERS)) for fixed in _FIXED)
 _HEADS_BEHIND_HEADERS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=b"")) for fixed in _FIXED)
@@ -323,7 +325,9 @@ def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
 
 
 def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
-    """For each record, all bytes between the previous record's value and the record's own first variable bytes."""
+    """For each record, the bytes from the end of the previous record's value to the start of this record's key (without
+    a key: of its value).
+    """
     offsets = _table(_offsets_cached, count, _ZERO, after)
     prefixes: list[bytes] = []
     for offset_bytes, start, end in _offset_ranges(count):
@@ -338,7 +342,7 @@ _prefixes_cached = lru_cache(maxsize=6)(_make_prefixes)
 
 
 def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | bytes) -> list[bytes]:
-    """The first `count` entries of a table. The table is made with the next power of two as its size. It is cached
+    """The first `count` entries of a table. The size of the table is the next power of two, at least 64. It is cached
     unless it is huge.
     """
     if count > _CACHED_COUNT:

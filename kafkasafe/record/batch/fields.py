@@ -48,9 +48,9 @@ def read_field(body: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 def run_of_equal_lengths(body: Buffer, start: int, stride: int, most: int) -> int:
     """How many records directly after the record at byte `start` have the same length as this record.
 
-    Such records begin `stride` bytes apart. So only the bytes at these places are compared with the first record's
-    length. The result is exact: a record begins at one of these places if all records before that place have this
-    length.
+    Such records begin `stride` bytes apart. So the function looks only at the bytes at these places, and compares them
+    with the first record's length. The result is exact. As long as all records before a place have this length, the
+    next record does begin at this place.
 
     Args:
         body: The records.
@@ -76,7 +76,8 @@ def varints(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
         if shift > 63:
             raise CorruptBatchError(f"A number of more than 64 bits at byte {at[rest[0]]} of the records")
         byte = data[at[rest]].astype(np.uint64)
-        # Subtracting one removes the previous byte's continuation bit, which is still in the number.
+        # `number` still contains the continuation bit of the previous byte, where this byte's lowest bit belongs.
+        # Subtracting one removes it.
         number[rest] += (byte - np.uint64(1)) << np.uint64(shift)
         at[rest] += 1
         rest = rest[byte > 0x7F]

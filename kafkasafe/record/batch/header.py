@@ -39,7 +39,7 @@ ATTRIBUTES_AT: Final = 21
 _IDENTITY_AT: Final = 43
 _COUNT_AT: Final = 57
 
-_LOG_OVERHEAD: Final = 12  # baseOffset and batchLength, which batchLength does not count
+_LOG_OVERHEAD: Final = 12  # size of baseOffset and batchLength; the value of batchLength does not include it
 _COMPRESSION_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
@@ -147,7 +147,7 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
     Neither the CRC nor the presence of the records is checked: `verify` does that.
 
     Args:
-        buf: Bytes that hold at least the batch's first 61 bytes.
+        buf: A buffer with at least the first 61 bytes of the batch.
         at: Where the batch begins.
 
     Raises:
@@ -216,7 +216,7 @@ def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def last_header(buf: Buffer) -> BatchHeader | None:
-    """The header of the last whole batch of a Fetch response, without reading the headers before it.
+    """The header of the last whole batch of a Fetch response. The headers before it are skipped.
 
     Returns:
         The header. None if the response contains no whole batch, or ends with a message of a format before v2, or with
@@ -236,7 +236,7 @@ def _whole_batches(buf: Buffer) -> Iterator[int]:
     at = 0
     while len(buf) - at > _MAGIC_AT:
         (length,) = LENGTH.unpack_from(buf, at + _LENGTH_AT)
-        # The smallest message of the oldest format has 14 bytes after its length.
+        # The smallest message of the oldest format has 14 bytes after its length field.
         if length < 14:
             raise CorruptBatchError(f"Batch at {at} claims a length of {length} bytes")
         if length > len(buf) - at - _LOG_OVERHEAD:
@@ -334,7 +334,7 @@ def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestam
 
 
 def finish(buf: bytearray, count: int, base_timestamp: int, max_timestamp: int, attributes: int) -> bytearray:
-    """Fill in the header of `buf`, which consists of room for the header (`HEADER_BYTES`) and the records section."""
+    """Fill in the header of a batch. `buf` begins with `HEADER_BYTES` bytes for the header; the records follow."""
     if len(buf) - _LOG_OVERHEAD > _INT32_MAX:
         raise ValueError(f"A batch of {len(buf)} bytes: its length does not fit into an int32")
     _HEADER.pack_into(

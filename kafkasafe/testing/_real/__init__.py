@@ -1,5 +1,5 @@
-"""The parts of `kafkasafe.testing.broker.KafkaCluster`. Each object owns its state. The constructor of an object gets
-the other objects that the object calls.
+"""The parts of `kafkasafe.testing.broker.KafkaCluster`. Each object owns its state. Objects that it calls are passed to
+its constructor.
 
 The objects are `Layout` (brokers, settings and ports, all fixed), `Workspace` (the directory and its logs), `Release`
 (version, jars, Java), `Nodes` (the processes), `Admin` (requests to the brokers), `Listeners` (certificate and users),

@@ -96,8 +96,8 @@ class Listeners:
         return options
 
     def create_users(self, admin: Admin) -> None:
-        """Creates users for SCRAM; users for PLAIN are in the brokers' settings. Returns when the first user can log in
-        at each broker.
+        """Creates users for SCRAM; users for PLAIN are in the brokers' settings. Then waits until each broker accepts a
+        login of the first user.
         """
         scram = [name for name in secure.mechanisms_of(self._release.number) if name.startswith("SCRAM")]
         wanted = [
@@ -107,7 +107,7 @@ class Listeners:
         ]
         if wanted:
             with admin.client() as client:
-                # One request may change a user only once.
+                # Kafka refuses a request with two changes of the same user.
                 for each in wanted:
                     if error := client.alter_user_scram_credentials([each])[each.user]:
                         raise self._workspace.error(f"the user {each.user} could not be made: {error}", [])

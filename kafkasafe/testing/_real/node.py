@@ -58,12 +58,12 @@ class Node:
         return self.process
 
     def stopped(self) -> None:
-        """Marks the process as shut down in an orderly way."""
+        """Stores that the process was shut down in an orderly way."""
         self.process = None
         self.killed_at = 0.0
 
     def killed(self) -> None:
-        """Marks the process as ended without a shutdown."""
+        """Stores that the process ended without a shutdown."""
         self.process, self.paused, self.killed_at = None, False, time.monotonic()
 
     def set_paused(self, paused: bool) -> None:

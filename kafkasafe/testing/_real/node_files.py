@@ -35,7 +35,7 @@ class NodeFiles:
         self._more = more
 
     def settings(self) -> dict[str, str]:
-        """The settings of all nodes that differ from Kafka's defaults."""
+        """The settings that all nodes share, as far as they differ from Kafka's defaults."""
         copies = min(3, len(self._layout.brokers))
         safe = 2 if len(self._layout.brokers) >= 3 else 1
         settings: dict[str, object] = {
@@ -156,7 +156,8 @@ class NodeFiles:
         (directory / "data").mkdir(parents=True)
         main = "org.apache.zookeeper.server.ZooKeeperServerMain"
         properties = directory / "zookeeper.properties"
-        # A tick of 500 ms permits short sessions. The admin server (3.5 and later) would need port 8080.
+        # The shortest session is two ticks, so a tick of 500 ms permits sessions of 1 s. ZooKeeper 3.5 and later has an
+        # admin server, which would need port 8080, so it is switched off.
         properties.write_text(
             f"dataDir={directory / 'data'}\nclientPort={self._nodes.controller_port}\nclientPortAddress=127.0.0.1\n"
             "tickTime=500\nmaxClientCnxns=0\nadmin.enableServer=false\n"

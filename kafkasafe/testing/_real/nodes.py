@@ -22,7 +22,7 @@ from kafkasafe.testing._real.workspace import Workspace
 
 
 class Nodes:
-    """The processes of a cluster. Starts, stops, kills and pauses them, and waits until they serve.
+    """The processes of a cluster. Starts, stops, kills and pauses them, and waits until brokers answer requests.
 
     Methods without a docstring do what the `KafkaCluster` methods of the same name do.
 
@@ -57,7 +57,9 @@ class Nodes:
         return list(self._nodes.values())
 
     def identify(self, cluster_id: str) -> None:
-        """Sets the id that the cluster will have. Without this call, a broker's first answer determines the id."""
+        """Sets the id that the cluster will have. Without this call, `cluster_id` is taken from the first answer of a
+        broker.
+        """
         self.cluster_id = cluster_id
 
     def replace_zookeeper(self, controller: Node) -> None:
@@ -210,8 +212,7 @@ class Nodes:
         wanted = {node.id for node in nodes if node.serves}
         if not wanted:
             return
-        # Ask the brokers that were just started. The metadata of other brokers may still contain the previous processes
-        # of these brokers.
+        # Ask the brokers that were just started. Other brokers may still list them because of their previous processes.
         servers = [f"127.0.0.1:{self._layout.inner_ports[node]}" for node in sorted(wanted)]
         answer = "no answer"
         while time.monotonic() < deadline:

@@ -30,8 +30,8 @@ _LAUNCHER = (
 
 
 class Resources:
-    """The child processes, port locks and files of a cluster. The cluster's finalizer refers to this object, because it
-    must not refer to the cluster itself.
+    """The child processes, port locks and files of a cluster. The cluster's finalizer refers to this object. It must
+    not refer to the cluster itself, because it would keep the cluster alive.
     """
 
     def __init__(self) -> None:
@@ -86,9 +86,8 @@ def reserve_port() -> tuple[int, int]:
     """
     locks = Path(tempfile.gettempdir()) / f"kafkasafe-ports-{os.getuid()}"
     locks.mkdir(mode=0o700, exist_ok=True)
-    generator = (
-        random.Random()
-    )  # if two test processes seeded the global generator alike, both would try the same ports
+    # Do not use the global random generator: if two test processes seeded it alike, both would try the same ports.
+    generator = random.Random()
     for _ in range(1000):
         port = generator.randrange(15_000, 32_000)
         lock = os.open(locks / str(port), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""The directory of a cluster, its logs, and errors that name them."""
+"""The directory of a cluster, its logs, and errors that name the log files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Workspace:
 
     @property
     def opened(self) -> bool:
-        """Whether `open` was called, or the cluster was closed without being opened."""
+        """True after `open` was called. Also true if the cluster was closed without being opened."""
         return self._directory is not None or self._resources.released
 
     def open(self) -> Path:

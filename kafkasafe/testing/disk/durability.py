@@ -22,15 +22,16 @@ from kafkasafe.testing.disk.operations import (
 
 SECTOR_BYTES: Final = 512
 _LEAST_MISSING_BYTES: Final = 4
-"""The least number of bytes missing in a torn sector. On real machines, more bytes may be missing. A program that copes
-with this number also copes with larger ones.
+"""A torn sector lacks at least this many bytes. On real machines, more bytes may be missing. A program that copes with
+this number also copes with larger ones.
 """
 
 
 @dataclass(slots=True)
 class _Layer:
-    """A change of a file. The file's durable content does not contain this change yet. A *certain* change was synced,
-    but an earlier change was not. The sync of a *doubtful* change failed.
+    """A change of a file that is not part of the file's durable content yet. If the sync of a change fails, the change
+    is *doubtful*. If it succeeds, the change is *certain*: it survives a crash. A certain change stays a layer only
+    because the change is later than a doubtful one.
     """
 
     at: int
@@ -39,7 +40,9 @@ class _Layer:
     doubtful: bool = False
 
     def sync(self, *, ok: bool) -> None:
-        """Makes the change certain, or doubtful if the sync failed. Later syncs have no effect on the change."""
+        """The first sync after the change makes the change certain or, if the sync fails, doubtful. Later syncs have no
+        effect on the change.
+        """
         if not self.doubtful and not self.certain:
             self.certain, self.doubtful = ok, not ok
 
@@ -76,8 +79,8 @@ class DurableData:
             layer.sync(ok=ok)
         if not ok:
             return
-        # A failed sync may have lost data, but not the size. So the size is certain now, even if an earlier sync
-        # failed.
+        # A failed sync may have lost the file's data, but not its size. So this sync makes the size certain, even if an
+        # earlier sync failed.
         self.layers.append(_Layer(at, Truncate(node, self.size), certain=True))
         if all(layer.certain for layer in self.layers):
             self.base = self.settle(_ALL, random.Random(0))
@@ -123,13 +126,13 @@ class _Choice:
     """Decides which of the changes that are not durable survive a crash: by probabilities, or by a cut.
 
     Attributes:
-        data: Probability for each sector.
+        data: For each sector, the probability that it survives.
         sizes: 0: no new size survives; 1: the newest size survives; in between: a random one of the new sizes survives
             (sizes are journalled in order).
-        names: Probability for each change of a directory.
+        names: For each change of a directory, the probability that it survives.
         torn: Probability that a surviving sector is torn.
-        cut: (operation, byte): everything before it survives, and nothing after it. The probabilities still decide
-            about doubtful changes.
+        cut: (operation, byte): everything before it survives, and nothing after it. If the sync of a change failed,
+            this does not apply: the probabilities decide whether the change survives.
     """
 
     data: float = 1
@@ -174,7 +177,7 @@ class DurableState:
     names: list[tuple[int, Link | Unlink | Rename]] = field(default_factory=list)
 
     def copy(self) -> DurableState:
-        """Returns the durable state without the changes that are not durable."""
+        """Returns a copy of only the durable state. The other changes are left out."""
         return DurableState(
             {node: DurableData(data.base) for node, data in self.files.items()},
             {node: dict(names) for node, names in self.directories.items()},
@@ -249,8 +252,8 @@ class DurableState:
 
 
 def _apply(directories: dict[int, Names], change: Link | Unlink | Rename) -> None:
-    """Applies a change of a name. An earlier change may be missing, because names change independently of each
-    other.
+    """Applies a change of a directory entry. An earlier change may be missing, because the changes become durable
+    independently of each other.
     """
     names = directories[change.directory]
     match change:

@@ -22,7 +22,7 @@ _UNLIMITED: Final = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class CrashState:
-    """A state in which a loss of power can leave the disk.
+    """One of the states that the disk can have after a loss of power.
 
     Attributes:
         disk: The disk after the crash. No process has a file open, all content is durable, and no fault is armed.
@@ -214,13 +214,13 @@ class Disk:
         durable at that moment, yields only one state.
 
         Args:
-            start: First moment, given as the number of operations that have begun before it.
+            start: First moment, as a count: this many operations had begun before it.
             stop: Last moment (inclusive); None: the end of the history.
             samples: Number of random states for each moment.
             seed: The same seed gives the same states.
 
         Yields:
-            Disks that are independent of this one and of each other.
+            States whose disks are independent of this disk and of each other.
         """
         rng = random.Random(seed)
         last = len(self.operations) if stop is None else stop
@@ -233,7 +233,7 @@ class Disk:
                     yield CrashState(Disk._of(*durable.settle(choice, rng), self), at, str(choice))
 
     def crash(self, *, seed: int = 0) -> Disk:
-        """One random state that a loss of power may leave now."""
+        """Returns the disk after a loss of power at this moment: a random one of the possible states."""
         states = list(self.crash_states(start=len(self.operations), samples=1, seed=seed))
         return states[-1].disk
 
@@ -470,7 +470,9 @@ class DiskFiles:
         self._tree.rename(source, target, self._folder(at), self._folder(to))
 
     def lock(self, handle: int) -> bool:
-        """See `Files`. As with flock(2), the lock belongs to one handle. Other handles of the process do not get it."""
+        """See `Files`. As with flock(2), the lock belongs to one handle. For other handles of the same process, the
+        result is False.
+        """
         self._call("lock")
         return self._file(handle).lock((self, handle))
 

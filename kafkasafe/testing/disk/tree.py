@@ -64,7 +64,7 @@ class FileTree:
     """The directories and their names, the files and their content, and the mounted volumes. A node is a number.
 
     Args:
-        operations: List to which each change of a name is appended.
+        operations: List to which each change of a directory entry is appended.
 
     Attributes:
         files: Files by node, including files without a name.
@@ -81,8 +81,8 @@ class FileTree:
         """Devices of directories that are not on the first volume."""
         self._mounts: dict[int, int] = {}
         """The root of the volume that is mounted on a directory."""
-        # Directories by path. The keys are text: each call passes a new `Path`, and to hash it would cost more than all
-        # the rest.
+        # Directories by path. The keys are text, because each call passes a new `Path`. Hashing a `Path` would cost
+        # more than the rest of the call.
         self._texts: dict[str, int] = {}
         self._nodes = ROOT
 

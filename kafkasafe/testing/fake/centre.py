@@ -1,9 +1,9 @@
 """The state of the whole cluster: brokers, topics, and the controller's actions. Pure.
 
 This module uses no I/O, threads or clock. Methods that depend on time get it as an argument, in ms since the epoch.
-`advance` does everything that has become due. The cluster's topics consist of `partition` objects. Clients' requests
-use these objects, `groups` and `transactions`. Methods raise `RefusedError` with the error code that a broker would
-answer. If a test requests something impossible, they raise ordinary exceptions.
+`advance` does everything that has become due. The cluster's topics consist of the objects of `partition.py`. The
+requests of clients use these objects, and also `groups.py` and `transactions.py`. Methods raise `RefusedError` with the
+error code that a broker would answer. If a test requests something impossible, they raise ordinary exceptions.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class Broker:
         self.up, self.fenced, self.fence_at = True, False, None
 
     def lose_session(self, fence_at: int) -> None:
-        """Sets the time at which the controller will fence the broker, because it gets no more heartbeats."""
+        """The broker sends no more heartbeats. Sets the time at which the controller will fence the broker because of
+        this.
+        """
         self.fence_at = fence_at
 
     def fence(self) -> None:
@@ -294,7 +296,7 @@ class Centre:
         if broker.up:
             return
         if self._watched():
-            # If the controller has not noticed yet that the broker's process had ended, it notices when the broker
+            # The controller may not have noticed yet that the broker's process ended. It notices this when the broker
             # registers again.
             self.fence(node)
         logs = [partition.logs[node] for partition in self.partitions() if node in partition.logs]
@@ -534,8 +536,8 @@ class Centre:
 
     def preferred_replica(self, node: int, partition: Partition, offset: int, rack: str) -> int | None:
         """Returns the follower from which a consumer in this rack should read (KIP-392); None: from the leader. The
-        follower is an in-sync replica in the same rack, and has the offset. If the leader is in the rack, the result is
-        None.
+        follower is an in-sync replica in the same rack, and has the offset. If the leader is in the consumer's rack,
+        too, the result is None.
         """
         if not rack or node != partition.leader or self.settings["replica.selector.class"] != RACK_AWARE:
             return None

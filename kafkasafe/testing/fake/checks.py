@@ -102,8 +102,8 @@ def admit(
         max_bytes: The topic's `max.message.bytes`.
         log_append_time: Whether the broker will replace the timestamps. If so, they are not checked.
         keys_needed: Whether each record needs a key, because the topic is compacted.
-        ahead_ms: Number of ms by which a timestamp may be after the clock's time; None: no limit.
-        behind_ms: Number of ms by which a timestamp may be before the clock's time; None: no limit.
+        ahead_ms: How many ms a timestamp may be ahead of the clock; None: no limit.
+        behind_ms: How many ms a timestamp may be behind the clock; None: no limit.
 
     Raises:
         RefusedError: With the code of a broker's answer.
@@ -150,8 +150,8 @@ def admit(
 
 
 def _code_of_bad_header(data: bytes) -> int:
-    """Returns the code for a bad header. Bytes that were damaged in transit lead to another error code than an
-    incorrectly built batch.
+    """Returns the code for a bad header. A broker has one code for bytes that were damaged in transit, and another for
+    a batch that was built incorrectly.
     """
     if len(data) < HEADER_BYTES:
         return CORRUPT_MESSAGE

@@ -84,7 +84,7 @@ def _wanted_row(ask: Ask, one: Any, *, create: bool) -> Fields:
             if create and centre.settings["auto.create.topics.enable"] == "true":
                 centre.check_allowed("create", "topic", name)
                 centre.create_topic(name)
-                # Although the topic exists now, answer with the error that a broker gives for it.
+                # Like a broker, answer with an error now. Only the next request gets the new topic.
                 raise RefusedError(centre.profile.creating_code)
             raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION)
         return _topic_row(ask, centre.topics[name])
@@ -249,7 +249,7 @@ def _rows(known: Mapping[str, str], own: Mapping[str, str], source: int) -> list
 
 
 def _known(ask: Ask, topic: Topic) -> Mapping[str, str]:
-    """The settings of a topic that this version of Kafka has."""
+    """A topic's settings, without those that this version of Kafka does not have."""
     found = ask.centre.settings_of(topic) | topic.settings
     return {name: value for name, value in found.items() if name not in ask.centre.profile.lacking}
 

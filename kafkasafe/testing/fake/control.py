@@ -71,7 +71,7 @@ class Control(Network):
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         """Context for a change of the cluster's state. Within it, other threads cannot use the state. At its end,
-        connections are adapted to the new state.
+        requests are answered that can be answered now, and connections to dead brokers are closed.
         """
         yield
 
@@ -394,7 +394,7 @@ class Control(Network):
             topic: Name of the topic; "*" for all.
             group: Name of the consumer group; "*" for all.
             transactional_id: The transactional id; "*" for all. Without any of these three names, the resource is the
-                cluster. Then "write" stands for getting a producer id without a transactional id.
+                cluster. Then forbidding "write" means: no client gets a producer id without a transactional id.
             on: True: forbid. False: permit.
 
         Raises:
@@ -447,7 +447,9 @@ class Control(Network):
 
     @contextlib.contextmanager
     def _acting(self, node: int | None = None) -> Iterator[RequestHandler]:
-        """Context for one action at the current time. Raises kafka-python's error for the code of a `RefusedError`."""
+        """Context in which one action is done. First, everything happens that has become due by the current time.
+        Raises kafka-python's error for the code of a `RefusedError`.
+        """
         if node is not None:
             self._check_node(node)
         try:

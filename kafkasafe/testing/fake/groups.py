@@ -47,8 +47,8 @@ class Offset:
         offset: Offset of the next record to read.
         leader_epoch: Leader epoch of the record before this offset; -1 if unknown.
         metadata: Text that was committed with the offset.
-        place: Place in the log of offsets. The committed offset with the latest place wins, no matter in which order
-            the transactions were committed.
+        place: Place in the log of offsets. Of several committed offsets, the one that is last in this log wins, no
+            matter in which order the transactions were committed.
     """
 
     offset: int
@@ -196,7 +196,8 @@ class Group:
         self.protocol_type = protocol_type
 
     def rebalances_for(self, member: Member, protocols: list[tuple[str, bytes]]) -> bool:
-        """Whether a member that joins again starts a rebalance, or joins one that is being prepared.
+        """Whether a member that joins again takes part in a rebalance. It either starts this rebalance, or joins one
+        that is being prepared.
 
         In a stable group, only the leader and members with changed metadata start a rebalance.
         """
@@ -510,7 +511,7 @@ def coordinator(centre: Centre, key: str, partitions: str) -> int:
 
 
 def numbered(centre: Centre, key: str, partitions: str) -> int:
-    """Number of the internal topic's partition in which a key is stored. `partitions` is the name of the setting with
-    the topic's number of partitions.
+    """Number of the internal topic's partition in which a key is stored. `partitions` is the name of the broker's
+    setting for the topic's number of partitions.
     """
     return sum(key.encode()) % int(centre.settings[partitions])

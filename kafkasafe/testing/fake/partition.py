@@ -354,7 +354,8 @@ class Partition:
             timestamp: Ms since the epoch, or one of the constants `LATEST` … `EARLIEST_PENDING_UPLOAD`.
             version: API version. After an election, until the high watermark is known, the error code depends on this
                 version.
-            replica_id: -1: a consumer. -2: a debugging replica; every replica answers its request.
+            replica_id: -1: a consumer. -2: a debugging replica. If its request has no leader epoch, every replica
+                answers, not only the leader.
             read_committed: Whether this client reads only up to the last stable offset.
             current_leader_epoch: The epoch that the client expects; -1: unknown.
 

@@ -75,7 +75,9 @@ class Way:
     free_s: float = 0.0
 
     def pass_through(self, now_s: float, size: int) -> tuple[float, float]:
-        """Returns (seconds until the sender has got rid of `size` bytes, seconds until these bytes have arrived)."""
+        """Sends `size` bytes. Returns (seconds until the buffer has taken all of them, seconds until they have
+        arrived).
+        """
         if not self.bytes_per_s:
             return 0.0, 0.0
         self.free_s = max(self.free_s, now_s) + size / self.bytes_per_s

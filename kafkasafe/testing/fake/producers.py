@@ -183,8 +183,8 @@ class Producers:
             known.restarted()
 
     def recall(self, before: Producers, end_offset: int) -> None:
-        """After a truncation, restores producers whose earlier batches were already deleted, as a broker does from its
-        snapshot.
+        """After a truncation, restores producers of which the log has no batch any more, because their remaining
+        batches had already been deleted. A broker restores them from its snapshot.
 
         `before` is the state before the truncation, and `end_offset` the end of the log after it.
         """

@@ -2,7 +2,7 @@
 thread, no clock.
 
 A request that the fake does not model gets no answer: the error is added to `errors`, and the connection ends. A client
-may not notice this, so `FakeCluster.close` raises the first of these errors.
+might hide this by trying again, so `FakeCluster.close` raises the first of these errors.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Profile:
         brokers_control: Whether one of the brokers is the controller. If so, nobody notices the death of the last
             broker.
         verifies_transactions: Whether brokers accept a transaction's batches only for partitions that were added to it.
-        caps_in_sync: Whether `min.insync.replicas` is capped at the number of replicas, and the high watermark advances
-            only while that many replicas are in sync (Kafka 4 and later).
+        caps_in_sync: True for Kafka 4 and later. `min.insync.replicas` then counts as at most the number of replicas,
+            and the high watermark advances only while at least this many replicas are in sync.
         least: Minimum values of those topic settings whose minimum is larger than in `_LEAST`.
         lacking: Topic settings that exist in other versions, but not in this one.
         unmodelled: Topic settings that exist in this version, but that the fake does not model.

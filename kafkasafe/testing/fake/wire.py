@@ -2,8 +2,9 @@
 
 That thread handles everything in the order of arrival. Other threads may act only while they hold `lock`. So a fake
 cluster has no races. After each change of the cluster's state, the thread adapts the sockets to it. A suspended broker
-neither reads nor answers. A broker that is down has no listener and no connections. Its port stays bound to a socket
-that does not listen. So no other program gets the port, and connections are refused, as on a real machine.
+neither reads nor answers. A broker that is down has no listener and no connections. But its port stays bound to a
+socket that does not listen. So no other program gets the port, and clients that connect to it are refused, as on a real
+machine.
 """
 
 from __future__ import annotations
