@@ -46,8 +46,8 @@ _ADVICE: Final = {
         "The log was cut while it was counted: count it again.",
     ),
 }
-"""Kind of the Spark source's error → (pattern at which the source's advice begins, advice that this command gives
-instead).
+"""Kind of the Spark source's error → (pattern, advice). In the error's message, the source's own advice begins where
+the pattern matches. This command prints the given advice instead.
 """
 _TIMEOUT: Final = "30s"
 _ROWS: Final = 200
@@ -203,7 +203,7 @@ def _spark(master: str) -> Iterator[Any]:
 def _print(found: Audit) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
-        # Only a terminal has a width. For other output, use a width that does not cut the table.
+        # Only a terminal has a width. If the output is not a terminal, use a width that does not cut the table.
         console = Console(highlight=False, width=PIPED_COLUMNS)
     table = Table(title=f"{found.topic}: {counted(found.records, 'record')}", title_justify="left")
     for name in ("partition", "producer id", "epochs", "offsets", "batches", "records", "missing", "again"):

@@ -203,7 +203,8 @@ def open_directory(directory: Path) -> SpoolDirectory:
 
 
 def refuse_as_root(directory: Path) -> None:
-    """Refuse to let root change the spool directory of another user. That user's producers could not open root's files.
+    """Refuse to let root change another user's spool directory. Root would create files in it that the other user's
+    producers could not open.
 
     Raises:
         SpoolError: This process is root, and the directory belongs to another user.
@@ -230,8 +231,8 @@ def _waiting_in(lanes: SpoolDirectory) -> str:
 
 
 def cluster_trouble(lanes: SpoolDirectory) -> list[tuple[str, str]]:
-    """If the directory's cluster id cannot be read, returns [(name, reason)] for `unreadable_lines`; otherwise an empty
-    list.
+    """Returns [(name, reason)] if the directory's cluster id cannot be read, otherwise an empty list. The result is an
+    argument for `unreadable_lines`.
     """
     try:
         lanes.cluster_id()
@@ -243,7 +244,7 @@ def cluster_trouble(lanes: SpoolDirectory) -> list[tuple[str, str]]:
 def lanes_of(
     directory: Path | SpoolDirectory, wanted: str | None = None
 ) -> Iterator[tuple[SpoolDirectory, int]]:
-    """Yields (the directory, the number of a lane) for each lane of an existing directory.
+    """Yields a pair for each lane of an existing directory: the directory, and the lane's number.
 
     With `wanted`, yields only the lane with this number or name.
     """

@@ -38,8 +38,9 @@ def concerns_of(
     Args:
         topic: The topic's settings, with defaults.
         broker: Settings of a broker.
-        replicas: The smallest number of replicas of a partition; 0: unknown.
-        outage_ms: Maximum length of an outage of the cluster or of a client. A shorter outage must not break a promise.
+        replicas: Number of replicas of the partition with the fewest replicas; 0: unknown.
+        outage_ms: Maximum length of an outage of the cluster or of a client. An outage up to this length must not break
+            a promise.
         assumed_expiration_ms: The producers' option `producer_id_expiration_ms`.
     """
     found: list[Concern] = []

@@ -56,10 +56,10 @@ def demo(
 ) -> None:
     """Run a real Kafka with 3 brokers on this machine, and kill everything with kill -9.
 
-    SafeProducer streams numbered records. The controls do the same: kafka-python, confluent-kafka, and confluent-kafka
-    fed from an outbox in SQLite. Meanwhile the demo kills and restarts the leader of a partition, the producing
-    processes, all brokers, and brokers and producers together. Then a plain consumer reads the topics and counts lost,
-    duplicated and reordered records.
+    SafeProducer streams numbered records. For comparison, other clients do the same: kafka-python, confluent-kafka, and
+    confluent-kafka fed from an outbox in SQLite. Meanwhile the demo kills and restarts the leader of a partition. It
+    does the same with the producing processes, with all brokers, and with brokers and producers together. Then a plain
+    consumer reads the topics and counts lost, duplicated and reordered records.
 
     The first run downloads Kafka's jars into a cache (about 45 MB). This needs Java 17 or later.
     """

@@ -135,7 +135,7 @@ def _not_writable(lanes: SpoolDirectory) -> str:
 
 
 def _failing_starts(lanes: SpoolDirectory, suspects: Collection[int]) -> list[str]:
-    """Returns an error message for each lane of `suspects` that would make a new producer fail at its start."""
+    """For each lane of `suspects` at which a new producer would fail when it starts, returns an error message."""
     texts = []
     for number, client in lanes.starting_lanes().items():
         if number not in suspects:

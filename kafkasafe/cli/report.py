@@ -13,8 +13,8 @@ EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
-"""The exit code that a shell shows for a process that was ended by SIGPIPE. This signal is sent if the reader of the
-process's output has closed the pipe.
+"""The shell's exit code for a process that SIGPIPE has ended. The process gets this signal when it writes to a pipe
+whose reader has closed it.
 """
 
 

@@ -65,8 +65,8 @@ def check_connection(options: Mapping[str, Any]) -> None:
 
 
 def unprotected(options: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
-    """Yield the given SASL options, then the given TLS options, if `security_protocol` does not use them. They have no
-    effect.
+    """Yield the given options that have no effect, because `security_protocol` does not use them: first the SASL
+    options, then the TLS options.
 
     Call this function after `check_connection`. kafka-python itself does not report such options.
 

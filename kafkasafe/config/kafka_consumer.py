@@ -29,7 +29,7 @@ _deserializer: Final = converter("deserialize")
 
 
 def check_kafka_consumer(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Refuse values of KafkaConsumer's options if a consumer could not read with them, alone or in a group.
+    """Refuse values of KafkaConsumer's options that would prevent a consumer from reading, either alone or in a group.
 
     Raises:
         ConfigError: A value cannot work.

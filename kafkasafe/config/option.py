@@ -32,9 +32,9 @@ class Option:
     Attributes:
         check: Function that gets all options and the option's name. Returns the field's value, or raises ConfigError.
         files_only: Whether the option concerns files. Such an option cannot be combined with `spool="never"`.
-        in_memory: The value of the field with `spool="never"`.
-        unset: Function that computes the field's value if the option is None. The function gets the fields of the rows
-            above.
+        in_memory: The value that the field has if `spool="never"`.
+        unset: Function that computes the field's value if the option is None. The function gets the
+            values of the fields in all earlier rows of the table.
     """
 
     name: str

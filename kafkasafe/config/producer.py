@@ -33,7 +33,9 @@ _NOWHERE: Final = Path("memory")
 _OLDEST_BROKERS: Final = (0, 11)
 """The oldest version of brokers that support batch ids."""
 _TYPED_BY_ROW: Final = frozenset({"acks", "max_in_flight_requests_per_connection"})
-"""Options of kafka-python that `check_types` leaves out, because the check in their row has a better error message."""
+"""Options of kafka-python that `check_types` leaves out. Each of them has a row in `ProducerConfig`, and the check in
+that row has a better error message.
+"""
 
 
 def validate(options: Mapping[str, Any]) -> ProducerConfig:
@@ -79,7 +81,7 @@ def _check_renamed(options: Mapping[str, Any]) -> None:
 
 def _check_version(options: Mapping[str, Any]) -> None:
     """Refuse an `api_version` that stands for brokers without support for batch ids. With such a setting, no record
-    could be sent, even if the brokers are new.
+    could be sent, not even to brokers of the newest version.
     """
     version = options["api_version"]
     if isinstance(version, str) and version != "auto":
@@ -103,7 +105,7 @@ def _check_files_only(options: Mapping[str, Any]) -> None:
 
 
 def _check_idempotence(given: Mapping[str, Any]) -> None:
-    """Refuse the options that KafkaProducer refuses together with an explicit enable_idempotence=True."""
+    """Refuse options that contradict an explicit enable_idempotence=True. KafkaProducer refuses them, too."""
     if not given.get("enable_idempotence"):
         return
     window = "max_in_flight_requests_per_connection"

@@ -53,7 +53,7 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
 
 
 def resolved(path: Path) -> Path:
-    """Resolve symbolic links once. If a deployment changes a link later, the spool must stay in one directory."""
+    """Resolve symbolic links once. So the spool stays in one directory, even if a deployment changes a link later."""
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:  # a loop of links

@@ -1,6 +1,6 @@
 """The options that kafkasafe itself reads. Each option has a row: a field of `ProducerConfig` or `ConsumerConfig`.
 
-A row has the option's name, default, check, its meaning with `spool="never"` (`Option`), and the type of the field.
+A row has the type of the field, and an `Option`: the name, the default, the check, and the value with `spool="never"`.
 `kafkasafe.options` has the types that users may pass, and the text for users.
 """
 
@@ -64,7 +64,7 @@ class Decide:
 
     Attributes:
         commit: Ids of the atomic batches to commit if they are staged (wholly in Kafka, but not committed); None: all.
-        abort: Ids of the atomic batches to drop if they are not committed yet.
+        abort: Ids of atomic batches. Those that are not committed yet are dropped.
     """
 
     commit: frozenset[bytes] | None = frozenset()
@@ -76,7 +76,7 @@ class ProducerConfig:
     """The validated options of a SafeProducer. A field made with `option` is a row of the table.
 
     The rows are checked from top to bottom. If the check or the `unset` function of a row reads another option, the row
-    is below that option's row.
+    must stand below that option's row.
 
     Attributes:
         kafka: All of KafkaProducer's options, for the connections.
@@ -92,8 +92,8 @@ class ProducerConfig:
         max_block_s: How long `send` waits for room.
         run_ahead_bytes: Limit for bytes that are accepted but not acknowledged yet. Applies while the cluster answers;
             None: no limit.
-        state_age_s: For this many seconds after a batch's timestamp, a broker certainly still has the state of the
-            batch's producer.
+        state_age_s: A broker keeps the state of a batch's producer for at least this many seconds after the batch's
+            timestamp.
         decide: Set only by commands that commit or drop atomic batches; None: deliver everything.
     """
 
@@ -192,11 +192,11 @@ class ProducerConfig:
 
     @property
     def custom_partitioner(self) -> bool:
-        """Whether the given partitioner has to be called.
+        """Whether the partitioner that the user gave has to be called.
 
-        kafka-python has two partitioners. For a given key, both choose the same partition. Their choices differ for
-        records without a key, but kafkasafe itself puts all such records of one batch into one partition. So neither of
-        the two has to be called.
+        kafka-python's own two partitioners need not be called. For a given key, both choose the same partition. Their
+        choices differ for records without a key, but kafkasafe itself puts all such records of one batch into one
+        partition.
         """
         return type(self.partitioner) not in {DefaultPartitioner, StickyPartitioner}
 

@@ -1,4 +1,4 @@
-"""Checks of one option's value. Each check returns the value of the configuration's field."""
+"""Checks of one option's value. Each check returns the value to store in the configuration's field."""
 
 from __future__ import annotations
 
@@ -192,11 +192,11 @@ def is_topic_name(value: str) -> bool:
 def sendable(name: str, value: str) -> str:
     """Refuse a string that Kafka's protocol cannot carry. The spool stores these strings too, with the same limit.
 
-    Without this check, each request with the string would fail. An error while the spool is written would end the
-    producer.
+    Without this check, each request with the string would fail. Writing the string to the spool would also fail, and
+    that error would end the producer.
 
     Args:
-        name: An option or an argument of a method, for the message.
+        name: Name of the option or of the method's argument, for the error message.
         value: The string. It is returned.
 
     Raises:

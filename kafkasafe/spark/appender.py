@@ -54,8 +54,8 @@ from kafkasafe.spark.txn import Report, WriterIdentity
 log = EventLog("spark")
 
 CLAIM_ROWS: Final = 64
-"""Largest number of records in a claim. A claim is small for two reasons: each record takes five bytes more in a claim
-than in another batch, and the task reads the claim back.
+"""Largest number of records in a claim. Claims are kept small for two reasons: each record takes five bytes more in a
+claim than in another batch, and the task reads the claim back.
 """
 
 _CLAIM_RANGE_MS: Final = 1 << 34

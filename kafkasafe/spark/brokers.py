@@ -95,8 +95,8 @@ class Brokers:
 
         A plan uses metadata that may be a few seconds old. Old metadata may still contain a deleted topic. A look-up
         for such a topic would repeat its request until the plan's time is over. So the function raises
-        PartitionGoneError if two conditions hold: brokers answer UNKNOWN_TOPIC, and for `MISSING_TOPIC_S` seconds the
-        metadata have not contained the partition.
+        PartitionGoneError if brokers answer UNKNOWN_TOPIC and the partition has been absent from the metadata for
+        `MISSING_TOPIC_S` seconds.
         """
         since: float | None = None
 
@@ -210,7 +210,7 @@ class Brokers:
 
 
 def _all_done(runner: ProcedureRunner, inquiries: Collection[RunningProcedure[Any]], deadline: float) -> bool:
-    """Runs procedures until all of them are done. Returns whether they were done before the deadline."""
+    """Runs procedures until all of them are done, or until the deadline. Returns whether all are done."""
     while any(not inquiry.done for inquiry in inquiries):
         left = deadline - time.monotonic()
         if left <= 0:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _LEAST_ROWS: Final = 256
-# Tasks after the 64th may return fewer bytes. The limit for encoded batches works in the same way
-# (`tasks.inline_limit`).
+# Each of a job's first 64 tasks may return more bytes than a later task. Otherwise thousands of tasks would fill the
+# driver's memory. The limit for encoded batches works in the same way (`tasks.inline_limit`).
 _FIRST_TASKS: Final = 64
 _LATER_SHARE: Final = 16
 _PAUSE: Final = 100  # micro-batches
@@ -40,7 +40,7 @@ class Size(NamedTuple):
     Attributes:
         rows: Number of rows.
         bytes: Size of the encoded batches, in bytes.
-        pause: Number of following micro-batches for which the driver does not collect the rows.
+        pause: For how many of the next micro-batches the driver does not collect the rows.
     """
 
     rows: int
@@ -53,8 +53,8 @@ class Bound(NamedTuple):
 
     Attributes:
         rows: Largest number of rows.
-        row_bytes: Largest size of a row's key, value and topic together, in bytes. For tasks after the 64th, the limit
-            is one sixteenth of this.
+        row_bytes: Largest size of a row's key, value and topic together, in bytes. After the first 64 tasks of
+            a job, the limit for each task is one sixteenth of this value.
     """
 
     rows: int
@@ -68,8 +68,8 @@ class RowTooLargeError(Exception):
 def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
     """Decides whether the driver collects the rows of the next micro-batch. If so, returns the limits.
 
-    The bound allows each task twice as many rows as the whole previous micro-batch had, and rows of twice the average
-    size. A task returns at most twice `inline_bytes`.
+    The bound allows each task at least twice as many rows as the whole previous micro-batch had. A row may have at
+    least twice the average size of the previous rows. A task returns at most twice `inline_bytes`.
 
     Args:
         previous: Size of the previous micro-batch.
@@ -80,7 +80,7 @@ def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
     """
     if previous.pause:
         return None
-    # Spark compiles code for each new bound. So that the bound rarely changes, its number of rows is a power of two.
+    # Spark compiles code for each new bound. So round the number of rows up to a power of two: then it rarely changes.
     rows = max(_LEAST_ROWS, 1 << (2 * previous.rows - 1).bit_length() if previous.rows else 0)
     row_bytes = 2 * inline_bytes // rows
     if previous.rows and row_bytes < 2 * previous.bytes // previous.rows:
@@ -119,8 +119,8 @@ def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> tuple[tuple[Col
     fits = f"{sized} <= {share}"
     chosen = [f"IF({fits}, {name}, NULL) AS {name}" if name in _SIZED else name for name in columns]
     chosen += [f"{fits} AS {_FITS}", f"monotonically_increasing_id() & {_INDEX}L AS {_ROW}"]
-    # Do not use `limit`: Spark compiles new code for each use of it. It also needs several jobs, because `limit`
-    # applies to all tasks together.
+    # Do not use `limit`: Spark compiles new code for each use of it. A `limit` also counts the rows of all tasks
+    # together, so Spark needs several jobs for it.
     return tuple(map(expr, chosen)), expr(f"{_ROW} <= {bound.rows}")
 
 
@@ -136,7 +136,7 @@ def collect_rows(df: DataFrame, columns: Sequence[str], bound: Bound) -> list[An
         Arrow batches; None if a task has more rows than the bound.
 
     Raises:
-        RowTooLargeError: A row is larger than the bound, and no task has more rows than the bound.
+        RowTooLargeError: A row is larger than `bound.row_bytes`, and no task has more than `bound.rows` rows.
         Exception: The job failed.
     """
     chosen, condition = _guard(jvm_of(df.sparkSession), tuple(columns), bound)

@@ -37,7 +37,8 @@ def arrow_schema(schema: StructType) -> Any:
                 "UNKNOWN_COLUMN",
                 f"format kafkasafe has no column {field.name!r}: use only {', '.join(TYPES)}.",
             )
-        # Compare texts that leave out nullability, because users can declare the parts of `headers` as not null.
+        # Compare the types as texts, because these do not show nullability: users may declare parts of `headers` as not
+        # null.
         if field.dataType.simpleString() != expected.simpleString():
             raise error(
                 "WRONG_COLUMN_TYPE",

@@ -16,9 +16,9 @@ _DIED: Final = re.compile(
     r"|org\.apache\.spark\.shuffle\.(?:Metadata)?FetchFailedException"
     r"|org\.apache\.spark\.SparkException: Python worker exited unexpectedly"
 )
-# If an executor dies, the output of its tasks before an exchange is lost, and Spark runs these tasks again. If the
-# output then differs, and tasks after the exchange have finished, Spark fails the job. Since version 4.2, Spark
-# compares checksums of the output.
+# If an executor dies, the shuffle output of its tasks is lost, and Spark runs these tasks again. If their new output
+# differs, and tasks of the next stage have already finished, Spark fails the job. Since version 4.2, Spark compares
+# checksums of the output.
 _CHANGED: Final = re.compile(
     r"Job aborted due to stage failure: (A shuffle map stage with indeterminate output was failed and retried[^\n]*)"
 )

@@ -151,11 +151,11 @@ def kafka_options(options: Mapping[str, str], table: OptionTable) -> tuple[dict[
 
     Args:
         options: All options, `kafka.*` and others.
-        table: The options of the source or of the sink. A `kafka.*` option in this table is not a connection option.
+        table: The option table of the source or of the sink. Its `kafka.*` options are not connection options.
 
     Returns:
-        The connection options under kafka-python's names, and the values of the `kafka.*` options that are in the
-        table.
+        Two results: the connection options, under kafka-python's names; and the values of those `kafka.*` options that
+        `table` contains.
 
     Raises:
         ConfigError: An option is unknown, invalid, or missing.

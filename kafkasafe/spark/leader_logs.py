@@ -117,13 +117,13 @@ class LeaderLogs:
         ends: Mapping[Partition, OffsetListed],
         starts: Mapping[Partition, OffsetListed],
     ) -> dict[Partition, LogState]:
-        """Finds the partitions for which `advance` would return the same result as at its last call, and would find no
-        loss.
+        """Finds the partitions for which `advance` need not be called: it would find no loss, and would return the same
+        result as last time.
 
         This only saves CPU time: most partitions of a large topic have no new records between two plans. The result
-        contains a partition if the leader answered the same as at the last call, and if `advance` would compare the
-        answer with the same values. If there are records to read, the leader must also have answered that the log still
-        holds them.
+        contains a partition if the leader's answer has not changed since the last call of `advance`, and neither have
+        the values with which `advance` would compare the answer. If there are records to read, the leader must also
+        have answered that the log still holds them.
 
         Args:
             start: Where the micro-batch begins.
@@ -353,7 +353,7 @@ class LeaderLogs:
 
 
 def _none_below() -> Procedure[EpochEnd]:
-    """Returns the answer about the epoch before epoch 0. Sends no request, because that epoch does not exist."""
+    """Answers where the epoch below epoch 0 ends. Sends no request, because there is no such epoch."""
     yield from ()
     return EpochEnd(0, UNDEFINED, UNDEFINED)
 

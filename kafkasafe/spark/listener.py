@@ -44,7 +44,7 @@ class MetricsListener(StreamingQueryListener):
     ```
 
     Metric families with the label `query` (the query's name, or its id if it has no name). Queries with the same name
-    share their counts, and the lags of the running ones are added up:
+    are counted together, and their lag is the sum of the lags of those that are running:
 
     - `kafkasafe_spark_batches_total{outcome}`: micro-batches of kafkasafe's sink and writer: `written`, `duplicate`
       (committed before, so skipped), `resumed` (written with more than one transaction), `failed`.
@@ -259,7 +259,7 @@ def _expect_sources() -> None:
 
 
 def _behind(sources: Any, before: int | None) -> int | None:
-    """Returns how many records lie between the sources' positions and the ends of the logs that they read.
+    """Returns a query's lag: how many records lie between the positions of its sources and the ends of the logs.
 
     Returns `before` if no source reports where the logs end.
     """

@@ -141,9 +141,9 @@ class MarkerStore:
         """MARK: writes the marker in the transaction. Readers see the marker only if the transaction is committed.
 
         The method sends the marker to the marker topic and to the group at the same time, and waits for both answers.
-        If the group refuses the marker, the method still waits a few seconds for the marker topic. Without this wait
-        the request to the marker topic might arrive after the transaction was aborted, and begin a new transaction
-        (before KIP-890).
+        If the group refuses the marker, the method still waits a few seconds for the marker topic's answer. Without
+        this wait, the request to the marker topic might arrive after the transaction was aborted, and begin a new
+        transaction (before KIP-890).
         """
         send = self._send_to_topic(grant, marker)
         attempts = [Pending(send)]

@@ -444,8 +444,8 @@ def _by_partition(name: str, value: str, shape: str, *, least: int) -> dict[tupl
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a dict from a JSON object, and rejects repeated names. Otherwise, the parser would silently drop the first
-    of two equal names.
+    """Makes a dict from a JSON object, and rejects repeated names. Otherwise, if a name occurs
+    twice, the parser would silently drop the first value.
     """
     found = dict(pairs)
     if len(found) < len(pairs):

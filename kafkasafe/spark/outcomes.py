@@ -11,8 +11,9 @@ datagram socket:
 
 The datagrams carry only counts. A failure on this path never affects a micro-batch.
 
-The source's planner also runs in a separate process. The planner does not know the id of its query, but Spark's JVM is
-one of the ancestors of the planner's process. So the listener creates a second link, named after the JVM's process id.
+The source's planner also runs in a separate process, which does not know the id of its query. But the planner can find
+the process id of Spark's JVM, because the JVM is an ancestor of the planner's process. So the listener creates a second
+link, named after the JVM's process id.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class Inbox:
         self._jvms: set[int] = set()  # process ids of JVMs; each of them has a link
 
     def expect_sources(self, jvm: int) -> None:
-        """Creates the link through which the sources of a driver find the socket. `jvm` is the process id of the
+        """Creates the symbolic link through which a driver's sources find the socket. `jvm` is the process id of the
         driver's JVM.
 
         Never raises.
@@ -198,7 +199,10 @@ class Inbox:
                     log.debug("Ignored a malformed message: %r (%r)", datagram[:200], failed)
 
     def stop_expecting(self, query_id: str, run_id: str) -> None:
-        """Counts the last messages of an ended run. If no run is left, removes the query's link. Never raises."""
+        """Adds the last messages of an ended run to the counts. If no run is left, removes the query's link.
+
+        Never raises.
+        """
         self.hear()
         with self._lock:
             runs = self._runs.get(query_id, set())

@@ -101,8 +101,8 @@ class PemContext(ssl.SSLContext):
             if pem.key:
                 key = stack.enter_context(_as_file(pem.key))
             assert certificate is not None  # noqa: S101  # checked above: there is a text or a file
-            # Without a password, pass `str`, which returns an empty string. Otherwise OpenSSL would ask for a password
-            # on the terminal.
+            # If there is no password, pass the function `str`: calling it returns an empty password. Otherwise OpenSSL
+            # would ask for a password on the terminal.
             self.load_cert_chain(certificate, key, password=pem.password or str)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -10,8 +10,9 @@ rules:
   it and writes it into the checkpoint (`Mark.begin`). The planner never skips records silently.
 - The planner does not plan with incomplete information. A partition's range is empty if the partition has no leader, or
   if the reported end offset is so low that the tracker does not accept it. The next plan tries again.
-- The planner evaluates the starting options once for each query. The end of the first micro-batch also stores where
-  each of its ranges begins (`positions`). So the batch keeps its ranges when Spark runs it again.
+- The planner evaluates the starting options once for each query. The offset that Spark stores as the end of
+  the first micro-batch also says where each range of this batch begins (`positions`). So the batch keeps its ranges
+  when Spark runs it again.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Planner:
 
     @property
     def seen(self) -> Positions | None:
-        """The ends of the logs that the latest plan found; None before the first plan."""
+        """The end of each log, as the latest plan found it; None before the first plan."""
         if self._seen is None:
             return None
         ends, ids = self._seen
@@ -149,8 +150,8 @@ class Planner:
 
         Returns:
             The positions where the batch ends. If there are no new records, the result equals `start`, unless the batch
-            is the query's first. The end of the first batch also holds the offset where the batch begins in each
-            partition.
+            is the query's first. For each partition, the end of the first batch also says at which offset this batch
+            begins.
 
         Raises:
             DataLossError: Records were lost, and `failOnDataLoss` is true. The message names all losses.
@@ -236,8 +237,8 @@ class Planner:
         partitions = self._topics.partitions(fresh=False)
         marks = {}
         for partition, end in self._brokers.ends(partitions).items():
-            # A partition that was created between the two requests has no known begin, so it is read from its first
-            # record.
+            # For a partition that was created between the two requests, no begin is known. So this partition is read
+            # from its first record.
             begin = UNRESOLVED if begins is None else begins.get(partition, Mark(0)).offset
             marks[partition] = Mark(end, first=begin)
         return Positions(marks, self._topics.ids(partitions))
@@ -247,8 +248,8 @@ class Planner:
 
         Raises:
             DataLossError: The log no longer holds planned records, and `failOnDataLoss` is true.
-            ConfigError: A range ends before it begins. Or the batch is the first one of its query, and an older
-                kafkasafe or Spark's own source planned the batch without storing where the batch begins.
+            ConfigError: A range ends before it begins. Or the query's first batch was planned by an older
+                kafkasafe or by Spark's own source, which did not store where the batch begins.
         """
         if start.initial:
             start = self._begun(start, end)
@@ -320,8 +321,8 @@ class Planner:
         return Positions(begins, start.topic_ids, initial=True)
 
     def _compared(self, start: Positions, end: Positions) -> Positions:
-        """Compares the logs with what an earlier run has read. This is necessary if `opening` planned the batch,
-        because `opening` did not get `start`.
+        """Compares the logs with what an earlier run has read. This is necessary if `opening` planned the batch:
+        `opening` has no parameter `start`, so it could not compare.
 
         Returns:
             A copy of `start`. For a partition that lost records, the copy holds the offset of the first record that
@@ -357,8 +358,8 @@ class Planner:
         return Positions(marks, start.topic_ids)
 
     def _unwanted(self, start: Positions, partitions: Sequence[Partition]) -> dict[Partition, LogState]:
-        """Returns the state of those partitions in `start` that the options no longer name. They count as missing, even
-        if they still exist.
+        """Returns a state for each partition in `start` that the options no longer name. Such a partition counts as
+        missing, even if it still exists.
         """
         found = {}
         for partition in start.marks.keys() - set(partitions):
@@ -395,7 +396,7 @@ class Planner:
         """Asks each leader for the ends of all its partitions with one request. Then asks for the log start offsets
         that `LeaderLogs.advance` needs.
 
-        This only saves CPU time: `advance` uses these answers, and does not send its first requests. If a leader did
+        This only saves CPU time: `advance` uses these answers instead of sending its first requests. If a leader did
         not answer about a partition, or answered with an error, `advance` sends its own request.
 
         Returns:
@@ -418,7 +419,7 @@ class Planner:
 
 
 def _is_opening(start: Positions, end: Positions) -> bool:
-    """Returns whether `Planner.opening` planned this batch, and the batch is not the query's first one."""
+    """Returns True for a batch that `Planner.opening` planned, unless the batch is the query's first one."""
     if start.marks and not end.marks:
         return True
     ids = end.topic_ids

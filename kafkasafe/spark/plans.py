@@ -67,7 +67,7 @@ def plan_of_query(session: SparkSession, query_id: str | None, batch_id: int) ->
         buffer = _names(jvm_of(session)).bytes()
         entries.serialize(found.get(), buffer)
         return plan_digest(str(buffer.toString("UTF-8")))
-    except Exception as failed:  # Spark's internals may differ; the sink then compares numbers of rows
+    except Exception as failed:  # other versions of Spark may differ; the sink then compares numbers of rows
         log.debug("The plan of batch %d of %s is not available: %r", batch_id, query_id, failed)
         return ""
 
@@ -75,8 +75,8 @@ def plan_of_query(session: SparkSession, query_id: str | None, batch_id: int) ->
 def commits_are_validated(session: SparkSession, query_id: str | None) -> bool:
     """Returns whether Spark fails the query if `foreachBatch` leaves the state of this micro-batch uncommitted.
 
-    Spark commits the state of a streaming join, aggregation or deduplication as a side effect of computing the data
-    frame. Since SPARK-52008 Spark also checks, after `foreachBatch`, that each state store has committed.
+    When Spark computes the data frame, it also commits the state of a streaming join, aggregation or deduplication.
+    Since SPARK-52008 Spark also checks, after `foreachBatch`, that each state store has committed.
 
     If Spark makes this check, but the query's plan is not available, the result is True.
     """

@@ -136,16 +136,16 @@ class Positions:
 
 
 INITIAL: Final = Positions({}, initial=True)
-"""The initial offset of every query. This offset contains no positions: the planner evaluates the starting options
-later.
+"""The initial offset of every query. This offset contains no positions, because the planner evaluates the starting
+options later.
 """
 
 
 class Recent:
     """Encodes and decodes positions. Keeps the two latest results, so that the same JSON is not decoded twice.
 
-    Spark returns the end of each micro-batch several times: with the request for the batch's ranges, and as the start
-    of the next micro-batch. Decoding the positions of 1,000 partitions takes a third as long as a plan.
+    Spark passes the end of each micro-batch to the source several times: with the request for the batch's ranges, and
+    as the start of the next micro-batch. For 1,000 partitions, decoding takes a third of the time that a plan takes.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partiti
         return shares
     left = limit - len(waiting)
     for partition in waiting:
-        # Each partition gets one record, and a part of the rest. Rounding down keeps the sum within the limit.
+        # Each partition gets one record, and a share of what is left. Rounding down keeps the sum within the limit.
         shares[partition] = 1 + (sizes[partition] - 1) * left // (total - len(waiting))
     spare = limit - sum(shares.values())
     for partition in sorted(waiting, key=lambda partition: shares[partition] - sizes[partition]):
@@ -243,8 +243,9 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
     """Yields the ranges of a micro-batch as (partition, begin, end), with begin ≤ end.
 
     Args:
-        start: Positions where the batch begins: the end of the previous batch, or initial positions. Initial positions
-            must hold a mark for each partition whose mark in `end` has neither `begin` nor `first`.
+        start: Positions where the batch begins: the end of the previous batch, or initial positions. If a partition's
+            mark in `end` has no `begin`, and its `first` is None or `UNRESOLVED`, initial positions must hold a mark
+            for the partition.
         end: Positions where the batch ends.
 
     Raises:
@@ -265,7 +266,7 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         if begin is None and start.initial and mark.first != UNRESOLVED:
             begin = mark.first
         if begin is None:
-            # No plan stored where this new partition begins, so read the partition from offset 0.
+            # The partition is new, and no plan has stored its begin. So read the partition from offset 0.
             begin = 0 if before is None else before.offset
         if begin > mark.offset:
             raise error(

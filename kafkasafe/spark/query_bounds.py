@@ -59,7 +59,7 @@ class QueryBounds:
         )
 
     def begin_was_chosen(self, partition: Partition) -> bool:
-        """Returns whether the options are wrong if a partition's begin is above its end. They are not wrong if the
+        """Returns whether a begin above a partition's end proves that the options are wrong. It proves nothing if the
         query starts at the earliest offset, or if it starts at a time and ends at the latest offset.
         """
         starting = self._options.starting
@@ -71,8 +71,8 @@ class QueryBounds:
         return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
 
     def is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
-        """Returns whether the starting options certainly gave the same `begin` at an earlier time: when the batch that
-        ends at `end` was planned.
+        """Returns whether it is certain that the starting options already resolved to `begin` when the batch that ends
+        at `end` was planned.
         """
         starting = self._options.starting
         if isinstance(starting, Offsets):

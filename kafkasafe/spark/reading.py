@@ -111,9 +111,9 @@ def read_at_once(
         timeout_s: How long to wait for all responses.
 
     Returns:
-        The records as pyarrow.RecordBatch objects. None if this is not possible: the records are larger than
-        `max_bytes`, a range needs more than one response, a response is damaged, a broker did not answer or reported an
-        error, or the records are not those of the plan. In this case, call `read` for each range.
+        The records as pyarrow.RecordBatch objects; or None, and then call `read` for each range. The result is None if
+        the records are larger than `max_bytes`, a range needs more than one response, a response is damaged, a broker
+        did not answer or reported an error, or the records are not those of the plan.
     """
     deadline = time.monotonic() + timeout_s
     options = replace(options, fetch_bytes=min(options.fetch_bytes, max_bytes // len(pieces) + 1))
@@ -269,7 +269,7 @@ class _Fetching:
             if answer.next_offset < piece.end:
                 self.ask(answer.next_offset)
             yield answer, position
-            # The caller took time to process this answer. Do not count this time as a stall of the brokers.
+            # Do not count the time in which the caller processed this answer as a stall of the brokers.
             self._progress_at = time.monotonic()
             position = answer.next_offset
 
@@ -322,8 +322,8 @@ class _Fetching:
     def _wanted(self, answer: RecordsFetched, position: int) -> Iterator[tuple[Any, int]]:
         """Decodes a response in pieces, up to the end of the range.
 
-        Yields each piece with a number: how many of its records come before the first one whose leader epoch differs
-        from the plan.
+        Yields each piece with a number: how many of its records come before the first record whose leader epoch is
+        not the planned one.
         """
         decoder = Decoder(
             answer.records,
@@ -342,7 +342,7 @@ class _Fetching:
                 return
 
     def _same(self, records: Any) -> int:
-        """Counts the records before the first one whose leader epoch differs from the plan."""
+        """Counts the records before the first record whose leader epoch is not the planned one."""
         if not self._lineage.entries or not records.num_rows:
             return int(records.num_rows)
         epochs = records.column("leader_epoch").to_numpy()

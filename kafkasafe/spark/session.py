@@ -324,8 +324,8 @@ class Session:
                 RestartError, the transaction is restarted. If the function raises FencedError, another driver has taken
                 over. After any other exception the batch fails.
             plan: `plan_digest` of the micro-batch; empty if it is unknown.
-            count: Returns the number of rows of the micro-batch. `count` is called only if the other fields of the
-                marker do not show whether the batch is committed. None in a batch query, where `txnVersion` alone
+            count: Returns the number of rows of the micro-batch. `count` is called only if the rest of the marker
+                does not show whether the batch is committed. None in a batch query, where `txnVersion` alone
                 decides whether to write.
             remember: Whether to keep the marker forever. If false, the application id must be new, and the marker is
                 stored only as a committed offset of a consumer group, which expires. In that case `write` reads the

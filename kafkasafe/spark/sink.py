@@ -54,8 +54,8 @@ _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 _SPECULATION: Final = "spark.speculation"
-# With 16 MiB instead of 4 MiB, the sending tasks took 1.5 times as much CPU time in the JVM. It seems that Spark copies
-# an Arrow batch each time that the batch outgrows its allocated memory.
+# With 16 MiB instead of 4 MiB, the sending tasks took 1.5 times as much CPU time in the JVM. Spark seems to copy an
+# Arrow batch whenever the batch outgrows its allocated memory.
 _EXCHANGE_BYTES: Final = 4 * 1024 * 1024
 _COLUMNS: Final = ("key", "value", "headers", "topic", "partition")
 _SMALL_BATCH: Final = 64 * 1024
@@ -188,7 +188,7 @@ def write_batch(
         The outcome. When the call returns, the rows are committed.
 
     Raises:
-        ConfigError: As for `foreach_batch_sink`; or a column is missing or has a wrong type.
+        ConfigError: For the same reasons as in `foreach_batch_sink`. Also if a column is missing or has a wrong type.
         FencedError: Another call with this `txnAppId` took over. Either all rows of this call are visible or none.
         KafkaError: The rows could not be written. None of them is visible.
     """
@@ -236,9 +236,9 @@ class ForeachBatchSink:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Writes a micro-batch, unless it is already committed.
 
-        Even if the micro-batch is already committed to Kafka, Spark expects the state of joins, aggregations and
-        deduplications to be committed as well (SPARK-52008). So if a query has such state, the sink computes the data
-        frame of a committed micro-batch without writing it.
+        In each micro-batch, Spark expects the state of joins, aggregations and deduplications to be committed
+        (SPARK-52008). Computing the data frame commits this state. So if the query has such state, the sink computes
+        the data frame of a committed micro-batch, too, without writing it.
 
         Raises:
             ConfigError: A column is missing or has a wrong type, or the query's id is not available.
@@ -388,8 +388,8 @@ class _Job:
     def _returned(self) -> list[tuple[str, int, bytearray]] | None:
         """Lets the tasks return the rows. Returns (topic, partition, batch) tuples; None if there are too many rows.
 
-        Spark returns the result of only one attempt of each task, and attempts change nothing outside of Spark. So it
-        does not matter how often a task or a stage runs.
+        It does not matter how often a task or a stage runs: the attempts change nothing outside of Spark, and Spark
+        returns the result of only one attempt of each task.
         """
         options, previous = self._options, self._previous
         # The driver does not collect headers, because an SQL expression for their size would be slow.
@@ -442,8 +442,8 @@ class _Job:
         context = spark_context(df.sparkSession)
         cores = None if context is None else int(context.defaultParallelism)  # tasks that can run at once
         parallelism = cores or 2
-        # Without an exchange, the stage that computes the rows runs at most one task for each Kafka partition. If there
-        # are fewer partitions than cores, some cores would be idle.
+        # Without an exchange, the stage that computes the rows runs at most one task for each Kafka partition. So if
+        # there are fewer partitions than cores, use an exchange: otherwise some cores would be idle.
         exchange = (
             self._bound
             or options.exchange is True
@@ -468,7 +468,7 @@ class _Job:
         if hasattr(encoded, "repartitionById"):
             moved = encoded.repartitionById(slots, "slot")
         else:
-            # `repartition` assigns slots to tasks by hash, so some tasks get the batches of several partitions.
+            # `repartition` assigns slots to tasks by hash, so one task may get the batches of several partitions.
             moved, send = encoded.repartition(slots, "slot"), replace(send, alone=False)
         return map_in_arrow(moved, send, REPORT_SCHEMA, columns=ENCODED_SCHEMA.names), True
 
@@ -519,7 +519,7 @@ def _checked(df: DataFrame, options: SinkOptions) -> tuple[DataFrame, list[str],
 
 
 def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
-    """Returns the columns that the sink uses, as a dict: the sink's name of a column → its name in the schema.
+    """Returns the columns that the sink uses, as a dict: name of the column in the sink → its name in the schema.
 
     Raises:
         ConfigError: A column is missing or has a wrong type.
@@ -561,7 +561,7 @@ def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
 
 def _by_name(schema: StructType) -> dict[str, StructField]:
     """Finds the columns that the sink uses, and returns them by the sink's names. The case of a column's name does not
-    matter. But if several names differ only in case, the exact name is used.
+    matter. But if the schema has several such names, only the name in lower case counts.
     """
     found: dict[str, StructField] = {}
     for name in _COLUMNS:
@@ -594,7 +594,7 @@ def _has(df: DataFrame, name: str) -> bool:
 
 
 def _speculates(df: DataFrame) -> bool:
-    """Returns whether Spark may run two attempts of a task at once. Without an exchange, such attempts are not safe:
+    """Returns whether Spark may run two attempts of a task at once. Without an exchange (a shuffle), this is not safe:
 
     1. Attempt 0 of a task computes no rows, claims no partition, and ends.
     2. Attempt 1 has computed other rows, because the data frame is not deterministic. Spark ends the attempt, but its
@@ -689,7 +689,7 @@ def _shared_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[None]:
 
 
 def _translated(failed: Exception) -> Exception:
-    """Translates the failure of a job into the error that the transaction needs."""
+    """Translates the failure of a job into the kind of error that tells the transaction what to do."""
     said = str(failed)
     if RESTART_TAG in said:
         return RestartError(_line(said, RESTART_TAG))

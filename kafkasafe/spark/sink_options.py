@@ -21,7 +21,7 @@ class SinkOptions:
         connection: kafka-python's options.
         topic: Topic for all rows; None: the column `topic` holds the topic of each row.
         app_id: `txnAppId`; None: derived from the query's id and the topic.
-        version: `txnVersion`; a batch query uses it instead of a batch id; None: it was not given.
+        version: `txnVersion`, which a batch query uses in place of a batch id; None: it was not given.
         strict: Whether a marker that does not fit the checkpoint is an error (`onMarkerMismatch`).
         marker_topic: Compacted topic that stores the markers.
         exchange: Whether Spark moves rows between tasks before they are sent; None: the columns, the number of
@@ -31,12 +31,12 @@ class SinkOptions:
         compression_level: Level of the codec; None: the codec's default.
         batch_bytes: Maximum size of a batch before compression.
         max_record_bytes: Maximum size of a record.
-        buffer_bytes: Maximum number of bytes that a task buffers while brokers are slow.
+        buffer_bytes: Maximum number of bytes that a task buffers if brokers are slower than the task.
         delivery_timeout_s: Maximum time to deliver a batch.
         request_timeout_ms: Maximum time for a broker to answer a request.
         transaction_timeout_ms: Time after which the cluster aborts the transaction of a dead driver.
         api_timeout_s: Maximum time for a step of the driver.
-        inline_bytes: Maximum size of the batches that a task sends to the driver directly.
+        inline_bytes: Maximum size of all batches together that one task sends to the driver directly.
         staging_topic: Topic to which a writer's task writes its batches if they are larger than `inline_bytes`.
     """
 
@@ -248,8 +248,8 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
         max_restarts=own["maxRestarts"],
         compression=compression,
         compression_level=kafka[level] if level in SINK.rows else None,
-        # Each batch takes its own request, so batches are large here. The Java producer's default of 16 kB suits
-        # records that are sent one by one.
+        # Each batch is sent in a request of its own, so batches are large here. The Java producer's default of 16 kB
+        # suits records that are sent one by one.
         batch_bytes=max(1024, min(batch_bytes, max_record_bytes)),
         max_record_bytes=max_record_bytes,
         buffer_bytes=kafka["kafka.buffer.memory"],

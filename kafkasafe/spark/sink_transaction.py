@@ -56,7 +56,7 @@ class SinkTransaction:
         self._app_id = app_id
         self._opened_at = 0.0
         self.partitions = 0
-        self._kept: WriterIdentity | None = None  # the latest grant that only this process uses
+        self._kept: WriterIdentity | None = None  # the latest grant that no other process gets
 
     @property
     def has_timed_out(self) -> bool:
@@ -141,8 +141,8 @@ class SinkTransaction:
 
         If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction. In this
         case all partitions of the transaction are checked. If only this process had the grant (`appender`), partitions
-        without a report have no records. In this case only partitions with a report are checked: their leaders may have
-        lost acknowledged records.
+        without a report have no records. In this case only the reported partitions are checked, because their leaders
+        may have lost acknowledged records.
 
         Raises:
             RestartError: The leaders have other rows. No row of the transaction is visible.

@@ -53,8 +53,8 @@ class BatchReader(_Reading, DataSourceReader):
 class StreamReader(_Reading, DataSourceStreamReader):
     """Reader for PySpark 4.0 and 4.1, which ask for the latest offset without saying where the batch begins.
 
-    For a new query, these versions first ask where the first batch ends, and only then where it begins. So on the first
-    request for an end, the reader looks up the beginning and the end, and returns both.
+    For a new query, these versions of Spark ask for the end of the first batch before they ask for its start. So on the
+    first request for an end, the reader looks up the start and the end, and returns both.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -73,15 +73,15 @@ class StreamReader(_Reading, DataSourceStreamReader):
         """Returns an offset without positions. The end of the first micro-batch also stores where that batch begins."""
         refused = self._planner.refused
         if refused is not None:
-            # The query must be new: for a restarted query, Spark does not call `initialOffset` after `latestOffset`.
+            # This query is certainly new: Spark never calls `initialOffset` after `latestOffset` for a restarted query.
             raise refused
         return INITIAL.encode()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - as it was before 4.2
         """Plans where the next micro-batch ends."""
         if self._start is None:
-            # The query is new or was restarted. Spark passes the position of a restarted query only later, with the
-            # query's first range.
+            # The query is new or was restarted. The position of a restarted query is not known yet: Spark passes it
+            # later, to `partitions`.
             self._start = self._planner.opening()
         else:
             self._start = self._planner.latest(self._start)

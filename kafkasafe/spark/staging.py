@@ -1,9 +1,9 @@
-"""The staging topic in Kafka. Tasks store encoded batches in the staging topic. A single process reads them: only this
-process may write to the target topic.
+"""The staging topic in Kafka. Tasks store encoded batches in the staging topic. A single process reads them, because
+only one process may write to the target topic.
 
-A staged batch is the value of one record. The task that stages a batch reports the record's place (`StagedBatch`)
-through Spark, not through Kafka. If the place of a record is not reported, the record is garbage, and retention removes
-it. So any number of attempts of a task may stage batches.
+A staged batch is the value of one record in the staging topic. The task that stages the batch reports where this record
+is (`StagedBatch`), through Spark and not through Kafka. If the place of a record is not reported, the record is
+garbage, and retention removes it. So any number of attempts of a task may stage batches.
 
 A reader either finds a staged batch exactly as it was staged, or raises an error: the record at the reported offset
 must have the reported size and CRC. So if the log was truncated, deleted or replaced, the reader raises an error.

@@ -51,14 +51,14 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     _until_now = False
     _planned_at = float("-inf")  # `time.monotonic()` of the latest micro-batch; the first batch does not wait
     _handed_at: float | None = None  # when the records of the running micro-batch were handed over
-    _pause = 0  # how many of the next micro-batches must use tasks
+    _pause = 0  # for how many more micro-batches only tasks read the records
     _records: list[Any] = []  # noqa: RUF012 - replaced, never changed
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Returns the limit that Spark passes to `latestOffset`.
 
-        If both `minOffsetsPerTrigger` and `maxOffsetsPerTrigger` are set, returns only `minOffsetsPerTrigger`;
-        `latestOffset` itself applies `maxOffsetsPerTrigger`.
+        If both `minOffsetsPerTrigger` and `maxOffsetsPerTrigger` are set, returns the limit of `minOffsetsPerTrigger`.
+        `latestOffset` itself then applies `maxOffsetsPerTrigger`.
         """
         options = self._options
         if options.min_offsets:
@@ -113,8 +113,11 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(tuple(ranges))]
 
     def _after_hand_over(self) -> None:
-        """If the records of the last micro-batch were handed over, decides whether the next micro-batches use tasks."""
-        # False only if a later PySpark does not call `getCache`.
+        """Checks how handing the records of the last micro-batch to Spark went. If it was slow, or if Spark did not
+        take the records, only tasks read the records of the next micro-batches.
+        """
+        # Whether Spark took the records that this reader held for it. False only if a future PySpark does not call
+        # `getCache`.
         was_taken = type(self) is LimitedStreamReader
         if (self._handed_at is not None and time.monotonic() - self._handed_at > _SHORT_S) or not was_taken:
             self._pause = _PAUSE
@@ -153,9 +156,9 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
 if _HandsOver is not None:
 
     class _Handing(LimitedStreamReader, _HandsOver):
-        """The class that a reader has while it holds the records of a micro-batch for Spark.
+        """A reader is an instance of this class while it holds the records of a micro-batch for Spark.
 
-        After the call of `partitions`, Spark asks a reader for records only if the reader is an instance of
+        Spark first calls `partitions`. Then it asks the reader for records, but only if the reader is an instance of
         `_HandsOver`, a private class of PySpark.
         """
 

@@ -65,14 +65,14 @@ ENCODED_SCHEMA: Final = (
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 # The first batch that a task appends to a partition is small: it is the task's claim (see `kafkasafe.spark.appender`).
-# Before an exchange, the encoder makes such a small first batch only for partitions with more than `_HEAD_FROM` rows.
-# With fewer rows, it is cheaper to let the sender split the first batch.
+# If the batches go through an exchange, the encoder makes such a small first batch only for partitions with more than
+# `_HEAD_FROM` rows. With fewer rows, it is cheaper to let the sender split the first batch.
 _HEAD_FROM: Final = 1024
 # Each of the first 64 tasks may send up to `inlineBytes` to the driver. Each later task may send at most 64 KiB,
 # because otherwise thousands of tasks would fill the driver's memory.
 _FIRST_TASKS: Final = 64
 _LATER_INLINE_BYTES: Final = 64 * 1024
-_TOO_LARGE: Final = -1  # slot of the one row that a task returns if its batches exceed the limit
+_TOO_LARGE: Final = -1  # column `slot` of the only row that a task returns if its batches exceed the limit
 
 _arrow: Any = pa
 
@@ -100,7 +100,7 @@ class _Sender:
 
     Attributes:
         options: Options of the sink.
-        grant: Grant of the transaction: its producer id and epoch.
+        grant: The producer id and epoch that the coordinator granted for the transaction.
         add: Whether the task must add partitions to the transaction. In this case the task adds each partition before
             its first request to that partition.
     """
@@ -176,7 +176,7 @@ def _report_batch(reports: list[Report], appender: Appender, stage: int) -> Any:
 
 
 def reports_of(rows: Iterable[Any]) -> list[Report]:
-    """Converts rows of `REPORT_SCHEMA` into reports. Leaves out the rows of tasks that sent nothing."""
+    """Converts rows of `REPORT_SCHEMA` into reports. Tasks that sent nothing get no report."""
     return [Report(row["topic"], row["partition"], row["rows"]) for row in rows if row["topic"] is not None]
 
 
@@ -371,7 +371,7 @@ class EncodeInline:
     encode: EncodeRows
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
-        """Encodes all rows of the task and yields the batches, or the row with slot -1."""
+        """Encodes all rows of the task. Yields the batches or, if they are too large, only one row with slot -1."""
         limit = inline_limit(self.encode.options, task_context().partitionId())
         held = []
         size = 0
@@ -449,7 +449,7 @@ class SendEncoded(_Sender):
         yield from self.send(encoded(), alone=self.alone)
 
     def _claimed(self, data: bytearray) -> Iterator[bytearray]:
-        """Encodes a batch again, as two parts: the claim and the rest.
+        """Divides an encoded batch into two parts, the claim and the rest, and encodes each part as a batch.
 
         The encoding task cannot make the claim, because it does not know which attempt will send the batch.
         """

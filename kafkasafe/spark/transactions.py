@@ -44,7 +44,7 @@ _NOT_ATTEMPTED: Final = 55
 _UNSUPPORTED_VERSION: Final = 35
 _CONCURRENT: Final = 51
 _ADDS_ITSELF: Final = 2
-# For the case that the coordinator is still ending the previous transaction. This takes milliseconds.
+# Used while the coordinator is still ending the previous transaction. This takes milliseconds.
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
 
@@ -260,11 +260,12 @@ class TransactionRequests:
         """Aborts the transaction, and announces a new epoch to all leaders. The new epoch fences late batches of the
         transaction.
 
-        With protocol 2, EndTxn does both. With protocol 1, EndTxn would abort the transaction under its own epoch, so
-        brokers before 3.6 would append a late batch. The next transaction on the partition would commit this batch.
-        InitProducerId aborts under a newer epoch, but would also abort the transaction of a driver that has taken over.
-        So AddOffsetsToTxn is sent first: the coordinator refuses it if another driver has taken over. If another driver
-        takes over between the two requests, that driver is fenced, and fails.
+        With protocol 2, EndTxn does both. With protocol 1, EndTxn would abort the transaction without a new epoch. Then
+        brokers before 3.6 would still append a late batch, and the next transaction on the partition would commit it.
+        So InitProducerId is used, which aborts the transaction and grants a new epoch. But alone, this request would
+        also abort the transaction of a driver that has taken over. So AddOffsetsToTxn is sent first: the coordinator
+        refuses it if another driver has taken over. If another driver takes over between the two requests, that driver
+        is fenced, and fails.
 
         Args:
             grant: Grant of the transaction.

@@ -73,7 +73,7 @@ class Event(enum.Enum):
     UNKNOWN = "unknown"
     """COMMIT: no answer came. The driver has to find out the outcome, and must not assume one."""
     LAPSED = "lapsed"
-    """Only if OPEN is the first step: the epoch that the last commit granted is not valid any more."""
+    """Possible only if OPEN is the first step: the epoch granted by the last commit is no longer valid."""
 
 
 # If the current step has no entry for an event, the event is illegal.
@@ -117,8 +117,8 @@ class MicroBatch:
 
     Args:
         max_restarts: How often the attempt may return to FENCE before it fails.
-        goes_on: Whether the attempt begins at OPEN. In this case the attempt uses the epoch that the driver's last
-            commit granted.
+        goes_on: Whether the attempt begins at OPEN. In this case the attempt uses the epoch that the coordinator
+            granted in its answer to the driver's last commit.
 
     Attributes:
         step: The next thing to do.
@@ -253,8 +253,8 @@ class MarkerLog:
     """Finds one application id's newest committed marker in a partition's log. The caller reads the whole log with
     `read_uncommitted`.
 
-    `read_committed` would stop at the open transaction of another id. That transaction says nothing about this id, and
-    the fence has ended this id's own transactions.
+    `read_committed` would stop at the open transaction of another application id. Such a transaction does not matter
+    here: the fence has already ended all transactions of this id.
 
     Args:
         key: Key of this id's records.
@@ -293,8 +293,8 @@ def plan_digest(entry: str) -> str:
     the end of each source.
 
     The offsets alone do not identify the input, so the time is part of the digest. For example, an offset of a file
-    source is a position in a list of files in the checkpoint. Once a checkpoint is restored, the same position may mean
-    other files.
+    source is a position in a list of files in the checkpoint. After a checkpoint was restored from a copy, the
+    list may be another one, so the same position may mean other files.
 
     Args:
         entry: An entry of Spark's offset log: a version, a line of metadata, a line for each source.
@@ -318,7 +318,9 @@ class MarkerVerdict(enum.Enum):
     DUPLICATE = "duplicate"
     """This batch is committed."""
     COUNT = "count"
-    """The number of rows must decide, because the plan of the batch or the plan in the marker is not known."""
+    """The plan of the batch or the plan in the marker is not known. So the number of rows must show whether this
+    batch is committed.
+    """
     MISSING = "missing"
     """The marker is missing, though earlier batches must have written one."""
     OTHER_QUERY = "other query"
@@ -347,8 +349,8 @@ def judge_marker(
     Spark stores the plan of a batch durably before it runs the batch. Spark repeats only the last planned batch, with
     the same input. So if the checkpoint is intact, the marker has two possible values: the batch's id (the batch is not
     written yet), or that id plus one (the batch is written, but Spark has not recorded this). Any other value means
-    that the checkpoint and the topic do not belong together. In that case, it could be wrong to write the batch, and it
-    could be wrong to skip it.
+    that the checkpoint and the topic do not belong together. In that case, both writing the batch and skipping it
+    could be wrong.
 
     But the marker can also be the batch id plus one because the checkpoint was restored from a copy that is one batch
     old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be the
@@ -394,7 +396,7 @@ def _marker_fits(
 
 
 def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -> bool:
-    """Whether a driver may begin a batch at OPEN, and use the epoch that its own last commit granted.
+    """Whether a driver may begin a batch at OPEN, with the epoch that it got from its own last commit.
 
     In all other cases the driver begins at FENCE, then reads the marker and calls `judge_marker`.
 
@@ -408,8 +410,8 @@ def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -
 
 
 def judge_version(marker: Marker | None, version: int, *, strict: bool) -> MarkerVerdict:
-    """Decides whether to write a batch query. As in Delta, the rows are written unless `version` or a higher version is
-    committed.
+    """Decides whether to write a batch query. As in Delta, the rows are written unless `version` or a higher version
+    has already been committed.
 
     Args:
         marker: The marker that was read after the fence, or None.
@@ -470,8 +472,8 @@ def judge_partitions(
     Args:
         grant: The grant of the transaction.
         reports: The reports of all tasks.
-        appended: The leader's state for the producer id, for each (topic, partition) in the transaction or in a report;
-            None if the leader does not know the producer id.
+        appended: For each (topic, partition) that is in the transaction or that a task reported: the leader's state of
+            the producer id. None if the leader does not know the producer id.
     """
     rows: dict[tuple[str, int], int] = {}
     for report in reports:

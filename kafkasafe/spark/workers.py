@@ -24,7 +24,7 @@ log = logging.getLogger("kafkasafe.spark")
 
 _NEEDED: Final = ("kafkasafe", "kafka", "tenacity", "prometheus_client", "numpy", "pyarrow", "crc32c")
 # Spark starts its workers with `python -m pyspark.daemon`, which finds modules in the working directory. Run this code
-# with `python -c`, because it also finds modules in that directory.
+# with `python -c`, which finds modules there too.
 _PROBE: Final = """
 import importlib.util, json, sys
 print(json.dumps([list(sys.version_info[:2]), [n for n in sys.argv[1:] if importlib.util.find_spec(n) is None]]))
@@ -92,12 +92,12 @@ def spare_collections() -> None:
 
     Tasks call this function. Only the first call in a process has an effect.
 
-    In a reused worker, `pyspark.daemon` runs a full garbage collection after each task. This collection visits all
-    modules of PySpark, pyarrow, kafka-python and kafkasafe, although these modules are never freed. The collection
-    takes longer than a small task.
+    In a reused worker, `pyspark.daemon` runs a full garbage collection after each task. A garbage collection visits all
+    modules of PySpark, pyarrow, kafka-python and kafkasafe. This work takes longer than a small task. And it is
+    useless, because these modules are never freed.
 
-    As a drawback, all other objects that exist at the time of the call are hidden too. If such an object is part of a
-    reference cycle, it is never freed, even when nothing uses it any more.
+    This has a drawback: all other objects that exist at the time of the call are hidden from the collector too. If such
+    an object is part of a reference cycle, it is never freed, even when nothing uses it any more.
 
     In a process that is not a reused worker, the function does nothing.
     """

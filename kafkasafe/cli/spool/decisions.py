@@ -129,8 +129,8 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted]
 
     Returns:
         A tuple of the batches, the names of skipped lanes, and the names of damaged lanes. A lane is skipped if a
-        process owns it. A damaged lane may have contained more atomic batches. With `given`, no damaged lanes are
-        named, because all given batches were found.
+        process owns it. A damaged lane may have contained more atomic batches. With `given`, all given batches
+        were found, so damaged lanes do not matter and are not named.
     """
     lanes = open_directory(directory)
     refuse_as_root(directory)
@@ -205,7 +205,7 @@ def _decide(
                 break
             time.sleep(_POLL_S)
         spool.close(0)
-    # The log may no longer contain a finished batch. So use the rows that were read before.
+    # A finished batch may have been deleted from the lane's log. So use the rows that were read before.
     rows = []
     for row in before:
         match outcomes.get(row["batch_id"]):

@@ -281,7 +281,7 @@ class _Reasons:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """The undelivered records in lanes without an owner, and in certain lanes that this process owns.
+    """The undelivered records in all lanes that no other process owns.
 
     Attributes:
         damaged: A description of the damage; empty if there is none.
@@ -300,7 +300,7 @@ def _left(lanes: SpoolDirectory, mine: set[str]) -> _Left:
     records, damaged, foreign, work = 0, "", [], False
     for number in lanes.lanes():
         path = lanes.lane_path(number)
-        # This process may have locked a lane without having opened it yet. Examine such a lane, too.
+        # Also examine each lane that this process has locked but not opened yet: `mine` does not name such a lane.
         if path.name not in mine and lanes.owners.seems_owned(number) not in {0, os.getpid()}:
             foreign.append(path.name)
             continue

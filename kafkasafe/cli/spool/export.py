@@ -151,7 +151,7 @@ def _new_file(path: Path) -> Iterator[Any]:
     """Yield a new file. The file gets its name only when it is complete, so even a killed process leaves no partial
     file with that name.
 
-    At the end of the context the file is durable, because the user may discard the records next.
+    The context ends only when the file is durable. This is necessary because the user may discard the records next.
 
     Raises:
         FileExistsError: Another process has created a file with this name meanwhile. That file is kept.

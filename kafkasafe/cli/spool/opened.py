@@ -113,7 +113,7 @@ class OpenSpool:
 
     @property
     def dropped_records(self) -> int:
-        """Number of records in dropped atomic batches that are not in rejected/."""
+        """Number of records that belonged to dropped atomic batches and are not in rejected/."""
         return self._ended("dropped")
 
     def _ended(self, wanted: str) -> int:
