@@ -39,7 +39,7 @@ class Commits:
 
         Args:
             offsets: The offsets to commit.
-            max_bytes: Maximum length of the text that is added to an offset.
+            max_bytes: Maximum length of the metadata text that is added to an offset.
         """
         with self._lock:
             carries_lineage = self._carries_lineage
@@ -76,8 +76,8 @@ class Commits:
         3. Both logs have leader epoch 0. The next incarnation of the program would accept offset 10, and skip 0 to 9.
 
         So a position is left out if it looks like a position in the new log and the application has not decided yet. A
-        position is also left out if the metadata already name another topic, but the position was not checked yet.
-        Until the metadata name another topic, commits carry the id of the topic that was read (`_described`).
+        position is also left out if the topic metadata already have another topic id, and the position was not checked
+        since. Until the topic metadata have another id, commits carry the id of the topic that was read (`_described`).
         """
         return self._port.consumed(unhanded, self._is_allowed)
 

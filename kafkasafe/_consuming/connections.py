@@ -42,7 +42,7 @@ class Connections:
         """
         transport = self._transport
         if transport is not None and not self._is_closed():
-            return transport  # without the lock, because each look-up calls this method several times
+            return transport  # without the lock, to save time: each look-up calls this method several times
         with self._lock:
             if self._is_closed():
                 raise kafka_errors.IllegalStateError("The consumer is closed")

@@ -6,7 +6,8 @@ consumer sends its rack id, the leader repeats this answer:
 1. A follower is killed. The consumer gets metadata that say that the follower is offline.
 2. The follower is started again. The consumer sends a Fetch to the leader, and the leader names the follower.
 3. The consumer's metadata still say that the follower is offline. So the consumer asks the leader again, with the same
-   rack id, and gets the same answer. This repeats, without a pause and without a record, until the metadata expire.
+   rack id, and gets the same answer. This is repeated without a pause until the metadata expire. Meanwhile the consumer
+   gets no record.
 
 Rule: if a follower cannot be used, the consumer reads the partition from its leader for `LEADER_ONLY_S`. Meanwhile
 requests for the partition carry no rack id, so the leader returns the records itself.
@@ -102,8 +103,8 @@ class Followers(Generic[T]):
         return found
 
     def note_errors(self, node: int, rows: Iterable[tuple[T, Any]]) -> None:
-        """Record the errors in an overdue response. The consumer already reads the partitions of these errors from the
-        leaders.
+        """Record the errors in an overdue response. The consumer already reads the partitions that have these errors
+        from their leaders.
         """
         with self._lock:
             overdue = self._overdue.get(node, ())

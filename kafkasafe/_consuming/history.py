@@ -83,7 +83,8 @@ class FormerTopics:
     2. All metadata of this consumer still name B. So the consumer takes B for the successor of C.
     3. From then on all metadata name C. If C still counted as deleted, the partition would never be read again.
 
-    So if all metadata have named a former topic for `FORMER_TOPIC_S`, it does not count as a former topic any more.
+    So if the metadata name the same former topic for `FORMER_TOPIC_S` seconds without a break, this topic counts as
+    present again.
 
     Attributes:
         ids: The ids.
@@ -94,7 +95,7 @@ class FormerTopics:
     def __init__(self, ids: frozenset[bytes] = frozenset()) -> None:
         self.ids = ids
         self._named: bytes | None = None
-        """The former topic that all metadata have named since `_since` (monotonic seconds)."""
+        """The former topic that the metadata have named without a break since the time `_since` (monotonic seconds)."""
         self._since = 0.0
 
     def copy(self) -> FormerTopics:
@@ -192,8 +193,8 @@ class History:
         return HistoryCopy(lineage, self.marks.marks, topic_id, self.former.copy())
 
     def _read_before(self, offset: int) -> int:
-        """Return the end of the records that were read before `offset`. If a seek has skipped the records right before
-        `offset`, this is the start of the skipped range; otherwise it is `offset` itself.
+        """Return the end offset of the read records that are below `offset`. If a seek has skipped the records directly
+        below `offset`, this is the start of the skipped range; otherwise it is `offset` itself.
 
         1. The consumer reads up to offset 10, seeks to 35 and reads on. The epoch has changed at 20 and at 30.
         2. In the lineage, the first epoch lasts up to 35, because no newer epoch was seen before.
@@ -203,8 +204,8 @@ class History:
         return next((start for start, end in self._skipped if start < offset <= end), offset)
 
     def _note_read(self, start: int, end: int, former_end: int | None) -> None:
-        """Record that this range was read, so it no longer counts as skipped. If records right before this range were
-        skipped, record the range of these records as skipped.
+        """Record that this range was read, so it no longer counts as skipped. If there is a gap between the end of the
+        lineage and this range, record the gap as skipped.
 
         Args:
             start: Offset that was fetched.
@@ -268,8 +269,8 @@ class History:
             self.lineage, self.marks, self._skipped = Lineage(), BatchMemory(), []
 
     def forget_unread_topic(self) -> None:
-        """Forget the id of the topic if no record of it was read. In that case, the position belongs to the present
-        topic of this name.
+        """If no record was read, forget the topic's id. In that case, the position belongs to the present topic of this
+        name.
         """
         if not self.lineage.entries:
             with self._lock:
@@ -303,8 +304,8 @@ class History:
                 if end <= start:
                     continue
                 if marked or batch.epoch < 0:
-                    # An old compressed message has only its last offset. So its first offset is taken to be the one
-                    # after the preceding message.
+                    # The header of an old compressed message contains only the message's last offset. So assume that
+                    # the message begins directly after the preceding one.
                     base = expected if batch.wrapped else batch.base_offset
                     self.marks.observe(BatchMark(min(base, batch.last_offset), batch.last_offset, batch.crc))
                 expected = end
@@ -322,8 +323,8 @@ class History:
 
 
 def _without_skipped(lineage: Lineage, skipped: list[tuple[int, int]]) -> Lineage:
-    """Return a copy in which some skipped ranges have no epoch: those after which another epoch begins. That epoch may
-    have begun within the range.
+    """Return a copy of the lineage. If another epoch begins after a skipped range, the copy has no epoch for this
+    range: the other epoch may have begun within the range.
     """
     begins = {end: start for start, end in skipped}
     entries: list[tuple[int, int]] = []

@@ -13,8 +13,8 @@ from kafkasafe.history.sealed import SealError
 from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
 from kafkasafe.spool.lanes.lock import close_lockable, open_lockable
 
-# Shortest time before the next write of the file, in seconds: `_SAVE_S` after a successful write, `_SAVE_AGAIN_S` after
-# a failed one.
+# Shortest time before the next write of the file, in seconds. `_SAVE_S` applies after a successful write, and
+# `_SAVE_AGAIN_S` after a failed one.
 _SAVE_S: Final = 1.0
 _SAVE_AGAIN_S: Final = 10.0
 

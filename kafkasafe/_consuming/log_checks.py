@@ -93,7 +93,7 @@ class LogChecks:
 
     def _settled_end(self, tp: TopicPartition) -> Procedure[int]:
         """Find an end offset from which the consumer can continue. The result is never beyond the leader's log end,
-        because that position would be out of range at once.
+        because a position beyond the log end would be out of range at once.
         """
         began = time.monotonic()
         while True:
@@ -116,7 +116,7 @@ class LogChecks:
 
     def examine_range(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogRange]:
         """Look up the bounds of the log. If the log ends before the position, compare the log with the history. Do the
-        same if the log begins after the position, because another topic may have the name now.
+        same if the log begins after the position: the log may belong to a new topic of the same name.
         """
         start = yield from self._start(tp)
         end = yield from self._log_end(tp)
@@ -136,19 +136,19 @@ class LogChecks:
     def walk(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogCompared]:
         """Compare the leader's log with the records that were read before `position`.
 
-        kafka-python's metadata and fresh ones may name two different topics. Then the walk waits until both name the
-        same topic, because ids do not say which of two topics is the newer one:
+        The walk requests new metadata. They and kafka-python's metadata may name two different topics. In this case the
+        walk waits until both sets of metadata name the same topic, because ids do not show which topic is newer:
 
         1. Topic A was read. It is deleted and created again as B, then as C.
-        2. kafka-python's metadata are from the time of B. The fresh metadata have C, and the walk ends with C.
+        2. kafka-python's metadata are from the time of B. The requested metadata have C. Suppose the walk ends with C.
         3. The next check would use kafka-python's metadata, and take B for a newer topic than C. From that check on, C
-           would count as a former topic. All later metadata name C, and would count as outdated: the partition would
-           never be read again.
+           would count as a former topic. All later metadata contain C, so they would count as outdated, and the
+           partition would never be read again.
 
-        One of the two may also be the topic that was read. For instance, another member of the group has read it and
-        committed the position, but some metadata of this consumer still name the topic's predecessor.
+        One of these two topics may also be the topic that was read. For instance, another member of the group has read
+        the new topic and committed the position, but some metadata of this consumer still name the former topic.
 
-        The walk also waits while both name a former topic. `FormerTopics` says how long.
+        The walk also waits while both sets of metadata name a former topic. `FormerTopics` decides how long.
         """
         topic_id = read.topic_id
         tries = 0

@@ -101,7 +101,7 @@ class OffsetLookUps:
         *,
         partial: bool,
     ) -> Found:
-        """Run the procedures until they have ended, or until the time is over.
+        """Run the procedures until all of them have ended, or until the time-out has passed.
 
         Raises:
             KafkaError: A partition has no offset, and `partial` is false.

@@ -41,8 +41,8 @@ class Moves:
             tp: The partition.
             part: State of the partition.
             event: What happened.
-            offset: Offset for those actions that change the history.
-            strategy: Strategy of the reset, if the event requests one.
+            offset: For actions that change the history: the offset at which they change it.
+            strategy: If the event requests a reset: the strategy of the reset.
         """
         self.carry_out(tp, part, part.on(event, offset), strategy=strategy)
 
@@ -77,5 +77,5 @@ class Moves:
                 return self._checks.local(tp)
             case Action.FIND_RESET:
                 return self._checks.reset(tp, part.state.reset_strategy, part.reset)
-            case _:  # pragma: no cover - `carry_out` and `AssignedPartition.on` carry out all others
+            case _:  # pragma: no cover - `carry_out` and `AssignedPartition.on` handle all other actions
                 raise RuntimeError(f"{action.name} begins no procedure")

@@ -1,4 +1,5 @@
-"""Make sure that at most one lane at a time can move a group's offsets, if a consumer's batches are in several lanes.
+"""If a consumer's batches are in several lanes, make sure that at most one of these lanes at a time can move the
+group's offsets.
 
 `kafkasafe.units` compares and orders the batches of one lane. Nothing compares batches of different lanes:
 
@@ -6,9 +7,9 @@
    consumer goes back to the group's offset, 0.
 2. The program continues with a producer of another lane: one that was open already, or one with another `client_id` or
    `spool_dir`. That producer's batch with records 0 to 9 is committed.
-3. A producer opens the first lane, here or in another process, and delivers the batch that was left. The group would
-   accept the offsets of that batch, because they come from the same member in the same generation. So records 0 to 9
-   would be in the output twice.
+3. A producer, in this process or in another one, opens the first lane and delivers the batch that was left there. The
+   group would accept the offsets of that batch, because they come from the same member in the same generation. So
+   records 0 to 9 would be in the output twice.
 
 So if a batch is undecided, and the next batch goes to another lane:
 
@@ -17,10 +18,11 @@ So if a batch is undecided, and the next batch goes to another lane:
   after it has joined again. The coordinator returns this offset only when all offsets that the group has already
   accepted are committed or aborted.
 - With `assign` there is no generation. So `send_offsets` refuses the next batch while the other lane has an undecided
-  batch of the partition. If the new producer uses the same directory and will adopt that lane, `send_offsets` waits
-  for the adoption, which takes seconds.
-- If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. A batch that continues
-  from an earlier batch must come after that batch, and must not be committed if the earlier one is dropped.
+  batch with offsets of the same partition. If the new producer uses the same directory and will adopt that lane,
+  `send_offsets` waits for the adoption, which takes seconds.
+- If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. The next batch
+  begins where the undecided batch ends. So the next batch must be committed after the undecided one, and must not be
+  committed if the undecided one is dropped.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class Way(enum.Enum):
 
 
 class OtherLanes:
-    """Keeps batches in different lanes apart; see the module. Only the thread that polls uses it.
+    """Lets only one lane at a time move the offsets; see the module's docstring. Only the polling thread uses it.
 
     Args:
         port: kafka-python.
@@ -139,7 +141,7 @@ def _await_lane(lane: ProducerLane, mine: ProducerLane, line: tuple[str, str, in
     """Wait until `lane` has no undecided batch that moves the offset of `line` (group, topic and partition).
 
     Raises:
-        UsageError: The producer of the lane `mine` will not adopt `lane`, or the time is over.
+        UsageError: The producer of the lane `mine` will not adopt `lane`, or the deadline has passed.
     """
     while isinstance(lane, OwnLane) and lane.may_move([line]):
         if not (isinstance(mine, OwnLane) and mine.adopts(lane)) or time.monotonic() >= deadline:

@@ -36,9 +36,10 @@ class PlaceLeft(NamedTuple):
     was_read: bool
 
     def is_in(self, topic_id: bytes | None) -> bool:
-        """Return whether this is a position in the topic with this id (None: not known). If one of the ids is not
-        known, return whether records were read. If none were read, the position may be in a deleted topic of the same
-        name.
+        """Return whether this position is in the topic with this id; the id is None if it is not known.
+
+        If one of the two ids is not known, return whether records were read. If none were read, the position may be in
+        a deleted topic of the same name.
         """
         if None in {topic_id, self.topic_id}:
             return self.was_read
@@ -104,13 +105,13 @@ class Undecided(NamedTuple):
     def is_known_by_epochs(self) -> bool:
         """Whether the leader epoch of a committed offset shows that the offset belongs to the former log.
 
-        A truncated log continues with newer epochs. The epochs of a recreated topic begin at 0 again, so any offset
-        looks like one of the new log.
+        A truncated log continues with newer epochs, so an offset of the former log has an older epoch. The epochs of a
+        recreated topic begin at 0 again, so its records may have the same epochs as the records of the former topic.
         """
         return self.event.reason == "truncated" and bool(self.event.epochs)
 
     def forbids(self, offset: int) -> bool:
-        """Return whether this offset must not be committed, because the group would skip unread records of the new
+        """Return whether a commit of this offset is forbidden: it could make the group skip unread records of the new
         log.
         """
         return offset > self.event.divergent_offset and not self.is_known_by_epochs
@@ -162,7 +163,7 @@ class Failures:
         self.reported_code = self.code
 
     def raised(self, now: float) -> None:
-        """Record that `poll` raises an error about the present failures."""
+        """Record the time at which `poll` raises an error about the present failures."""
         self.overdue_since = now
 
     def located(self, *, remote: bool) -> None:
@@ -187,7 +188,7 @@ class AssignedPartition:
             then.
         checked: The leadership under which the position was found valid; None: the position must be checked.
         inquiry: The running procedure, if any.
-        position: Offset for which the procedure began or the error was raised.
+        position: The position when the procedure began, or when the error was raised.
         undecided: A divergence about which the application has not decided.
         error: The error that `poll` raises until the position changes.
         raised_at: Monotonic time, in seconds, at which `poll` last raised `error`; 0 if it has not raised it yet.
@@ -297,8 +298,8 @@ class AssignedPartition:
             inquiry.cancel()
 
     def take(self) -> RunningProcedure[Any] | None:
-        """Return the finished procedure, and forget it. Return None if no procedure has finished, or if the present
-        state needs none.
+        """Return the finished procedure, and forget it. Return None if no procedure has finished, or if the position is
+        in a state without procedures.
         """
         inquiry = self.inquiry
         if inquiry is None or not inquiry.done:
@@ -314,8 +315,8 @@ class AssignedPartition:
         self.mend()
 
     def mend(self) -> None:
-        """If the state needs a running procedure but none runs, end that state. This happens if an interrupt comes
-        between the event and the start of the procedure.
+        """If the position is in a state in which a procedure should run, but none runs, leave this state. This happens
+        if an interrupt comes between the event and the start of the procedure.
         """
         if self.inquiry is None and self.at.activity in _RUNNING:
             self.on(PositionEvent.ENDED)
@@ -329,8 +330,8 @@ class AssignedPartition:
         """Return the history up to the position, to keep it for a later assignment.
 
         Args:
-            least: The returned history reaches at least to this offset, because all records before it were returned to
-                the application.
+            least: The history reaches at least to this offset, because all records below this offset were returned to
+                the application, or are about to be.
         """
         position = self.state.position
         # Without a position (during a reset) keep the whole history.
@@ -371,14 +372,14 @@ class AssignedPartition:
         )
 
     def doubt(self, nodes: Collection[int]) -> None:
-        """If the position was found valid under one of these leaders, make another check due. This matters only if the
-        metadata have no leader epochs.
+        """If the position was found valid under one of these leaders, record that it must be checked again. This
+        matters only if the metadata have no leader epochs.
         """
         if self.checked is not None and self.checked[1] in nodes:
             self.doubted = True
 
     def doubt_leader(self) -> None:
-        """Make another check of the position due, if the metadata have no leader epochs."""
+        """Record that the position must be checked again. This matters only if the metadata have no leader epochs."""
         self.doubted = True
 
     def looked(self) -> None:

@@ -46,7 +46,7 @@ class AssignedPartitions:
 
     def take_left(self, tp: TopicPartition) -> PlaceLeft | None:
         """Return the position that a partition had when it was revoked, and forget it. Return None if the partition had
-        no position, or if the application chose another one.
+        no position, or if the application chose another position.
         """
         return self._left.pop(tp, None)
 
@@ -136,7 +136,7 @@ class AssignedPartitions:
 
     @staticmethod
     def error(undecided: list[AssignedPartition]) -> Exception:
-        """Return the error of the partition whose error was raised least recently. The caller raises it."""
+        """Choose the error that `poll` has not raised for the longest time, and return it. The caller raises it."""
         part = min(undecided, key=lambda part: part.raised_at)
         part.raised(time.monotonic())
         if part.error is None:  # pragma: no cover - that is what `undecided` means

@@ -16,7 +16,8 @@ from kafkasafe.cluster.lookups import OUT_OF_RANGE, REMOTE
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady
 
-# The check of an offset that is out of range takes three requests, so this pause allows ten requests a second.
+# The check of an offset that is out of range takes three requests. With a pause of 0.3 seconds after each check, a
+# partition needs at most ten requests a second.
 _RANGE_PAUSE_S: Final = 0.3
 # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: brokers return these codes for a deleted topic,
 # and briefly after their own start.
@@ -49,7 +50,7 @@ class Pauses:
         """Record that a fetch has failed. The partition is fetched again after a pause.
 
         Raises:
-            RemoteStorageNotReadyError: Remote storage was not ready for too long.
+            RemoteStorageNotReadyError: Remote storage has taken too long to become ready.
         """
         now = time.monotonic()
         failures, stats = part.failures, self._reports.stats

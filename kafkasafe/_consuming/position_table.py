@@ -71,7 +71,7 @@ class PositionEvent(enum.Enum):
     SOUGHT = "sought"
     """The application has chosen a position."""
     MOVED = "moved"
-    """The position has changed since the procedure began or the error was raised. The application did not choose it."""
+    """The application did not choose the new position. The procedure or the error is about the former position."""
     LEADER_UNKNOWN = "leader unknown"
     """The metadata name no leader, or they name a topic that was deleted."""
     UNREAD = "unread"
@@ -87,7 +87,7 @@ class PositionEvent(enum.Enum):
     CONTRADICTED = "contradicted"
     """A batch or a broker contradicts the records read before."""
     OTHER_TOPIC = "other topic"
-    """The broker does not know the topic. When a topic of this name exists again, it may be another topic."""
+    """The broker does not know the topic. A topic that exists under this name later may be another topic."""
     OUT_OF_RANGE = "out of range"
     """The broker says that the position is not in the log."""
     IN_RANGE = "in range"
@@ -250,8 +250,8 @@ ACTIVITY: Final[dict[Activity, dict[PositionEvent, tuple[Activity, tuple[Action,
         _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
     },
     _A.DIVERGED: {
-        # The application knows of the divergence, so the consumer never reports it again, whatever position the
-        # application chose.
+        # The application knows of this divergence. So the consumer does not report it again, whichever position the
+        # application has chosen.
         _E.SOUGHT: (_A.IDLE, (Action.UNCHECK, Action.CUT, Action.ADOPT)),
         _E.MOVED: _OUTDATED,
     },

@@ -110,15 +110,15 @@ class Positions:
         due = []
         for tp, part in self._parts.present():
             if part.at.activity is not Activity.IDLE:
-                # An interrupt may have left the position without its procedure. Mend that before the next fetch.
+                # An interrupt may have come before the start of the procedure. Mend that before the next fetch.
                 part.mend()
             if part.at.activity is not Activity.IDLE or part.state.position is None:
                 continue
             leadership = self._port.leadership(tp)
             if leadership is None:
                 if part.checked is None and part.history.lineage.entries:
-                    # New metadata may arrive before the fetch is sent. But no record must be read unchecked, so hold
-                    # the partition. Also request metadata: kafka-python does so only when it fetches a partition
+                    # New metadata may arrive before the fetch is sent. But records may be read only after the check, so
+                    # hold the partition. Also request metadata: kafka-python does so only when it fetches a partition
                     # without a leader.
                     self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif part.history.former.name(leadership[0], time.monotonic()):
@@ -135,8 +135,9 @@ class Positions:
         """Check the position of a partition. Called only while no procedure runs for the partition."""
         position = part.state.position.offset
         part.looked()
-        # If nothing was read before the position, no record can be lost. But another member may have committed the
-        # position in a topic that is newer than these metadata. The walk finds that out.
+        # If nothing was read before the position, no record can be lost. But the position may come from another
+        # member that has read a new topic of this name, and these metadata may still show the former topic. The walk
+        # finds that out.
         if part.history.reaches_below(position) or part.history.is_of_another(leadership[0]):
             part.place(position)
             self._moves.on(tp, part, PositionEvent.CHECK_DUE)

@@ -8,7 +8,8 @@ If a consumer has a partition both before and after a rebalance, kafka-python ke
 3. The consumer is still at 10. Its next batch would move the group's offset past records that are in no output.
 
 So if a batch is dropped, the consumer reads the batch's partitions again from the group's offset. After each rebalance,
-the consumer compares the group's offset with the offset that its own batches have set (`kafkasafe.delivery.readings`).
+the consumer compares the group's offset with the offset that its own atomic batches have set
+(`kafkasafe.delivery.readings`).
 
 If a program closes its producer, a batch may be left in the spool, undecided. The consumer cannot wait for the batch,
 because it is possible that no producer ever delivers it. So the consumer goes back to the group's offset. The batch may
@@ -22,9 +23,9 @@ be committed afterwards:
 
 So after such a step back, `send_offsets` requests the group's offset before it accepts the next batch. It refuses the
 batch if that offset is not the one to which the consumer went back. At the time of this request, all earlier producers
-of the lane have ended. If the batch is rejected, `send_offsets` requests the offset again for the next batch, because
-the batch that was left in the spool may still be under way (`ReadingRun.is_unused`). All of this concerns the batches
-of one lane: `other_lanes` keeps batches of different lanes apart.
+of the lane have ended. If the accepted batch is rejected later, `send_offsets` requests the offset again before the
+batch that follows. The reason is that the batch that was left in the spool may still be committed
+(`ReadingRun.is_unused`). All of this concerns the batches of one lane. `other_lanes` is about batches in several lanes.
 
 Without atomic batches, the group's offset alone decides where the consumer continues in a partition that is assigned to
 it again. If that offset is lower than the position that this consumer had, `Rereading.resumed` emits an event, and does
@@ -57,7 +58,8 @@ _REREAD: Final = (
 
 _METADATA_BYTES: Final = 256
 """Maximum length of the metadata of an offset in an atomic batch: enough for the id of the topic and about 40 leader
-epochs. Each atomic batch in the spool has this text. If the brokers refused the text, they would refuse the batch.
+epochs. Each atomic batch in the spool contains these metadata. If the brokers refused the metadata, they would refuse
+the whole batch.
 """
 
 
@@ -88,24 +90,24 @@ class Rereading:
         self._readings: Readings[TopicPartition] = Readings(NUMBERS)
         self._other_lanes = OtherLanes(port, timeout_ms)
         self._states: dict[TopicPartition, Any] = {}
-        """kafka-python's states at the start of the readings. A new state object means a new assignment."""
+        """By partition, kafka-python's state object when the reading began. A new object means a new assignment."""
         self._restart: dict[TopicPartition, int] = {}
         """For each partition that must be read again: its position when the error was raised."""
         self._held: set[TopicPartition] = set()
         self._informed: set[TopicPartition] = set()
-        """Held partitions for which an error was raised: the program has discarded their records."""
+        """Held partitions about which an error was raised. After the error, the program has discarded their records."""
         self._asked: dict[frozenset[TopicPartition], int] = {}
         """For each unanswered request for the group's offsets: its set of partitions, and the number that `draw`
         returned.
         """
         self._undecided: set[TopicPartition] = set()
-        """Partitions with an earlier batch that another producer may still deliver. The batch would move the group's
-        offset.
+        """Partitions for which another producer may still deliver a batch of an earlier reading. The batch would move
+        the group's offset.
         """
         self._generation: Any = None
         self._stale = False
-        """Whether the program may hold records that will be read again, by this consumer or another one, and no error
-        has told the program yet.
+        """Whether the program may hold records that this or another consumer will read again, and `offer` has not yet
+        raised an error about them.
         """
 
     @property
@@ -114,10 +116,11 @@ class Rereading:
         return bool(self._held)
 
     def draw(self, partitions: Collection[TopicPartition]) -> int:
-        """Return a number for new readings. Call it before the group's offsets are requested.
+        """Return a number for new readings. Call this method before each request for the group's offsets.
 
-        If a request is not answered in time, kafka-python keeps it, and uses its answer when the same partitions are
-        requested again. So in this case `draw` returns the number of the kept request again.
+        If a request is not answered in time, kafka-python keeps it. When the offsets of the same partitions are
+        requested again, kafka-python uses the answer to the kept request. So `draw` then returns the same number as for
+        the kept request.
         """
         asked = frozenset(partitions)
         if asked not in self._asked:
@@ -137,12 +140,14 @@ class Rereading:
             run.place(offset)
 
     def unassigned(self) -> None:
-        """End the readings of revoked partitions, because the application may have changed its assignment."""
+        """End the readings of partitions that are no longer assigned. Called after `assign` and `unsubscribe`."""
         self._look()
         self._forget_requests()
 
     def handed_out_late(self) -> None:
-        """Record that a partition's records were returned just when the partition's position moved back."""
+        """Record that records of a partition were returned while the partition was revoked or its position moved back.
+        So these records will be read again.
+        """
         self._stale = True
 
     def begin(self, tp: TopicPartition, number: int, offset: int | None) -> None:
@@ -163,18 +168,18 @@ class Rereading:
 
         Args:
             tp: The partition.
-            offset: The group's offset, which is the position now.
+            offset: The group's offset, from which the consumer reads now.
         """
         left = self.left(tp)
         if left is not None and offset < left.offset:
             self._emit(PositionRewound(tp.topic, tp.partition, "rebalanced", left.offset))
 
     def left(self, tp: TopicPartition) -> PlaceLeft | None:
-        """Return the position that a partition had before the group revoked it and assigned it again, and forget this
-        position. Return None if the partition had none.
+        """Return the position that a partition had before it was revoked and assigned again, and forget it. Return None
+        if there was none.
 
-        A program that assigns its partitions itself has thereby chosen the group's offset or a reset. So for such a
-        program the result is None.
+        The result is also None if the program uses `assign`. By calling `assign`, the program has chosen to begin at
+        the group's offset or at a reset.
         """
         left = self._parts.take_left(tp)
         return left if self._port.is_subscribed() else None
@@ -189,9 +194,9 @@ class Rereading:
         self._release(tp, state)
         run = self._readings.get(tp) if self._states.get(tp) is state else None
         if run is not None and state.position is not None and run.accepted == state.position.offset:
-            # The program seeks to the first record that is in no batch yet, as programs do after an error. What the
-            # program reads next still depends on the batches before that record: if such a batch is dropped, the
-            # batch's records are in no output. So the reading goes on.
+            # The program seeks to the first record that is in no batch yet, as programs do after an error. If a batch
+            # before that record is dropped, the batch's records are in no output, and must be read again. So the
+            # reading goes on, and these batches stay part of it.
             run.step_back()
             return
         self._readings.begin(tp, self._readings.draw(), None)
@@ -248,10 +253,10 @@ class Rereading:
     def offer(
         self, fate: Callable[[], OffsetsFate], lane: ProducerLane, metadata: Callable[[], Any]
     ) -> tuple[Any, ...]:
-        """Return what an atomic batch of this lane needs to commit this consumer's offsets.
+        """Return the data with which an atomic batch of this lane can commit this consumer's offsets.
 
-        The result has four items. The first has the positions to commit: those after the returned records that are in
-        no batch yet. The second is the group's metadata. The third has each partition's reading, which is the
+        The result has four items. The first has the positions to commit, for each partition with returned records that
+        are in no batch yet. The second is the group's metadata. The third has the reading of each partition: the
         uninterrupted run of records to which the position belongs. The fourth has the claims, which say that this batch
         moves the group to these offsets.
 
@@ -292,7 +297,7 @@ class Rereading:
                 refused = self._is_refused(moved, overtaken or (), is_member=is_member)
                 refused |= way is Way.LEFT_GROUP
         if refused:
-            # Restart all moved partitions, because the program discards its collected batch as a whole.
+            # The program discards its collected batch as a whole. So all partitions of the batch must be read again.
             self._stale = False
             self._restart.update((tp, position.offset) for tp, position in moved.items())
             raise BatchDroppedError(_REREAD)
@@ -338,15 +343,15 @@ class Rereading:
     def _overtaken(
         self, moved: Collection[TopicPartition], *, is_assigned: bool
     ) -> Collection[TopicPartition] | None:
-        """Return the partitions in which a batch of an earlier reading may have moved the group's offset since the
-        present reading began.
+        """Return the partitions whose group offset a batch of an earlier reading may have moved after the present
+        reading began.
 
-        Return None, and request no offset, if this is impossible in all of the partitions.
+        If this is impossible in every partition, request no offset and return None.
 
         Args:
             moved: The partitions of the batch.
-            is_assigned: Whether the application assigns the partitions itself. If so, there is no generation that would
-                make the group refuse batches of earlier incarnations of the program.
+            is_assigned: Whether the application assigns the partitions itself. If so, the consumer has no generation.
+                Then the group cannot refuse batches of earlier incarnations of the program.
         """
         asked = {
             tp: self._run(tp)
@@ -406,13 +411,13 @@ class Rereading:
         self._emit(PositionRewound(tp.topic, tp.partition, reason, position))
 
     def _forget_requests(self) -> None:
-        """Ignore answers that are still due: a late answer may be older than the last batch."""
+        """Ignore the answers to earlier requests: such an answer may not contain the offsets of the last batch yet."""
         self._port.forget_committed()
         self._asked.clear()
 
     def _holds_records(self, tp: TopicPartition, state: Any) -> bool:
-        """Whether the program may still have records of the partition that are in no batch. If the program has
-        discarded records after an error, these do not count.
+        """Whether the program may still have records of the partition that are in no batch. Records that the program
+        has discarded after an error do not count.
         """
         if state.position is None:
             return False

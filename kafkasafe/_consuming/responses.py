@@ -92,8 +92,8 @@ class Responses:
         if not verdict.retriable:
             raise code_error(code, f"{tp.topic}-{tp.partition} at {position}: {verdict.explanation}")
         if code == _NOT_LEADER_OR_FOLLOWER:
-            # The broker whose log was compared does not lead any more. It may lead again before the metadata name
-            # another leader.
+            # The broker whose log was compared does not lead any more. If it soon becomes the leader again, the
+            # metadata may never show that another broker was the leader.
             part.doubt_leader()
         self._port.learn_leader(tp, data)
         if code in OTHER_TOPIC:

@@ -122,8 +122,8 @@ class Results:
             raise error
         part.check(self._port.leadership(tp))
         self._moves.on(tp, part, PositionEvent.FAILED)
-        # A log record suffices: brokers before 2.3 refuse clients' questions about epochs. If a permission is missing,
-        # the fetches fail anyway.
+        # A log record suffices: if the client lacks a permission, the fetches fail, too, and `poll` raises their error.
+        # If a broker refuses to answer about leader epochs, the walk handles the error itself.
         self._reports.log.limited(
             logging.WARNING,
             "not_comparable",
@@ -158,7 +158,7 @@ class Results:
         self._rereading.placed(tp, offset)
         part.on(PositionEvent.RESET_FOUND)
         if leadership is not None:
-            # Check before the first fetch: the topic's id must be known then.
+            # Check the position before the first fetch. The check stores the topic's id, which must be known by then.
             self._positions.check(tp, part, leadership)
         reason = part.was_reset()
         if reason is None:
@@ -278,10 +278,10 @@ class Results:
             try:
                 target = self._policy(event)
             except Exception as error:
-                # Treat the error like the result None, but let `poll` raise this error: it says more than the
-                # divergence.
+                # Continue as if the result were None. But let `poll` raise this error instead of the error about the
+                # divergence, because only this error shows that `on_divergence` has failed.
                 if not part.explain(error):
-                    raise  # the application has called `seek` meanwhile, so nothing else would raise this error
+                    raise  # the application has called `seek` meanwhile, so `poll` would not raise this error
                 return
         else:
             target = event.divergent_offset if self._policy == "seek" else None

@@ -127,7 +127,7 @@ class BatchOutcome(metaclass=Tidy):
         """Do nothing: an accepted batch is delivered and cannot be cancelled.
 
         Returns:
-            False, like a future that can no longer be cancelled.
+            False. asyncio's futures also return False if they can no longer be cancelled.
         """
         return False
 
@@ -140,7 +140,7 @@ class BatchOutcome(metaclass=Tidy):
         self, call: Callable[[BatchOutcome], object], *, context: contextvars.Context | None = None
     ) -> None:
         """Call `call(outcome)` on the running loop when the batch is committed or dropped. If that has happened
-        already, the call follows soon.
+        already, `call` is called soon.
         """
         loop = running_loop()
 
@@ -197,7 +197,9 @@ class AtomicBatch:
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = None,
     ) -> RecordFuture:
-        """Add a record. This is not a coroutine, because the producer accepts the records only at `commit`.
+        """Add a record. This method never has to wait, so it is not a coroutine: the producer accepts the records only
+        at `commit`.
+
 
         Returns:
             A future for the record's metadata. Await it only after `commit`.

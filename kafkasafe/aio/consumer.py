@@ -118,8 +118,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close. After an exception in the block, the record that it was processing is not committed and is read
-        again.
+        """Close the consumer. If the block raises an exception, the record that the block was processing is not
+        committed, and is read again.
         """
         await self._lifecycle.close(None, finished=error is None)
 
@@ -248,8 +248,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         """Continue from the first offset of these partitions, or of all assigned partitions.
 
         Returns:
-            Whether the new positions are known. If no broker has answered within `request_timeout_ms`, the positions
-            are looked up before the next record is returned.
+            Whether the new positions are known. They are not known if no broker answers within `request_timeout_ms`:
+            then they are looked up later, before the next record is returned.
 
         Raises:
             ValueError: A partition is not assigned (see `seek`). In this case, no position has moved.
@@ -364,8 +364,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         return int(found)
 
     async def _look_up(self, moved: Collection[TopicPartition]) -> bool:
-        """Wait until these positions are known. While a position is unknown, new records might be skipped, and a commit
-        would leave out the partition.
+        """Wait until these positions are known. If the end of the log were looked up later, the records that arrive
+        meanwhile would be skipped. And while a position is unknown, a commit leaves out the partition.
 
         Returns:
             Whether the positions are known. If not, the next request for records looks them up, and raises any error.

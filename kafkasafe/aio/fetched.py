@@ -19,7 +19,7 @@ class UnassignedError(UsageError, kafka_errors.IllegalStateError, ValueError):
 
 
 class Fetched:
-    """Records of one partition that were fetched together, without those that the program has received.
+    """The records of one partition that one poll has fetched and that the program has not received yet.
 
     Attributes:
         records: The records. `RecordQueue` drops this object together with its last record.

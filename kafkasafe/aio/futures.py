@@ -29,7 +29,7 @@ _new_tuple: Final[Any] = tuple.__new__
 """Creates a named tuple without a Python-level call."""
 
 
-# Hints for programs that use the names of kafka-python's futures, which these classes do not have.
+# Hints for programs that use names of kafka-python's futures. The futures of kafkasafe.aio lack these names.
 DONE: Final = (
     "use `done()`, with parentheses, as in asyncio; the futures of kafkasafe have kafka-python's names"
 )
@@ -118,11 +118,11 @@ class RecordFuture(metaclass=Tidy):
             if open_batch.parcels is None or not self._accepted().is_done:
                 opened.due_batches.add(open_batch)
                 ledger = opened.parts.delivery.pump.ledger
-                # The same as `AcceptedRecord.wait_in_loop`, with fewer objects and calls for each record.
+                # This does the same as `AcceptedRecord.wait_in_loop`, but with fewer objects and calls for each record.
                 yield from opened.waits_here().until(
                     open_batch, self.index, lambda: Fates(open_batch, ledger, durable=False)
                 )
-            # The first task that got its result may have set `acked`, which all tasks that wait for the batch can use.
+            # The first task that gets a result of this batch may set `acked`. All tasks of the batch can use the value.
             acked = open_batch.acked
             if acked is None:
                 return AcceptedRecord(opened.parts, open_batch, self.index).result(None)
@@ -183,10 +183,10 @@ class RecordFuture(metaclass=Tidy):
 
     @staticmethod
     def cancel(msg: object = None) -> bool:  # noqa: ARG004  # asyncio's
-        """Do nothing: an accepted record is delivered. To stop waiting for it, cancel the task, or use a time-out.
+        """Do nothing: an accepted record cannot be cancelled. To stop the wait, cancel the task or use a time-out.
 
         Returns:
-            False, like a future that can no longer be cancelled.
+            False. asyncio's futures also return False if they can no longer be cancelled.
         """
         return False
 
@@ -202,7 +202,7 @@ class RecordFuture(metaclass=Tidy):
     def add_done_callback(
         self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Call `call(future)` on the loop when the record is done. If it is already done, the call follows soon.
+        """Call `call(future)` on the loop when the record is done. If the record is already done, do it soon.
 
         Raises:
             UsageError: The record belongs to an atomic batch that is still open or was dropped.
@@ -212,7 +212,7 @@ class RecordFuture(metaclass=Tidy):
         self.owner.opened.callbacks.add(self, (id(self.open_batch), self.index), call, context)
 
     def remove_done_callback(self, call: Callable[[RecordFuture], object]) -> int:
-        """Remove a callback. Return how many times the callback had been added."""
+        """Remove a callback, however often it was added. Return how many times it was there."""
         return self.owner.opened.callbacks.remove((id(self.open_batch), self.index), call)
 
     def __repr__(self) -> str:
@@ -231,7 +231,7 @@ class DoneCallbacks:
         self._waiting: dict[Key, Waiting] = {}
 
     def add(self, future: RecordFuture, key: Key, call: Call, context: contextvars.Context | None) -> None:
-        """Call `call(future)` when the record is done. If it is already done, the call follows soon."""
+        """Call `call(future)` when the record is done. If the record is already done, do it soon."""
         if future.done():
             self._loop.call_soon(call, future, context=context)
             return
@@ -252,7 +252,7 @@ class DoneCallbacks:
             self._loop.call_soon(call, future, context=context)
 
     def remove(self, key: Key, call: Call) -> int:
-        """Remove a callback. Return how many times the callback had been added."""
+        """Remove a callback, however often it was added. Return how many times it was there."""
         known = self._waiting.get(key)
         if known is None:
             return 0

@@ -39,7 +39,7 @@ class _Obstacle(enum.Enum):
     ROOM = enum.auto()
     """The spool is full."""
     AHEAD = enum.auto()
-    """More than `run_ahead_bytes` is unacknowledged, and the cluster answers."""
+    """More than `run_ahead_bytes` are unacknowledged, although the cluster is answering."""
 
 
 class _Turn:
@@ -59,8 +59,8 @@ class _Turn:
     def wake(self) -> bool:
         """Wake the task if it waits. Return whether it waited.
 
-        Do not wake a task of a closed loop: it cannot run. When this task is dropped, it leaves its line, which wakes
-        the next tasks of the line.
+        Do not wake a task of a closed loop: it cannot run. When such a task is dropped, `SendGate._leave` removes it
+        from its line and wakes the next tasks.
         """
         if self._waiter is None or self._waiter.done() or self._waiter.get_loop().is_closed():
             return False
@@ -74,11 +74,11 @@ class _Line:
     def __init__(self) -> None:
         self._turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
         self._awake: set[_Turn] = set()
-        """Tasks that do not wait at the moment: they have just entered the line, or they were woken and do not wait
-        again yet.
+        """Tasks in the line that are not suspended now: they have just entered the line, or they were woken and have
+        not begun to wait again.
         """
         self._full_since: float | None = None
-        """Monotonic time, in seconds, since which there has been no room for the first task. None if there is room."""
+        """Monotonic time, in seconds, at which the lack of room for the first task began. None if there is room."""
 
     def __bool__(self) -> bool:
         return bool(self._turns)
@@ -92,7 +92,7 @@ class _Line:
         self._awake.add(turn)
 
     def full_since(self, now: float) -> float:
-        """Remember that there is no room now. Return the monotonic time since which there has been no room."""
+        """Remember that there is no room now. Return the monotonic time at which the lack of room began."""
         if self._full_since is None:
             self._full_since = now
         return self._full_since
@@ -121,7 +121,7 @@ class _Line:
 
 
 class SendGate:
-    """Accepts records in turn; see the module. Its methods run on the loop's own thread."""
+    """Accepts records one after the other; see the module's docstring. Its methods run on the loop's own thread."""
 
     def __init__(self, parts: ProducerParts, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         self.parts = parts
@@ -129,8 +129,8 @@ class SendGate:
         self.lines: dict[str, _Line] = {}
         """Waiting tasks, by topic."""
         self.left = 0
-        """How many more records the gate accepts in this iteration of the loop. Also 0 before the first record of an
-        iteration.
+        """How many more records the gate accepts in this iteration of the loop. Before the iteration's first record,
+        the value is 0, and `_counting` is false.
         """
         self.place = place_of(loop)
         self._loop = loop
@@ -141,7 +141,7 @@ class SendGate:
     def try_now(
         self, owner: Owner, topic: str, key: bytes | None, value: bytes | None, special: Any, size: int
     ) -> RecordFuture | None:
-        """Accept a record in this step. Return None if the record must wait: then call `wait_and_accept`."""
+        """Accept a record in this step. Return None if the record must wait; the caller then uses `wait_and_accept`."""
         if self.left <= 0 and self._counting:
             return None
         if self.lines and topic in self.lines:
@@ -179,7 +179,7 @@ class SendGate:
                 elif accepted is _Obstacle.FULL:
                     await self._seal(topic)
                 else:
-                    # While the tasks before this one waited for room, this task waited for room, too.
+                    # The time during which earlier tasks waited for room is part of this task's wait for room, too.
                     since = max(began, line.full_since(time.monotonic()))
                     await self._wait_for_room(since + self.parts.config.max_block_s)
         finally:
@@ -257,12 +257,12 @@ class SendGate:
         *,
         patient: bool,
     ) -> RecordFuture | _Obstacle:
-        """Put a record into the topic's open batch, in one step, or return the obstacle."""
+        """Put a record into the topic's open batch in one step. If this is impossible now, return the reason."""
         parts = self.parts
         parts.admission.check_size(size)
         open_batch = parts.accumulator.open_batches.get(topic)
         if open_batch is None:
-            # Once `close` was called, a wait would be useless, and the worker ends soon.
+            # Once `close` was called, a wait would be useless, because the worker ends soon.
             parts.lifecycle.raise_closed()
             if patient and parts.delivery.pump.ledger.ahead.is_far:
                 return _Obstacle.AHEAD

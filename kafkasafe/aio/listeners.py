@@ -59,8 +59,8 @@ class ListenerCall:
             await self._worker.run(_nothing)
 
     async def end(self) -> None:
-        """Wait for the requests that other tasks made during the call, and end the thread. Make no request after
-        that.
+        """End the thread after the listener's call. First wait for the requests that other tasks made during the call.
+        Make no request after that.
         """
         try:
             await self._worker.run(_nothing)
@@ -72,8 +72,8 @@ class Rebalances:
     """Calls rebalance listeners, and executes requests while a listener runs.
 
     Args:
-        thread: The consumer's thread. While a listener runs, this thread waits for it, in a poll or in a close of the
-            consumer.
+        thread: The consumer's thread. While a listener runs, this thread waits for it inside the consumer's `poll`
+            or `close`.
     """
 
     def __init__(self, thread: ThreadSide, records: RecordQueue) -> None:
@@ -148,7 +148,7 @@ class Listener(AsyncConsumerRebalanceListener):
     async def on_partitions_lost(self, lost: Any) -> None:
         """Pass the call on to the program's listener.
 
-        A listener without this method, such as aiokafka's, gets the call as `on_partitions_revoked`.
+        If the listener does not have this method (aiokafka's listeners do not), its `on_partitions_revoked` is called.
         """
         known = hasattr(self._given, "on_partitions_lost")
         await self._called("on_partitions_lost" if known else "on_partitions_revoked", lost)

@@ -13,10 +13,10 @@ from kafka.structs import TopicPartition
 
 
 class Seen(NamedTuple):
-    """State of the fetched records on the loop at the time when the program requested a job.
+    """The fetched records that had arrived on the loop, and those that were finished, when the program requested a job.
 
     Attributes:
-        unhanded: By partition, the first offset that the program has not finished.
+        unhanded: By partition, the offset of the first record that the program has not finished.
         kept: Number of the latest poll whose records had arrived on the loop.
     """
 
@@ -25,10 +25,11 @@ class Seen(NamedTuple):
 
 
 class HandedOut(NamedTuple):
-    """State of the records that the program has received, at the time when an atomic batch takes their offsets.
+    """Which records the program has received when an atomic batch takes their offsets.
 
     Attributes:
-        late: Whether the program has received records of a partition that was already revoked or moved back.
+        late: Whether the program received records of a partition during a poll in which the partition was revoked or
+            its position moved back.
         partitions: Partitions from which the program has received records since the latest poll was requested.
         kept: Number of the latest poll whose records had arrived on the loop.
     """
@@ -87,7 +88,7 @@ class Polls:
         self._sent: collections.deque[tuple[int, dict[TopicPartition, int]]] = collections.deque()
         """Polls whose records may still be on their way to the loop: (number, first offset by partition)."""
         self._lost: collections.deque[tuple[int, frozenset[TopicPartition]]] = collections.deque(maxlen=16)
-        """For each of the newest polls: (number, partitions that were revoked or moved back)."""
+        """For each of the newest polls: (number, partitions that were revoked or whose position moved back)."""
         self._states: dict[TopicPartition, object] = {}
         """kafka-python's states of the assigned partitions, after the last poll."""
 
@@ -133,12 +134,12 @@ class Polls:
     def stop(
         self, partitions: Collection[TopicPartition], dropped: Mapping[TopicPartition, int], kept: int
     ) -> None:
-        """Store how far the program got in these partitions, because their positions move. Every record that it got
-        counts, even if it has not finished the record.
+        """Store which records of these partitions the program has received, because the partitions' positions move. All
+        received records count as finished, even if the program is still processing them.
 
         Args:
             partitions: The partitions.
-            dropped: By partition, the first offset of the records that had arrived on the loop, but not been returned.
+            dropped: By partition, the first offset of the records that arrived on the loop but were not returned.
             kept: Number of the latest poll whose records had arrived on the loop.
         """
         firsts = (dropped, *self.on_their_way(kept))

@@ -189,7 +189,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             )
 
     def __del__(self) -> None:
-        """Close a producer that was dropped without `close()`, as `kafkasafe.SafeProducer` does, but off the loop."""
+        """Close a producer that was dropped without `close()`. This happens on the worker's thread, not on the loop."""
         opened = getattr(self, "_started", None)
         if opened is not None and opened.parts.lifecycle.closed is None:
             self._started = None
@@ -221,8 +221,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Accept a record. It is on disk soon after that (wait with `await future.durable()`), and is delivered from
         there.
 
-        **If the call is cancelled, the record was not accepted.** The producer accepts it in the same step of the event
-        loop in which `send` returns, never before.
+        **If the call is cancelled, the record was not accepted.** The producer accepts it only in the last step of the
+        call: no other task can run between this step and the return of `send`.
 
         If a program sends many records, `send` lets other tasks run in between. If the spool has no room, `send` waits
         up to `max_block_ms`. Records for one topic are accepted in the order in which `send` was called.
@@ -458,7 +458,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     @property
     def opened(self) -> Opened:
-        """The objects of the started producer, for its futures. Raises if the producer is not open."""
+        """The inner objects, which the futures of this producer use. Raises if the producer is not open."""
         if self._started is None:
             raise self._not_started()
         return self._started

@@ -63,8 +63,8 @@ class _Meanwhile:
 
 
 class _MoveLog:
-    """Gives a number to each of the program's moves, to show which records were fetched before a move. A move changes
-    positions, the subscription or the assignment.
+    """Numbers the program's moves. A move changes positions, the subscription or the assignment. The numbers show which
+    records were fetched before a move.
 
     Attributes:
         count: Number of the latest move.
@@ -88,7 +88,7 @@ class _MoveLog:
         self._subscribed = self.count
 
     def assign(self) -> None:
-        """Count an assignment that the program chooses."""
+        """Count a move in which the program chooses an assignment."""
         self.count += 1
         self._assigned = self.count
 
@@ -98,15 +98,15 @@ class _MoveLog:
         self._restarted = self.count
 
     def has_moved(self, partition: TopicPartition, since: int) -> bool:
-        """Return whether the position of a partition has moved after move number `since`."""
+        """Return whether the position of a partition has moved since the move with the number `since`."""
         return self._moved.get(partition, 0) > since
 
     def has_subscribed(self, since: int) -> bool:
-        """Return whether the program has subscribed after move number `since`."""
+        """Return whether the program has subscribed since the move with the number `since`."""
         return self._subscribed > since
 
     def has_assigned(self, since: int) -> bool:
-        """Return whether the program has chosen an assignment after move number `since`."""
+        """Return whether the program has chosen an assignment since the move with the number `since`."""
         return self._assigned > since
 
     def has_restarted(self, since: int) -> bool:
@@ -128,8 +128,8 @@ class RecordQueue:
         self._moves = _MoveLog()
         self._meanwhile = _Meanwhile()
         self._handed_late = False
-        """Whether the program received records of a partition during a poll in which the partition was revoked or moved
-        back."""
+        """Whether the program received records of a partition during a poll in which the partition was revoked or its
+        position moved back."""
         self._kept = 0
         """Number of the latest poll whose records have arrived on the loop."""
         self._polled_at, self._attend_at = 0.0, 0.0
@@ -137,7 +137,7 @@ class RecordQueue:
         self._place: Any = None
 
     def belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Return records on this loop only, and none in a forked child."""
+        """Bind the queue to this loop: `take_now` returns records only on this loop, and none in a forked child."""
         self._place = place_of(loop)
         _started.add(self)
 
@@ -153,7 +153,7 @@ class RecordQueue:
     def take_now(self) -> Any:
         """Take the next record of any partition, as `next` and `take` do. Return None if a wait may be necessary.
 
-        With this call, the program has finished all records that it received before.
+        The call means that the program has finished all records that it received before.
         """
         queue = self._fetched
         if (
@@ -221,13 +221,13 @@ class RecordQueue:
         return self._polled_at
 
     def attend_now(self) -> None:
-        """Let the consumer serve its group membership before it answers the next request for records."""
+        """Before the next request for records is answered, let the consumer do its duties in its group."""
         self._attend_at = 0.0
 
     def begin_poll(self) -> PollRequest:
-        """Begin a poll that is requested now, and return its input."""
+        """Return the input of a poll that begins now."""
         self._meanwhile.begin(self._fetched)
-        # Enough records of these partitions are fetched already.
+        # Do not fetch more records of partitions whose fetched records have not been returned yet.
         left_out = frozenset(each.tp for each in self._fetched) - self._paused
         return PollRequest(left_out, self._paused, self._moves.count)
 
@@ -251,8 +251,8 @@ class RecordQueue:
                 self._fetched.append(Fetched(tp, found))
 
     def begin_anew(self) -> None:
-        """Forget everything that was fetched, even by a poll that is still running: `start` was cancelled, and the next
-        consumer will fetch the records again.
+        """Forget everything that was fetched, and ignore the result of a poll that is still running. Called because
+        `start` was cancelled: the next consumer will fetch the records again.
         """
         self._moves.restart()
         self._fetched.clear()
@@ -261,7 +261,7 @@ class RecordQueue:
         self._attend_at = 0.0
 
     def lose(self, gone: Collection[TopicPartition], assigned: frozenset[TopicPartition]) -> None:
-        """Drop the records of partitions that were revoked or moved back, and store the new assignment."""
+        """Drop the records of partitions that were revoked or whose position moved back. Store the new assignment."""
         self._assigned = assigned
         if gone:
             self._handed_late |= not self._meanwhile.handed(self._fetched).isdisjoint(gone)

@@ -126,8 +126,8 @@ class RecordRequests:
             if failed is not None:
                 raise failed
             if self._polling is None:
-                # Always poll on the consumer's own thread: a poll requested during a listener's call comes after that
-                # call.
+                # Always poll on the consumer's own thread. During a listener's call, that thread waits. So a poll
+                # that is requested meanwhile comes after the call.
                 request = records.begin_poll()
                 self._polling = self._thread.poll(
                     request, records.seen(), timeout_ms, fetch=fetch, keep=records.keep

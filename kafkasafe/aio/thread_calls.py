@@ -37,7 +37,7 @@ class ThreadCalls:
         return await self._rebalances.submit(self._thread.knowing(self._records.seen(), job))
 
     def move(self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = ()) -> asyncio.Future[T]:
-        """Execute `job(consumer)` on the thread. The job may move the positions of the partitions `moved`.
+        """Execute `job(consumer)` on the thread. `moved` has the partitions whose positions the job may move.
 
         The consumer drops the records that were fetched from these partitions. If the job fails, the consumer fetches
         the records again.

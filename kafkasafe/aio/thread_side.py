@@ -119,8 +119,8 @@ class ThreadSide:
         return self._both()[1].submit(job)
 
     def knowing(self, seen: Seen, job: Callable[[], T]) -> Callable[[], T]:
-        """Wrap a job: the thread first notes which records the program had when it requested the job, then executes the
-        job.
+        """Wrap a job. The thread first notes which records the program had received and finished when the program
+        requested the job. Then the thread executes the job.
         """
         polls = self._polls
 
@@ -143,10 +143,11 @@ class ThreadSide:
 
         Args:
             request: The input of the poll.
-            seen: The state of the fetched records on the loop.
+            seen: Which fetched records have arrived on the loop, and which of them the program has finished.
             timeout_ms: How long to wait for records.
             fetch: Whether to fetch records, or only to serve the group membership.
-            keep: Called on the loop with the result, before the returned future is resolved; even after an error.
+            keep: Called on the loop with the result, before the returned future is resolved. It is also called if the
+                poll raises an error.
         """
         consumer, worker = self._both()
         reading, polls = threads.reading_of(consumer), self._polls
@@ -168,7 +169,7 @@ class ThreadSide:
                 # Do this after an error, too: after a NoOffsetForPartitionError, for example, the program may seek.
                 states = membership.states_of(consumer)
                 self._leave_revoked(consumer, polls)
-                # The positions of the partitions in `gone` are now the committed ones.
+                # If a partition in `gone` is assigned again, its position is the committed offset now.
                 gone = polls.ended(states, records)
                 paused = frozenset(tp for tp in gone if tp in states and states[tp].paused)
                 number = polls.number
@@ -186,13 +187,13 @@ class ThreadSide:
     ) -> Callable[[], T]:
         """Wrap `job(consumer)`, which moves the positions of these partitions.
 
-        The notes about the records of these partitions are deleted only after the job, because kafka-python commits
-        within `assign` and `unsubscribe`.
+        The notes about the records of these partitions are deleted only after the job. The reason is that kafka-python
+        commits within `assign` and `unsubscribe`, and this commit needs the notes.
 
         Args:
             job: The job.
             partitions: The partitions that the job moves.
-            dropped: By partition, the first offset of the records that the loop has dropped because of the job.
+            dropped: By partition, the first offset of the records that the loop dropped when the job was requested.
             kept: Number of the latest poll whose records had arrived on the loop.
         """
         consumer, polls = self.consumer, self._polls
@@ -214,7 +215,7 @@ class ThreadSide:
     def offering(
         self, fate: Callable[[], OffsetsFate], lane: ProducerLane, handed: HandedOut
     ) -> Callable[[], tuple[Any, ...]]:
-        """Return the job that collects the data that an atomic batch of this lane needs to commit offsets.
+        """Return a job. It collects the data with which an atomic batch of this lane can commit offsets.
 
         See `kafkasafe._consuming.rereading.Rereading.offer`.
         """
@@ -261,8 +262,8 @@ class ThreadSide:
 
     @staticmethod
     def _leave_revoked(consumer: Any, polls: Polls) -> None:
-        """Store how far the program got in partitions that were revoked. Call it before `polls` forgets which of their
-        records the program did not get.
+        """For partitions that were revoked, store the first offset that the program has not finished. Call this method
+        before `polls` forgets these offsets.
 
         The consumer itself examines its partitions only when it fetches, which may be too late.
         """

@@ -48,7 +48,8 @@ async def call_in_thread(
         call: Function to run. If this coroutine is cancelled, the function still runs to its end.
         undo: Called with the result of `call` after a cancellation.
         daemon: Whether the interpreter may exit before the call ends.
-        otherwise: Runs the call if the process can start no more threads. By default the RuntimeError is raised.
+        otherwise: The worker that runs the call if the process can start no more threads. Without it, the RuntimeError
+            is raised.
     """
     loop = running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -135,8 +136,8 @@ class _Place:
 def place_of(loop: asyncio.AbstractEventLoop) -> Any:
     """Return an object whose `_thread_id` is the thread in which the loop runs; None while the loop does not run.
 
-    Callers compare this value for each record. `asyncio.get_running_loop` would be slower, because it makes a system
-    call (getpid) each time. In a forked child, the value is still the parent's.
+    For each record, callers compare this value with the current thread's id. `asyncio.get_running_loop` would be
+    slower, because it makes a system call (getpid) each time. In a forked child, the value is still the parent's.
     """
     return loop if hasattr(loop, "_thread_id") else _Place(loop)
 
@@ -167,8 +168,8 @@ class Worker:
 
         Args:
             job: The job.
-            then: Called on the loop after the job, before the future is resolved; even if the job fails or the future
-                was cancelled.
+            then: Called on the loop after the job and before the future is resolved, even if the job failed or the
+                future was cancelled.
         """
         loop = running_loop()
         done: asyncio.Future[T] = loop.create_future()
