@@ -1,6 +1,6 @@
 """The objects of a `kafkasafe.producer.SafeProducer` (see docs/design.md).
 
-Each object owns its state. The objects of a module use only objects of modules that come earlier in this list:
+Each object owns its state. The objects of a module use only objects of the modules above it in this list:
 
 - `open_batch.py` defines the open batch.
 - `lifecycle.py` stores whether the producer is open.
@@ -11,8 +11,8 @@ Each object owns its state. The objects of a module use only objects of modules 
 - `record_form.py` checks and serializes records.
 - `shutdown.py` closes the producer.
 
-`opening.py` creates all of these objects. `registry.py` has the state that all producers of a process share. It keeps
-the order of the records that several producers send from one directory, and it ends producers in a forked child.
-`record_future.py` defines the future that `send` returns. `SafeProducer`, atomic batches, transactions and coroutines
-use these objects. The objects do not depend on their users.
+`opening.py` creates all of these objects. `registry.py` has the state that all producers of a process share. With this
+state, the records of a dropped producer are sent before later records of other producers on the same directory. And a
+forked child makes the producers that it inherited unusable. `record_future.py` defines the future that `send` returns.
+`SafeProducer`, atomic batches, transactions and coroutines use these objects, but none of the objects depends on them.
 """

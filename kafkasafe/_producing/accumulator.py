@@ -1,7 +1,7 @@
 """Keeps the open batches of a producer, seals them, and passes them to the pump in the order of sealing.
 
-The accumulator may hold its lock while it encodes a whole open batch. Under the lock it does not access the disk. The
-only code of the application that the accumulator calls is the partitioner.
+The accumulator can hold its lock for as long as the encoding of a whole open batch takes. Under the lock it does not
+access the disk. The only code of the application that the accumulator calls is the partitioner.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ class Accumulator:
         max_record_bytes: Largest size of a record.
         open_batch_bytes: Usual room of a new open batch, in bytes. If an open batch is divided into batches, this is
             also their size limit.
-        most_room: Largest room of any open batch, in bytes; 0: no open batch gets more room than `open_batch_bytes`.
-            All open batches together have at most this much extra room (room beyond `open_batch_bytes`).
+        most_room: Limit, in bytes, for the room of a single open batch. 0 means that no open batch gets more room than
+            `open_batch_bytes`. All open batches together have at most this much extra room (room beyond
+            `open_batch_bytes`).
     """
 
     def __init__(
@@ -91,8 +92,8 @@ class Accumulator:
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
         self._being_encoded: list[OpenBatch] = []
-        """The open batches whose encoding has begun but not ended. Each encoding except the first began during the one
-        before it.
+        """The open batches whose encoding has begun but not ended. The encodings are nested: each later one began while
+        the one before it was in progress.
         """
         self._spread: dict[str, int] = {}
         """For each topic whose last open batch had records of several partitions: the number of these partitions."""
@@ -104,7 +105,7 @@ class Accumulator:
         return _is_held(self.lock)
 
     def forked(self) -> None:
-        """In a forked child: forget everything, because the parent delivers it.
+        """In a forked child: forget all records, because the parent delivers them.
 
         The child gets a new lock: a thread that does not exist in the child may have held the old one.
         """
@@ -122,8 +123,9 @@ class Accumulator:
         """Accept an atomic batch in one step, unless it was dropped meanwhile. The records that were accepted earlier
         are sent first.
 
-        During this call, a signal handler may raise an error (Ctrl-C), or wait, or close the producer. Before the step,
-        the call has no effect. After the step, the batch is in `_units` until a thread hands it to the pump.
+        During this call, a signal handler may raise an error (Ctrl-C), or wait, or close the producer. An error before
+        `unit.accept()` leaves the batch unaccepted. After `unit.accept()`, the batch is in `_units` until a thread
+        hands it to the pump.
         """
         unit_handle = unit.head.unit_handle
         with self.lock:
@@ -168,8 +170,8 @@ class Accumulator:
         """
         if not self.open_batches and not self._units:
             return NEVER
-        # If another thread holds the lock for longer than this time-out, it is sealing open batches. Then return `now`,
-        # so that the pump calls this method again in its next turn.
+        # Only a thread that seals open batches holds the lock for longer than this time-out. If the lock is not free,
+        # return `now`, so that the pump calls this method again in its next turn.
         if not self.lock.acquire(timeout=0.05):
             return now
         try:
@@ -187,7 +189,7 @@ class Accumulator:
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Release this thread's locks for a while, in a signal handler that interrupted another call.
+        """For a signal handler that interrupted another call: release this thread's locks for a while.
 
         The handler waits for other threads, which need these locks. The interrupted call later continues in the middle
         of its work on an open batch. So this method seals all open batches before it releases the locks. The
@@ -235,8 +237,8 @@ class Accumulator:
     def seal_or_leave(self, open_batch: OpenBatch) -> bool:
         """Seal an open batch, or leave it to the next call if memory or stack is short. Return whether it is sealed.
 
-        Called with the lock held, for accepted records. The method must not raise an error: a program that sends its
-        record again after an error would send the record twice.
+        Called with the lock held. The records are accepted already, so this method must not raise an error: the program
+        would take the error for a refusal, and send a record a second time.
         """
         try:
             self.seal(open_batch)
@@ -256,7 +258,7 @@ class Accumulator:
         return open_batch.parcels is not None
 
     def unsealed(self) -> int:
-        """Return how many accepted records are not encoded."""
+        """Return how many accepted records are not encoded yet."""
         return sum(open_batch.waiting for open_batch in list(self.open_batches.values()))
 
     def give_up(self, error: BaseException) -> None:
@@ -277,8 +279,8 @@ class Accumulator:
         calls the method for each of them.
         """
         pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
-        # An open batch keeps its room until it is sealed. So its room beyond the usual room counts even while it is
-        # empty. `left` is negative if a record did not fit.
+        # An open batch keeps its room until it is sealed. So if an open batch has more than the usual room, the
+        # difference counts even while the open batch is empty. `left` is negative if a record did not fit.
         taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
         return 2 * self.max_record_bytes + taken
 
@@ -296,10 +298,10 @@ class Accumulator:
     def seal(self, open_batch: OpenBatch) -> None:
         """Choose partitions and encode. Called with the lock held: the order of sealing is the order of delivery.
 
-        During this call, an error may come from a signal handler (Ctrl-C), or from Python if memory or stack is short.
-        Then the open batch is still in `open_batches` and accepts no more records. The next call continues the work: no
-        accepted record is forgotten, and none is submitted twice. A handler that has interrupted this method or `send`
-        may itself call this method. Then the first encoding counts.
+        An error may interrupt this call: a signal handler may raise one (Ctrl-C), and Python raises one if memory or
+        stack runs out. Then the open batch is still in `open_batches` and accepts no more records. The next call
+        continues the work: no accepted record is forgotten, and none is submitted twice. A handler that has interrupted
+        this method or `send` may itself call this method. Then the first encoding counts.
         """
         open_batch.shut()
         if self._units:
@@ -308,25 +310,25 @@ class Accumulator:
             encoded = open_batch.encoded
             if encoded is NOT_ENCODED:
                 encoded = self._encoded(open_batch)
-                # A signal handler may have sealed the open batch meanwhile. If so, the handler has submitted the
-                # parcels and the head of its own encoding.
+                # A signal handler may have sealed the open batch meanwhile. If so, the handler has encoded the records
+                # itself, and has submitted its own parcels and head.
                 own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
                 encoded = open_batch.keep(encoded)
-            # Submit the parcels before other threads can see them in `open_batch.parcels` and wait for them.
+            # Submit the parcels first: once other threads see them in `open_batch.parcels`, they may wait for them.
             head, parcels = encoded.head, encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
             open_batch.submitted()
-            # Count partitions, not parcels: several batches of one partition do not need more room.
+            # Count partitions, not parcels: more room helps only if the records go to many partitions.
             spread = len({parcel.partition for parcel in parcels})
             if spread > 1:
                 self._spread[open_batch.topic] = spread
             else:
                 self._spread.pop(open_batch.topic, None)
             if any(parcel.durable or parcel.done for parcel in parcels):
-                # Wake callers: some parcels are durable or done already, but callers could not see the parcels until
-                # now.
+                # Some parcels became durable or done before callers could see them in `open_batch.parcels`. So wake the
+                # callers now.
                 self._pump.notify_waiters()
         open_batch.watch()
         if self.open_batches.get(open_batch.topic) is open_batch:
@@ -343,11 +345,12 @@ class Accumulator:
         """Encode an open batch. Called with the lock held.
 
         A partitioner may call the producer, and this call then seals the open batch that is being encoded. Without a
-        limit, each level would ask the partitioner again, until the stack is exhausted. Two levels are allowed, because
-        the call may also come from a signal handler that interrupts the partitioner.
+        limit, each such call would ask the partitioner again, until the stack is exhausted. Two nested encodings are
+        allowed, because the call may also come from a signal handler that interrupts the partitioner.
 
         Raises:
-            UsageError: The partitioner was asked within its own call of the producer, and calls the producer again.
+            UsageError: The partitioner called the producer, this call asked the partitioner again, and the partitioner
+                called the producer again.
             SpoolWriteError: There is not enough memory.
         """
         depth = len(self._being_encoded)
@@ -378,7 +381,7 @@ def _most_room(config: ProducerConfig) -> int:
 
 
 def _is_held(lock: Any) -> bool:
-    """Return whether this thread holds an RLock. Only a private method of CPython tells this."""
+    """Return whether this thread holds an RLock. CPython has only a private method for this."""
     return bool(lock._is_owned())  # noqa: SLF001
 
 

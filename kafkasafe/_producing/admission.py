@@ -43,7 +43,9 @@ _WAYS_OUT: Final = {
 
 
 class Admission:
-    """Accepts records and atomic batches, and begins open batches, after the same checks in the same order."""
+    """Accepts records and atomic batches, and begins open batches. Each of these follows the same checks, in the same
+    order.
+    """
 
     def __init__(
         self,
@@ -128,8 +130,8 @@ class Admission:
         open_batch: OpenBatch | None = None,
         index: int = -1,
     ) -> tuple[OpenBatch, int]:
-        """Finish a `send` that could not use its open batch: this batch is missing, full or sealed, or its lists are
-        too short.
+        """Finish a `send` that could not use the open batch of its topic: there is no open batch, or it is full or
+        sealed, or its lists are too short.
 
         Args:
             topic: Topic of the record.
@@ -185,9 +187,9 @@ class Admission:
     ) -> tuple[OpenBatch, int]:
         """Accept a record in a signal handler that interrupted another call of this thread.
 
-        The interrupted call may have changed its open batch only in part. So this method seals the open batch as it is.
-        It then puts the record into a new open batch, and seals the new one at once. Afterwards, the interrupted call
-        notices that its open batch is sealed (`OpenBatch.open`).
+        The interrupted call may have changed its open batch only in part. So this method seals that open batch as it
+        is. Then this method puts the record into a new open batch, and seals the new open batch at once. Afterwards,
+        the interrupted call notices that its open batch is sealed (`OpenBatch.open`).
         """
         deadline: float | None = None
         while True:
@@ -291,15 +293,15 @@ class Admission:
     def _wait_for_deliveries(self) -> None:
         """If the cluster answers, give it time to acknowledge (`run_ahead_bytes`). The lock is not held.
 
-        The wait makes the producer faster, but nothing depends on it. So the wait ends after `max_block_ms` at the
-        latest, and the record is accepted even if the cluster is still far behind.
+        The wait only serves speed: batches that are sent soon need not be read back from disk. So the wait ends after
+        `max_block_ms` at the latest, and the record is accepted even if the cluster is still far behind.
         """
         pump = self._pump
         ledger = pump.ledger
         if pump.is_current_thread():
             return
         with self._accumulator.lock:
-            # Seal the open batches: the cluster may have no other batch to work on.
+            # Seal the open batches: perhaps there is no other batch that can be sent to the cluster.
             for open_batch in list(self._accumulator.open_batches.values()):
                 self._accumulator.seal_or_leave(open_batch)
         end = time.monotonic() + self._config.max_block_s

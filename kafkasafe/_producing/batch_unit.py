@@ -80,7 +80,7 @@ class BatchUnit:
         return LoopWaits.of(self._delivery.pump.ledger.waiters, loop)
 
     def done_or_wrong_cluster(self) -> bool:
-        """Return whether the batch is committed or dropped, or the brokers belong to the wrong cluster."""
+        """Return True if the batch is committed or dropped, or if the brokers belong to the wrong cluster."""
         return self.head.done or self._delivery.pump.ledger.wrong_cluster is not None
 
     def done_or_never(self) -> bool:
@@ -102,7 +102,9 @@ class BatchUnit:
         )
 
     def because(self) -> str:
-        """Return a sentence about blocked records: those of this batch, or earlier ones that the batch waits for."""
+        """Return a sentence that says which records the cluster blocks, and why; empty if there are none. This batch
+        may wait for such records, or contain them.
+        """
         return because(self._delivery.pump.refused())
 
     def carry(self, parcels: list[Parcel]) -> None:
@@ -196,7 +198,7 @@ class BatchDecision(Generic[_Outcome]):
         self._attempts[unit] = outcome
 
     def check_open(self) -> None:
-        """Raise UsageError if the decision is made."""
+        """Raise UsageError if the batch was already committed or dropped."""
         if self.first.made:
             self.check_is(None)
 

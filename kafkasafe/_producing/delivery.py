@@ -92,8 +92,8 @@ class Delivery:
         return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
 
     def raise_loss(self) -> None:
-        """Raise the error about the next loss that was not reported yet. A loss is either acknowledged records that are
-        not sent again, or records that are missing in the spool.
+        """Raise the error about the next loss that was not reported yet. In a loss, either the cluster lost
+        acknowledged records that are not sent again, or records are missing in the spool.
         """
         loss = self.pump.ledger.errors.next_loss()
         if loss is not None:
@@ -269,8 +269,8 @@ class Delivery:
             return
         if self._config.spool == "on_error":
             pump.spill_all()
-        # If a hook calls this method, it runs on the pump's own thread, and cannot wait until the pump has looked at
-        # the spool's files.
+        # A hook runs on the pump's own thread. If it calls this method, do not wait until the pump has looked at the
+        # spool's files: the pump would wait for itself.
         look = 0 if pump.is_current_thread() else pump.ask_look()
         pump.wait(lambda: pump.ledger.undurable.spooled(number) and pump.has_looked(look), timeout)
         self.raise_unspooled(number, timeout)

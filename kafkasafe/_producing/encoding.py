@@ -155,8 +155,8 @@ class Encoder:
         if not partitions and chosen < len(records.values):
             self.partitioning.leave_open(open_batch.topic)
         if not partitions and chosen and self.partitioning.left_open(open_batch.topic):
-            # Some records wait until their partitions are chosen. These records must not be overtaken by records with a
-            # given partition.
+            # Some records wait until their partitions are chosen. Records for which the caller chose the partition must
+            # not overtake them.
             return Encoded([self._parcel(open_batch, UNCHOSEN, records)])
         by_record = records.keys is not None or self.partitioning.asks
         if chosen or (partitions > 1 and by_record) or self._may_divide(open_batch):
@@ -232,8 +232,8 @@ class Encoder:
 
 
 def _runs(given: Iterable[tuple[int, int | None]]) -> tuple[tuple[int, int, int], ...]:
-    """Convert pairs (index, given partition or None), in ascending order, to runs (first index, number of records,
-    partition).
+    """Convert pairs (index, partition that the caller gave, or None) to runs (first index, number of records,
+    partition). The pairs are sorted by index.
     """
     runs: list[tuple[int, int, int]] = []
     for index, partition in given:

@@ -1,8 +1,8 @@
 """The open batch: records of one topic that are sealed together, with their callbacks.
 
-An open batch uses the callback thread and parcels, but no producer. Other objects of the producer decide when an open
-batch is sealed and where its records go. The docstring of `OpenBatch` explains how threads and signal handlers use it
-without a lock.
+An open batch depends on the callback thread and on parcels, but not on a producer. Other objects of the producer decide
+when an open batch is sealed and where its records go. The docstring of `OpenBatch` explains how threads and signal
+handlers use it without a lock.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Encoded:
         head: The parcel that represents all `parcels`, if these are one unit; otherwise None.
         count, absent: The records of the open batch have the numbers below `count`, except those in `absent`.
         sizes: Sizes of the keys and of the values.
-        parcel_of, index_in: Lists by record number: the record's place in `parcels`, and the record's index in that
-            parcel. None if one parcel has all records in the order of their numbers.
+        parcel_of, index_in: Two arrays, indexed by record number: the index, in `parcels`, of the record's parcel; and
+            the record's index in that parcel. None if one parcel has all records in the order of their numbers.
     """
 
     parcels: list[Parcel]
@@ -65,8 +65,8 @@ class _Waiting:
     """Callbacks and errbacks of records of one parcel.
 
     Attributes:
-        indexes: Numbers of the records of the `callbacks`, in several arrays.
-        error_indexes: Numbers of the records of the `errbacks`.
+        indexes: For each of the `callbacks`, the number of its record, in several arrays.
+        error_indexes: For each of the `errbacks`, the number of its record.
     """
 
     parcel: Parcel
@@ -76,7 +76,7 @@ class _Waiting:
     errbacks: list[Any] = field(default_factory=list)
 
     def add(self, indexes: Indexes, functions: Iterable[Any], *, errors: bool) -> None:
-        """Add callbacks, or with `errors` errbacks, of the records with these numbers."""
+        """Add callbacks for the records with these numbers. With `errors`, the functions are errbacks."""
         if errors:
             self.error_indexes += indexes.tolist()
             self.errbacks += functions
@@ -100,8 +100,8 @@ class OpenBatch:
     Threads add records without a lock, and signal handlers may interrupt them and add records, too. A sender takes a
     number, stores its record at this number in the lists (the value last), and then checks whether the batch is still
     open. Sealing uses the opposite order: it marks the open batch as no longer open, then takes the stored records
-    (`close`). So if a sender finds the batch still open, a later sealing also takes the sender's record. Otherwise the
-    sender looks for its record among the records that were taken (`took`).
+    (`close`). So if a sender finds the batch still open, sealing has not begun yet, and will take the sender's record,
+    too. Otherwise the sender looks for its record among the records that were taken (`took`).
 
     Attributes:
         open: Whether the open batch accepts records.
@@ -110,26 +110,27 @@ class OpenBatch:
         most: Largest number of records.
         left: Bytes of room left. Concurrent threads may take more room than is left, which makes a larger batch.
         numbers: Counter for the numbers of records. Some numbers may never get their record: see `Encoded.absent`.
-        keys, values: Keys and values by record number. The lists have spare entries at the end; `keys` may be shorter,
-            because only records with a key extend it. Both lists are empty once the open batch is sealed.
+        keys, values: Keys and values by record number. The lists have spare entries at the end. `keys` may be shorter
+            than `values`, because only records with a key extend it. Both lists are empty once the open batch is
+            sealed.
         special: Maps a record's number to (partition, headers, timestamp), if the caller gave at least one of the
             three.
         timestamp_ms: Timestamp of records for which the caller gave none: the time when the first record was added.
         due: Monotonic time, in seconds, at which the open batch must be sealed at the latest.
         encoded: The encoded records, as soon as the open batch is sealed; `NOT_ENCODED` before.
         parcels: The parcels, as soon as the pump has them; None before.
-        acked: What the records' metadata have in common, if they differ only in the offset; otherwise None. Topic,
-            partition, both as a TopicPartition, base offset, timestamp, and the sizes of key and value. `metadata` sets
-            it.
+        acked: What the records' metadata have in common, if they differ only in the offset; otherwise None. Seven
+            fields: topic, partition, TopicPartition, base offset, timestamp, size of the key, size of the value.
+            `metadata` sets it.
         firsts: List of the first callback of each record, by record number. A callback that is added after sealing is
             not in it. The list may be shorter than the number of records. See `RecordFuture.add_callback`.
         callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record number, function, record
             number, function and so on. A tuple for each callback would cost the garbage collector more than the records
             themselves.
         thread: The thread that calls the callbacks.
-        guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch, because only
-            the commit seals it. The function's argument, if given, is the end of the error message. None for any other
-            open batch.
+        guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch. Such an open
+            batch is sealed only by the commit. The function's argument, if given, is the end of the error message. None
+            for any other open batch.
         watched: Whether any callback was added.
     """
 
@@ -199,17 +200,15 @@ class OpenBatch:
         self._sorted_calls = 0
 
     def put(self, index: int, key: bytes | None, value: bytes | None, special: Special | None) -> None:
-        """Store a record at its number, and extend the lists if necessary; concurrent calls may extend the lists too
-        far.
+        """Store a record in the lists, at the index that is its number. Extend the lists if necessary. Concurrent calls
+        may extend them further than necessary.
         """
-        keys, values = (
-            self.keys,
-            self.values,
-        )  # keep these lists: a signal handler may seal the open batch, which replaces the attributes
+        # Do not read the attributes again: a signal handler may seal the open batch, which replaces the lists there.
+        keys, values = self.keys, self.values
         for column, blank, wanted in ((keys, None, key is not None), (values, ABSENT, True)):
             while wanted and len(column) <= index:
-                # The last record never has an entry in advance. So its sender always takes this path, and then seals
-                # the open batch.
+                # Never extend the list in advance for the last record. So the sender of the last record always gets
+                # here, and afterwards seals the open batch.
                 room = min(max(4 * len(column), _FEW_RECORDS), self.most - 1)
                 column.extend([blank] * max(room - len(column), 1))
         if key is not None:
@@ -226,9 +225,8 @@ class OpenBatch:
             The values by number, with `ABSENT` for missing values. Each call returns the same list.
         """
         self.open = False
-        taken = (
-            self._taken
-        )  # keep this list: a signal handler may seal the open batch now, which replaces the attribute
+        # Do not read the attribute again: a signal handler may seal the open batch now, which replaces the list there.
+        taken = self._taken
         taken.append(self.values[: next(self.numbers)])
         return taken[0]
 
@@ -251,8 +249,8 @@ class OpenBatch:
     def keep(self, encoded: Encoded) -> Encoded:
         """Store the encoded records, unless an encoding is stored already. Return the stored encoding.
 
-        A signal handler may interrupt the thread that seals the open batch, and seal it itself. Its parcels may then be
-        submitted already, so the first encoding counts.
+        A signal handler may interrupt the thread that seals the open batch, and seal the open batch itself. When the
+        thread continues, the handler's parcels may be submitted already. So the encoding that was stored first counts.
         """
         if self.encoded is NOT_ENCODED:
             self.encoded = encoded
@@ -280,8 +278,8 @@ class OpenBatch:
         """
         taken: list[bytes | None] = []
         if self.encoded is NOT_ENCODED:
-            # Call `close`, as the sealing thread does: both get the list that the first call took. During this call,
-            # the sealing thread may encode the records and drop the list (IndexError).
+            # The sealing thread calls `close`, too. Each call returns the list that the first call took. During this
+            # call, the sealing thread may encode the records and drop the list (IndexError).
             with contextlib.suppress(IndexError):
                 taken = self.close()
         encoded = self.encoded
@@ -371,7 +369,8 @@ class OpenBatch:
         keys, values = self.encoded.sizes
         fields: Iterable[tuple[Any, ...]]
         if isinstance(keys, int) and isinstance(values, int):
-            # Only offsets differ. `itertools.product` yields the constant fields without Python code for each record.
+            # Only offsets differ. `itertools.product` repeats the constant fields in C, so no Python code runs for each
+            # record.
             fields = itertools.product(
                 *((field,) for field in place), offsets, (stamp,), (None,), (keys,), (values,), (-1,)
             )
@@ -399,11 +398,12 @@ class OpenBatch:
         self.thread.start()
 
     def first_calls(self) -> Sequence[Any]:
-        """Return a copy of `firsts`, by record number. The first call of this method, after the batch was closed, makes
-        the copy.
+        """Return a copy of `firsts`, indexed by record number. The first call after the batch was closed makes the
+        copy; later calls return the same copy.
 
-        Any thread may call this method. A signal handler that interrupts the call may make the same call. Once the
-        callback thread has taken the functions, their places hold other values, but not None.
+        Any thread may call this method. A signal handler that interrupts the call may make the same call. After the
+        callback thread has taken the functions, values other than None stand in their places, so callers still see
+        which records had a callback.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])
@@ -428,8 +428,8 @@ class OpenBatch:
         return indexes, [firsts[i] for i in indexes]
 
     def watch(self) -> None:
-        """Arrange that any callbacks of this sealed open batch are called when its parcels are done. A second call of
-        this method does no harm.
+        """Called after sealing: arrange that the callbacks of this open batch, if any, are called when its parcels are
+        done. A second call of this method does no harm.
         """
         if self.firsts or self.callbacks or self.errbacks:
             self._watch(self.parcels or ())
@@ -458,10 +458,11 @@ class OpenBatch:
         waiting = (
             self._sorted_calls + max(self._first_due, 0) + (len(self.callbacks) + len(self.errbacks)) // 2
         )
-        # With several parcels, estimate the number of due callbacks by the parcel's share of the records.
+        # If there are several parcels, estimate how many callbacks are due: all waiting callbacks times this parcel's
+        # share of the records.
         due = 0 if parcel.children is not None else waiting * parcel.count // max(self.encoded.count, 1)
-        # Hand over the job even if no callback seems to wait: the callback thread may be sorting callbacks, and may
-        # have looked at this parcel before it was done.
+        # Hand over the job even if no callback seems to wait. The callback thread may be sorting callbacks, which are
+        # not counted meanwhile. And it may have looked at this parcel before the parcel was done.
         self.thread.hand(self._call_done, due)
 
     def _call_done(self, due: int = 0) -> None:
@@ -495,7 +496,7 @@ class OpenBatch:
             self.thread.call((), (), due)
 
     def _sort(self, indexes: Sequence[int] | Indexes, functions: Sequence[Any], *, errors: bool) -> None:
-        """Group callbacks, or with `errors` errbacks, by the parcels of their records."""
+        """Group callbacks by the parcels of their records. With `errors`, the functions are errbacks."""
         if not functions:
             return
         numbers = np.asarray(indexes)
@@ -504,7 +505,8 @@ class OpenBatch:
             waiting.add(numbers[picked], pick(functions, picked.tolist()), errors=errors)
 
     def _by_parcel(self, indexes: Indexes) -> Iterator[tuple[Parcel, Indexes]]:
-        """Yield the parcels of these records. With each parcel, yield the places of the parcel's records in `indexes`.
+        """Yield each parcel that has some of these records, together with the positions of these records within
+        `indexes`.
 
         If no parcel was divided, this needs no Python code for each record.
         """
@@ -553,7 +555,7 @@ def pick(items: Sequence[_T], indexes: list[int]) -> Sequence[_T]:
 
 
 def _as_ints(indexes: Sequence[int] | Indexes) -> Sequence[int]:
-    """Return the numbers as Python's integers, because a record's metadata must not contain numpy's."""
+    """Return the numbers as Python integers, because a record's metadata must not contain numpy integers."""
     numbers: Sequence[int] = indexes.tolist() if isinstance(indexes, np.ndarray) else indexes
     return numbers
 

@@ -40,12 +40,13 @@ def room_for(batch_bytes: int, spread: int, most_bytes: int) -> int:
 
 
 def rooms_records(batch_bytes: int, room: int) -> int:
-    """Return the largest number of records of an open batch whose room is `room` bytes."""
+    """Return how many records an open batch with `room` bytes of room can contain at most."""
     return min(MAX_RECORDS * max(room, batch_bytes) // batch_bytes, _MOST_RECORDS)
 
 
 def fitting_edges(partitions: Integers, sizes: Integers | None, batch_bytes: int) -> list[int]:
-    """Divide records that are sorted by partition into batches. Return the indexes at which the batches begin.
+    """Divide records into batches. The records are sorted by partition already. Return the indexes at which the batches
+    begin.
 
     A batch has records of only one partition: at most `MAX_RECORDS` records, with at most `batch_bytes` in total. A
     record that is larger than `batch_bytes` has a batch of its own. The result has as few batches as this order of the

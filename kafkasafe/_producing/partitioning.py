@@ -33,9 +33,9 @@ _MAX_PARTITION: Final = 2**31 - 1
 class Partitioning:
     """Stores the partition counts of topics, and chooses each record's partition.
 
-    A thread that seals an open batch chooses the partitions of its records under the producer's lock. The pump chooses
-    the partitions of records that were accepted before their topic was known, and reports each topic's partition count
-    (`learned`).
+    A thread that seals an open batch holds the producer's lock while it chooses the partitions of the batch's records.
+    The pump chooses the partitions of records that were accepted before their topic was known, and reports each topic's
+    partition count (`learned`).
 
     Args:
         partition_by: From `partitioner_of`.
@@ -50,7 +50,7 @@ class Partitioning:
         given = config.partitioner
         self._on_new_batch = given.on_new_batch if hasattr(given, "on_new_batch") else None
         self._told: set[str] = set()
-        """Topics for which `on_new_batch` was called since their last open batch was sealed."""
+        """Topics for which `on_new_batch` was called. A topic is removed when its open batch is sealed."""
         self._client_id = config.client_id
         self._cluster = cluster
         self._counts: dict[str, int] = {}
@@ -58,9 +58,11 @@ class Partitioning:
         is missing here.
         """
         self._recalled: set[str] = set()
-        """Topics whose partition count is that of an earlier run. They may have more partitions now."""
+        """Topics whose partition count comes from an earlier run, and was not confirmed yet. They may have more
+        partitions now.
+        """
         self._unchosen: set[str] = set()
-        """Topics whose records wait, or waited earlier, until their partitions are chosen."""
+        """Topics that have records without a chosen partition, or had such records earlier."""
         self._rotation = random.randrange(1 << 16)
 
     def recall(self, counts: Mapping[str, int], unchosen: Iterable[str]) -> None:
@@ -90,7 +92,7 @@ class Partitioning:
         self._unchosen.add(topic)
 
     def left_open(self, topic: str) -> bool:
-        """Return whether records of this topic wait, or waited, until their partitions are chosen."""
+        """Return whether this topic has records without a chosen partition, or had such records earlier."""
         return topic in self._unchosen
 
     def checked(self, topic: str, partition: Any) -> int:
@@ -139,8 +141,8 @@ class Partitioning:
     def next_partition(self, topic: str, partitions: int) -> int:
         """Return the partition of the next batch without keys: all its records go to one partition (KIP-480).
 
-        As with KafkaProducer, the partition has a leader, unless no partition is known to have one. Otherwise the
-        records would wait, although another partition could take them.
+        As with KafkaProducer, the result is a partition with a leader, if any partition is known to have one. Without a
+        leader, the records would wait, although another partition could take them.
         """
         self._rotation += 1
         chosen = self._rotation % partitions
@@ -183,7 +185,7 @@ class Partitioning:
                     np.int64,
                 )
             except Exception:
-                # The partitioner failed, but the records are accepted: use the default partitioner.
+                # The partitioner failed. The records are accepted already, so use the default partitioner.
                 with apart():  # a log handler may send through this producer, whose lock is held
                     log.exception(
                         "%s: the partitioner failed; KafkaProducer's default partitioner is used instead",
@@ -192,8 +194,7 @@ class Partitioning:
                         topic=topic,
                         event="partitioner_failed",
                     )
-        # All records of a batch that have no key go to one partition; those of the next batch go to another one
-        # (KIP-480).
+        # All keyless records of a batch go to one partition. Those of the next batch go to another partition (KIP-480).
         rotated = self.next_partition(topic, partitions)
         if key_sizes is None:
             key_sizes = sizes_of(keys)
@@ -214,7 +215,7 @@ class _ClusterView:
 
     Args:
         topic: The topic of the record.
-        partitions: The topic's number of partitions, which may be known from an earlier run.
+        partitions: The topic's number of partitions. It may come from an earlier run, and be out of date.
         transport: Has the cluster's metadata of this run.
     """
 

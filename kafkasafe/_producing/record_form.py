@@ -99,8 +99,8 @@ class RecordForm:
 
 
 def serializers_of(config: ProducerConfig) -> Serializers:
-    """Return the application's functions (topic, headers, object) → bytes: one for keys, one for values. A function is
-    None if the application has no such serializer.
+    """Return the application's functions (topic, headers, object) → bytes: one for keys, one for values. None stands
+    for a serializer that the application did not give.
     """
     return _serializer(config.key_serializer), _serializer(config.value_serializer)
 

@@ -31,8 +31,8 @@ _FATE: Final = "only the producer sets the result of a record"
 
 
 class OpenProducer(Protocol):
-    """The producer of a future or an atomic batch. The future or batch refers to the producer, because a producer
-    without references is dropped.
+    """The producer of a future or an atomic batch. The future or batch keeps a reference to its producer, so that the
+    garbage collector does not end the producer.
     """
 
     @property
@@ -247,8 +247,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if not calls:
             open_batch.thread.start()
         calls += (self.index, call)
-        # Read `parcels` only after adding the call. If `parcels` is still None, the callback thread reads the list
-        # later, when the open batch is sealed, and finds the call.
+        # Read `parcels` only after adding the callback to `calls`. If `parcels` is still None, the callback thread
+        # reads `calls` later, when the open batch is sealed, and finds the callback.
         if open_batch.parcels is not None:
             open_batch.watch_record(self.index)
         return True

@@ -15,7 +15,7 @@ from kafkasafe.limits.patience import Patience
 
 DROPPED_IDLE_S: Final = 1.0
 """`__del__` waits for the dropped producer for this many seconds at most. If a new producer is opened on the directory,
-the dropped producer ends when it has delivered nothing for this time.
+the dropped producer ends after this many seconds without a delivery.
 """
 _DROPPED_MOST_S: Final = 300.0
 
@@ -46,15 +46,16 @@ def goes_live(pump: Pump, path: str) -> None:
     records, those are sent first.
     """
     LIVE[pump] = path
-    # Write `LIVE` before reading `DROPPED`: if another producer is dropped too late to be found in `DROPPED`, that
-    # producer finds this one in `LIVE`.
+    # Write `LIVE` before reading `DROPPED`. If another producer is dropped so late that it is not in `DROPPED` yet, its
+    # own call of `goes_first` finds this producer in `LIVE`.
     for other, directory in DROPPED.copy().items():
         if directory == path:
             pump.come_after(other)
 
 
 def goes_first(pump: Pump, path: str) -> None:
-    """Record that a producer is dropped: its records are sent before later records of other producers on the directory.
+    """Record that a producer is dropped. Other producers on the directory then send their later records only after its
+    records.
 
     Takes no lock, because the garbage collector may call it. It may be called again to include producers that were
     opened later.
@@ -88,8 +89,8 @@ def _forked() -> None:
     LIVE.clear()
     DROPPED.clear()
     SUCCEEDED.clear()
-    # The list keeps all producers alive: a producer that was collected before its call of `forked` would close as in
-    # the parent.
+    # The list keeps all producers alive until their `forked` was called. A producer that is garbage-collected before
+    # that would close itself as if it were in the parent process.
     for _, reference in list(PRODUCERS.items()):
         ends = reference()
         if ends is not None:

@@ -37,9 +37,13 @@ log = EventLog("producer")
 _CLOSE_IDLE_S: Final = 5.0
 """How long, in seconds, `close` waits for the next delivery."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
-"""Used instead of `_CLOSE_IDLE_S` with `spool="never"`, because undelivered records are then lost after the wait."""
+"""Replaces `_CLOSE_IDLE_S` if the producer has `spool="never"`. This limit is longer, because records that are
+undelivered after the wait are then lost.
+"""
 _CLOSE_PAUSES: Final = 2
-"""If a pause has a known end, `close` waits for it, but at most for this number of additional request time-outs."""
+"""If it is known when a pause ends, `close` waits until then. This wait is at most this number of request time-outs
+long.
+"""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
 """`close` waits for a slow disk for at least this many seconds, if necessary. If a record is not on disk after the
@@ -87,15 +91,21 @@ class Shutdown:
 
     @property
     def spool_path(self) -> str:
-        """The real path of the spool directory, the same for all producers on it; empty without a directory."""
+        """The resolved path of the spool directory, so that all producers on the directory have the same path. Empty
+        without a directory.
+        """
         return "" if self._config.in_memory else os.path.realpath(self._config.spool_dir)
 
     def end_first(self, ends: Ends) -> None:
-        """Set an object that `close` ends first: the transactions of a producer with a `transactional_id`."""
+        """Set the object that `close` closes before the producer. It manages the transactions of a producer with a
+        `transactional_id`.
+        """
         self._first = ends
 
     def begin(self, producer: object) -> None:
-        """Arrange that the producer is closed at the end of the process, and ended in a forked child."""
+        """Arrange that the producer is closed when the process ends, and that a forked child makes the producer
+        unusable.
+        """
         PRODUCERS[producer] = weakref.ref(self)
         if not self._config.in_memory:
             goes_live(self._pump, self.spool_path)
@@ -104,7 +114,7 @@ class Shutdown:
         self._producer = weakref.ref(producer)
 
     def forgo_exit(self) -> None:
-        """Do not close the producer at the end of the process, because its owner does so."""
+        """Do not close the producer at the end of the process, because the object that owns the producer closes it."""
         atexit.unregister(self._at_exit)
         self._not_at_end_of_child()
 
@@ -138,8 +148,8 @@ class Shutdown:
         try:
             self._refuse_more()
             if pump.is_current_thread():
-                # A hook or a log handler called `close` on the pump's thread, so a wait would never end. The pump
-                # writes the accepted records while it stops.
+                # A hook or a log handler called `close` on the pump's thread. Do not wait for the pump: the thread
+                # would wait for itself. The pump writes the accepted records while it stops.
                 self._accumulator.seal_all()
                 pump.stop(0.0)
                 self._closed_down(0.0)
@@ -225,7 +235,7 @@ class Shutdown:
             planned = end()
 
             def look_up(planned: float = planned) -> bool:
-                # The end may come earlier than planned, for example when a large lane has been read.
+                # The wait may have to end earlier than planned, for example when a large lane has been read.
                 return pump.ledger.idle() or end() < planned
 
             pump.wait(look_up, max(0.0, planned - time.monotonic()))
@@ -300,11 +310,11 @@ class Shutdown:
         self._warned = True
 
     def drop(self, producer: object) -> bool:
-        """Let the pump of a dropped producer continue to deliver for as long as `close()` would wait.
+        """Let the pump of a dropped producer continue to deliver. It ends when `close()` would no longer wait.
 
-        This method itself waits for the pump, as KafkaProducer's method does, but for a second at most. In this time,
-        the pump can deliver records before a next producer sends its own. This method takes no lock, because the
-        garbage collector may call it at any time.
+        This method itself waits for the pump, as KafkaProducer's method does, but for a second at most. During this
+        wait, the pump can deliver its records before the program opens a new producer and sends more. This method takes
+        no lock, because the garbage collector may call it at any time.
 
         Returns:
             Whether the caller should warn the program, because the producer was dropped without `close()`.
@@ -313,8 +323,8 @@ class Shutdown:
             return False
         self._lifecycle.end(ProducerClosedError("The producer was collected by the garbage collector"))
         self._kept = producer
-        # First write DROPPED, then read LIVE (in `goes_first`). A producer that is being opened first writes LIVE, then
-        # reads DROPPED. So at least one of the two producers finds the other.
+        # First write DROPPED, then read LIVE (in `goes_first`). A new producer does the opposite: it first writes LIVE,
+        # then reads DROPPED. So at least one of the two producers finds the other.
         DROPPED[self._pump] = self.spool_path
         goes_first(self._pump, self.spool_path)
         self._pump.retire(Patience(self._idle_s, 0.0), self._dropped)
@@ -372,8 +382,9 @@ class Shutdown:
         """Wait until everything is on disk.
 
         Args:
-            limit_s: Limit, in seconds, for the wait for a disk that is only slow.
-            deadline: Monotonic time, in seconds, at which the wait for a failing disk ends.
+            limit_s: Maximum duration of the wait, in seconds, even if the disk is only slow.
+            deadline: Monotonic time, in seconds, at which the wait ends earlier if the disk fails; None for no such
+                time.
         """
         pump = self._pump
         ledger = pump.ledger

@@ -11,7 +11,7 @@ from kafkasafe.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Hints for programs that use names of asyncio's futures on a future that has kafka-python's names instead.
+# Hints for programs that use the names of asyncio's futures. This package's futures have kafka-python's names instead.
 IS_DONE: Final = (
     "use `is_done`, without parentheses, as in kafka-python; kafkasafe.aio has the names of asyncio's futures"
 )
@@ -90,8 +90,8 @@ class _Bound:
 
 
 def called(function: F) -> F:
-    """Decorates a method that has the name of an attribute in kafka-python. The decorated method has no truth value, so
-    a program that forgets to call the method gets an error.
+    """Decorates a method that is an attribute, and not a method, in kafka-python. A program that forgets to call the
+    method gets an error, because `bool()` of the decorated method raises one.
     """
     return cast("F", _Method(function))
 
@@ -112,7 +112,7 @@ class Tidy(ABCMeta):
     """A metaclass for classes whose `dir()` lists only usable names. `__dir__ = tidy_dir` does the same for the
     instances.
 
-    `_UNLISTED` of a class may hold more names that `dir()` leaves out.
+    A class can list further names in `_UNLISTED`; `dir()` leaves them out, too.
     """
 
     def __dir__(cls) -> list[str]:

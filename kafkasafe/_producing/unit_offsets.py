@@ -26,10 +26,11 @@ class _Source:
     """The offsets of one group from one source: a consumer, or the program itself.
 
     Attributes:
-        fate: The outcome of the batch, for these offsets.
+        fate: Returns the outcome of the batch, as far as these offsets are concerned.
         claims: The batch's claims: entries with the offsets to which the batch moves the group.
         offsets: The offsets; None if the consumer has not moved since its last batch.
-        readings: Maps a partition of the group to the reading that the batch continues there.
+        readings: Maps a group's partition to the reading (a consumer's run through the partition) that the batch
+            continues.
     """
 
     fate: BatchFate
@@ -49,8 +50,8 @@ class UnitOffsets:
         order in which they were given.
         """
         self._replaced: list[OffsetClaim] = []
-        """The batch's earlier claims, for offsets that later calls replaced. The batch may contain the records before
-        these offsets. So if one of these claims is void, the batch is void, too.
+        """The batch's earlier claims, for offsets that later calls replaced. The batch may contain results from the
+        records before these offsets. So if one of these claims is void, the batch is void, too.
         """
 
     def __bool__(self) -> bool:
@@ -67,8 +68,8 @@ class UnitOffsets:
 
     @property
     def readings(self) -> Mapping[u.GroupPartition, u.Reading]:
-        """Maps a partition of a group to the reading that the batch continues there. Partitions with an unknown reading
-        are left out.
+        """Maps (group, topic, partition) to the reading that the batch continues: a consumer's run through the
+        partition. Partitions with an unknown reading are left out.
         """
         return {
             line: reading for source in self._sources.values() for line, reading in source.readings.items()
@@ -88,7 +89,7 @@ class UnitOffsets:
             source.fate.miss()
 
     def claim(self, group: str, giver: Hashable) -> BatchFate:
-        """Discard the offsets that this giver gave for the group, because new ones replace them. Return a new
+        """Discard this giver's earlier offsets for the group, because new offsets replace them. Return a new
         `BatchFate` for the new offsets.
 
         Args:
@@ -102,8 +103,8 @@ class UnitOffsets:
         return BatchFate(self._decision, self)
 
     def give(self, given: m.GroupOffsets, *, informed: bool) -> None:
-        """Add offsets to those of earlier calls of this method. The program gives the offsets, or a KafkaConsumer has
-        them.
+        """Add offsets to those of earlier calls of this method. The offsets come from the program itself, or from a
+        KafkaConsumer.
 
         Raises:
             BatchDroppedError: See `GivenOffsets.offer`.
@@ -136,8 +137,8 @@ class UnitOffsets:
 
 
 def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
-    """Return the group and the offsets of `offsets`, which is a program's dict or a consumer. Raises as
-    `AtomicBatch.send_offsets`.
+    """Return the group and the offsets that a program passed to `send_offsets`: a dict of offsets, or a consumer.
+    Raises as `AtomicBatch.send_offsets`.
     """
     if isinstance(offsets, Mapping):
         if group is None:
@@ -198,8 +199,8 @@ def _joined(earlier: m.GroupOffsets, later: m.GroupOffsets) -> m.GroupOffsets:
     call's offset counts.
 
     The result has the membership of the older generation. If the group has a newer generation, it refuses all of the
-    offsets. This is intended: another member may own a partition of the older offsets now, and may read the same
-    records again.
+    offsets. This is intended: a partition for which the older offsets were given may belong to another member now,
+    which may read the same records again.
     """
     found = {(each.topic, each.partition): each for each in (*earlier.positions, *later.positions)}
     members = [each for each in (earlier, later) if each.generation_id >= 0]
@@ -218,7 +219,7 @@ def is_out(offsets: Any, given: m.GroupOffsets) -> bool:
 
 
 def text_of(what: str, given: Any) -> str:
-    """Return `given` if it is a string that the spool can store and a request can carry.
+    """Return `given` if it is a string that the spool can store and a request can carry; otherwise raise an error.
 
     Raises:
         TypeError: `given` is not a string.

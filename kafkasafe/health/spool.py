@@ -22,8 +22,8 @@ class LaneSeen:
     Attributes:
         name: Name of the lane's directory.
         owner_pid: Pid of the process that seems to own the lane; 0 if none does.
-        strays_to: The directory in which the owner has the lane open, if the lane was moved or replaced meanwhile.
-            Empty if this did not happen or is unknown.
+        strays_to: The directory in which the owner has the lane open, if the lane was moved or replaced after the owner
+            opened it. Empty if this did not happen or is unknown.
         size_bytes: Size of the lane's log.
         waiting_records: Number of records that are not delivered.
         oldest_s: Number of seconds for which the oldest of these records has waited.
@@ -78,7 +78,7 @@ class SpoolHealth:
     """The health of a spool directory at one moment.
 
     Attributes:
-        ready: Whether a producer could accept records in the directory.
+        ready: Whether a producer that uses the directory could accept records.
         reasons: Why a producer could not accept records; empty if it could.
         warnings: Problems that need an operator but do not prevent a producer from accepting records.
         room_bytes: Number of bytes that the lane with the least room could accept. If the lanes' limit is unknown, only

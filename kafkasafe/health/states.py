@@ -1,7 +1,7 @@
 """Decides from a snapshot of the state whether a producer can accept records, and whether a consumer reads.
 
-A producer is *ready* while it can accept records. This does not depend on brokers: in an outage, records wait on disk,
-which is the purpose of a spool. A problem that needs attention but does not prevent accepting records is a warning.
+A producer is *ready* while it can accept records. An outage of the brokers does not change this, because records then
+wait on disk. A problem that needs attention but does not prevent accepting records is a warning.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ProducerSeen:
         undecidable: The evidence about each batch that waits for a decision.
         disk_trouble: Why the producer cannot make records durable on its disk at the moment; empty if it can.
         disk_full: Whether the disk trouble is a lack of space.
-        displaced: Whether the disk trouble is that the spool's path leads to another directory.
+        displaced: Whether the disk trouble has this cause: the spool's path leads to another directory.
         undurable_s: Number of seconds for which the oldest record has waited for the disk.
         disk_patience_s: Maximum number of seconds for which a record may wait for the disk.
         needed_bytes: Number of bytes that the next batch may need, in addition to those of the open batches.
@@ -247,8 +247,8 @@ _STOPS: Final[_Rules] = {
     "callbacks_behind": _callbacks_behind,
 }
 _WARNINGS: Final[_Rules] = {
-    # This is a warning and not a reason: the next send() raises the error once, and later calls succeed. Without
-    # traffic, no call would ever raise the error.
+    # A loss does not make the producer unready: the next send() raises the error once, and later calls succeed. An
+    # unready producer might get no traffic, and then no call would ever raise the error.
     "data_loss": lambda seen: (
         f"The next calls raise {_counted(seen.losses, 'error')} about lost records, once each"
         if seen.losses
@@ -271,7 +271,7 @@ class ConsumerHealth:
     """The health of a consumer at one moment.
 
     Attributes:
-        ready: Whether the program polls, and no partition waits for a decision of the program. This does not depend on
+        ready: True if the program polls, and no partition waits for a decision of the program. This does not depend on
             brokers.
         reasons: Why the client is not ready; empty if it is ready.
         connected: Whether a connection to a broker is open.

@@ -43,9 +43,10 @@ class Capacity:
         return int(max(0, min(self.spool_left, self.volume_left)))
 
     def keeps_up(self, needed: int) -> bool:
-        """Whether the disk is fast enough for `needed` bytes more.
+        """Whether the disk is fast enough for another `needed` bytes.
 
-        If no bytes wait for the disk, any size is accepted, because even a large atomic batch is already in memory.
+        If no bytes wait for the disk, any size is accepted. Even a large atomic batch is in memory already, so a
+        refusal would save no memory.
         """
         return not self.backlog_bytes or self.backlog_bytes + needed <= self.backlog_limit_bytes
 

@@ -9,10 +9,10 @@ arrives while the application still receives the earlier records:
 2. `poll` returns the records 100 to 149. At the same time, the consumer fetches from offset 200 on.
 3. `poll` returns the records 150 to 199. The position is 200 now, and the response that begins at 200 is already
    waiting.
-4. If the application seeks to 120 instead, the position does not reach the waiting response, which is discarded.
+4. If the application seeks to 120 instead, the waiting response does not begin at the position, and is discarded.
 
-Rule: fetch ahead only where the last response shows that the log has more records. A fetch at the end of the log would
-wait at the broker, and the other partitions of this broker would wait with it.
+Rule: fetch ahead from a partition only if its last response shows that the log has more records. A fetch at the end of
+the log would wait at the broker, and the other partitions of this broker would wait with it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 class AheadOffset(int):
-    """Offset of a fetch that was sent before the position reached this offset.
+    """Offset of a fetch ahead: the fetch was sent before the position had reached the offset.
 
     Attributes:
-        checked: An object for the leadership under which the position had been checked when the fetch was sent. If a
-            different object belongs to the position when the response is used, the position was checked again in
-            between, and the response may come from a former leader.
+        checked: The leadership under which the position had been checked when the fetch was sent. If the position has a
+            different leadership object when the response is used, the position was checked again in between. Then the
+            response may come from a former leader.
     """
 
     checked: Any
@@ -99,7 +99,8 @@ class FetchAhead(Generic[_Place]):
         left = AHEAD_BYTES - count * fetch_bytes
         for place, position in positions:
             end = self._ends.get(place)
-            # A position outside the response shows that the application has called `seek`. The response is discarded.
+            # A position outside the response's offsets shows that the application has called `seek`. The response is
+            # discarded.
             if end is not None and end.fetch_offset <= position < end.end_offset and left >= fetch_bytes:
                 chosen[place] = end
                 left -= fetch_bytes

@@ -13,10 +13,10 @@ still come early. So no request is much larger than a request that was answered.
 Records that are returned one by one stay in memory longer than batches. So their responses have a smaller maximum size:
 
 1. A consumer of 200 partitions processes each record for a millisecond. It falls behind, so all its responses are full.
-2. With 4 MB of each partition, 800 MB of records would wait for `poll`.
+2. With 4 MB of each of the 200 partitions, 800 MB of records would wait for `poll`.
 
-Rule: divide 32 MiB equally among the partitions. But ask for at most 4 MiB of each, and never for less than in the
-first request.
+Rule: divide 32 MiB equally among the partitions. But ask for at most 4 MiB of each partition, and never for less than
+the first request asked for.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _ALL_RECORDS_BYTES: Final = 32 * 1024 * 1024
 """Sum of the sizes of all partitions, if records are returned one by one."""
 
 _SOON_S: Final = 1.0
-"""A response that arrives within this many seconds came soon. A response of twice the size takes at most twice as long.
-That is still early, because even a follower gets 3 s for its answer (`ANSWER_S`).
+""""Soon" means that the response arrives within this many seconds. A response of twice the size takes at most twice as
+long. That is still early, because even a follower gets 3 s for its answer (`ANSWER_S`).
 """
 _SOON_SHARE: Final = 8
-"""For short timeouts, "soon" means within the timeout divided by this."""
+"""If the request timeout is short, "soon" means: within the timeout divided by this number."""
 
 
 def records_limit(partitions: int) -> int:
@@ -52,7 +52,7 @@ class FetchSize:
     """The size of the next requests.
 
     Args:
-        least: The first size.
+        least: The size of the first request.
         most: The largest size.
         timeout_s: The request timeout.
     """
@@ -79,8 +79,8 @@ class FetchSize:
     def next_bytes(self, partitions: int) -> int:
         """Return how many bytes of each partition the next request asks for.
 
-        If the application reads both records and batches, the result is the first size: with larger responses, each
-        change between records and batches would discard more data.
+        If the application reads both records and batches, the result is the size of the first request. Each change
+        between records and batches discards fetched data, and larger responses would make this loss larger.
 
         Args:
             partitions: Number of partitions that the consumer reads.
@@ -92,8 +92,8 @@ class FetchSize:
         return self.bytes
 
     def limit(self, most: int) -> None:
-        """From now on, limit the size to `most`. The limit itself is at least the first size and at most the largest
-        size.
+        """From now on, limit the size to `most`. The limit itself is at least the size of the first request and at most
+        the largest size.
         """
         self._limit = max(self._least, min(self._most, most))
         self.bytes = min(self.bytes, self._limit)
@@ -107,7 +107,7 @@ class FetchSize:
             now: When the response came.
         """
         if size * 2 < self.bytes:
-            return  # the broker had no more, so the time says nothing about the next response
+            return  # the broker had no more records, so this response's time does not predict the next one's
         if sent_at <= self._restarted_at:
             return  # the request asked for another size
         if now - sent_at < self._soon_s:
@@ -116,10 +116,10 @@ class FetchSize:
             self.bytes = max(self._least, self.bytes // 2)
 
     def restart(self, now: float) -> None:
-        """Use the first size, because a request failed, or because the application called `seek`.
+        """Go back to the size of the first request, because a request failed, or because the application called `seek`.
 
-        A request may have failed because its response took too long. What was fetched before a seek is discarded, so an
-        application that seeks often wastes less with small responses.
+        A request may have failed because its response took too long. A seek discards fetched data, so small responses
+        waste less if the application seeks often.
 
         Args:
             now: Seconds, as for `answered`.

@@ -62,9 +62,9 @@ class Patience:
     """Decides when a wait for deliveries ends.
 
     Attributes:
-        idle_s: How long the wait continues without progress.
-        pause_s: How long `close` waits for the end of a pause if this end is known. After that, `close` no longer waits
-            for the end. 0: `close` does not wait for pauses.
+        idle_s: Maximum time, in seconds, that the wait continues without progress.
+        pause_s: Maximum time, in seconds, that `close` waits for the end of a pause, if it is known when the pause
+            ends. 0: `close` does not wait for pauses.
     """
 
     idle_s: float

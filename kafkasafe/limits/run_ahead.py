@@ -1,20 +1,22 @@
 """How far `send` may run ahead of a cluster that answers.
 
-A program that only sends is faster than any cluster. Without a limit, the spool absorbs the difference: the producer
-reads nearly every batch back from disk before it sends it, and the kernel needs new page cache for each batch. With a
-limit, a batch is still in memory when the producer sends it.
+A program that only sends is faster than any cluster. Without a limit, more and more batches would wait in the spool.
+The producer would read nearly every batch back from disk before it sends it, and the kernel would need new page cache
+for each batch. With a limit, a batch is still in memory when the producer sends it.
 
-The limit only serves speed, so an outage must not make a sender wait. Therefore the outstanding bytes of a partition
-count only while the partition answers:
+The limit exists only to make deliveries faster. In an outage it cannot do so, and must not make a sender wait.
+Therefore the outstanding bytes of a partition count only while the partition answers:
 
 1. Brokers 1 and 2 each lead half of the partitions. 14 MB are outstanding, so the sender waits.
 2. Broker 2 hangs. Its partitions acknowledge nothing for half a second, so they no longer count.
-3. The sender continues. Its records for broker 2 are buffered on disk. Its records for broker 1 stay within the limit.
+3. The sender continues. The records that it sends to broker 2 are buffered on disk. The outstanding records for broker
+   1 stay within the limit.
 
 When a partition answers again after an outage, 1 GB of its records may be outstanding. If a sender had to wait until
-14 MB are left, it would wait for almost the whole delivery. So the limit is raised by the partition's outstanding
-bytes. Then the limit falls by one byte for every two bytes that are delivered. So a sender does not wait if it adds
-records at most half as fast as the cluster takes them. A faster sender is slowed down to that rate.
+only 14 MB are still outstanding, it would wait for almost the whole delivery. So the limit is raised by the partition's
+outstanding bytes. Then the limit falls by one byte for every two bytes that are delivered. So a sender never waits
+while it adds at most half as many bytes per second as the cluster acknowledges. A faster sender is slowed down to that
+rate.
 """
 
 from __future__ import annotations
@@ -23,13 +25,15 @@ from dataclasses import dataclass
 from typing import Final
 
 RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
-"""The default limit. It is less than what the producer keeps in memory, so batches need not be read back from disk."""
+"""The default limit. The producer keeps more bytes than this in memory, so it need not read waiting batches back from
+disk.
+"""
 
 _EASED_BYTES: Final = 1024 * 1024
 """A waiting sender continues once about this many bytes have been delivered: one large batch."""
 
 PATIENCE_S: Final = 0.5
-"""A partition does not count if it has waiting batches but has acknowledged none for this many seconds."""
+"""A partition does not count if it has waiting batches and none of them was acknowledged for this many seconds."""
 
 Address = tuple[str, int]
 
@@ -65,18 +69,18 @@ class RunAhead:
         """The earliest time at which a partition can stop counting."""
 
     def is_reached(self, more_bytes: int = 0) -> bool:
-        """Return whether a sender should wait. `more_bytes` are accepted, but not counted yet. Any thread may call this
-        method.
+        """Return whether a sender should wait. `more_bytes` is the number of bytes that are accepted, but not counted
+        yet. Any thread may call this method.
         """
         return self._outstanding_bytes + more_bytes >= self._ceiling_bytes
 
     def has_eased(self, more_bytes: int = 0) -> bool:
         """Return whether a waiting sender should continue.
 
-        The threshold is lower than that of `is_reached`. At the same threshold, each small delivery would wake senders,
-        and they would soon have to wait again. But it is only a little lower. Otherwise senders would sleep for longer,
-        and a sender that sleeps encodes nothing: after the delivery of a few large batches, too few encoded batches
-        would be left.
+        The threshold is lower than that of `is_reached`. With equal thresholds, each small delivery would wake senders,
+        and they would soon have to wait again. But it is only a little lower, so that senders do not sleep for long. A
+        sleeping sender encodes nothing, and after the delivery of a few large batches, too few encoded batches would be
+        left.
         """
         return self._outstanding_bytes + more_bytes < self._ceiling_bytes - min(
             self._limit_bytes // 4, _EASED_BYTES
@@ -93,7 +97,7 @@ class RunAhead:
             self._outstanding_bytes += size_bytes
 
     def answered(self, address: Address, size_bytes: int, now: float) -> None:
-        """Release a batch whose outcome is known. The outcome shows that the partition answers."""
+        """Release a batch whose outcome is known. The outcome shows that the partition's leader answers."""
         waiting = self._waiting[address]
         if not waiting.counts:
             waiting.counts = True
@@ -143,8 +147,8 @@ class RunAhead:
             del self._waiting[address]
 
     def _lower(self, by_bytes: int) -> None:
-        """Lower the ceiling by this many bytes, and further to the outstanding bytes plus the limit, but never below
-        the limit.
+        """Lower the ceiling by this many bytes. If it is then above the outstanding bytes plus the limit, lower it to
+        that sum. Never lower it below the limit.
         """
         ceiling = min(self._ceiling_bytes - by_bytes, self._outstanding_bytes + self._limit_bytes)
         self._ceiling_bytes = max(self._limit_bytes, ceiling)

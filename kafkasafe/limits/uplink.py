@@ -2,7 +2,7 @@
 
 `UplinkBudget` measures the rate of a link: the bytes of answered requests per second. The bytes in flight are limited
 to what the link carries in a fraction of the request timeout, so that the broker answers the last of them in time. One
-batch, or a few small ones, may always be in flight, and no more than that before the first measurement.
+batch, or a few small ones, may always be in flight. Before the first measurement, no more than that may be in flight.
 
 No clock: `now` is an argument, in seconds.
 """
@@ -17,8 +17,8 @@ from typing import Final
 _RATE: Final = itemgetter(1)
 
 MEMORY_BYTES: Final = 32 * 1024 * 1024
-"""Maximum memory that one producer uses for batches that are already on disk: batches that are not sent yet, and
-batches that were read back to be sent. One batch may always be read.
+"""Maximum memory that one producer uses for batches on disk: those that are not sent yet, and those that were read back
+to be sent. One batch may always be read.
 """
 
 _SHARE: Final = 0.25
@@ -29,9 +29,13 @@ _SAMPLES_S: Final = 10.0
 seconds. The highest rate counts, because the link was idle during a part of most samples.
 """
 _FEW_BYTES: Final = 256 * 1024
-"""Until a request has timed out, this many bytes may always be in flight: a slow broker may have a fast link."""
+"""Until a request has timed out, this many bytes may always be in flight: the measured rate may be low only because the
+broker is slow, while the link is fast.
+"""
 _SLOWER: Final = 2.0
-"""A request is given up if the link has become slower than measured by more than this factor."""
+"""In addition to the request timeout, the producer waits for this many times the time that the bytes in flight take at
+the measured rate.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ class UplinkBudget:
         self.out_bytes -= ticket.size_bytes
         self.ready = False
         if timed_out:
-            # Forget all measurements. Until the next one, only one batch, or a few small ones, can be in flight.
+            # Forget all measurements. Until the next measurement, only one batch or a few small batches can be in
+            # flight.
             self._samples.clear()
             self._few_bytes //= 2

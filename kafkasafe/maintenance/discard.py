@@ -1,4 +1,6 @@
-"""Discards rejected records, and keeps a note of this. Without it, their files would count as deleted by mistake."""
+"""Discards rejected records, and keeps a note of this. Without the note, the deleted files would be reported as
+missing.
+"""
 
 from __future__ import annotations
 

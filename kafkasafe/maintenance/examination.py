@@ -60,7 +60,7 @@ _ABSENT_S: Final = 20.0
 _PATIENCE: Final = 12
 """Number of polls of a log whose replicas lag. After that, the current state counts."""
 _LEADERS: Final = 3
-"""A log is read at most this many times, because another leader may be elected meanwhile."""
+"""If another leader is elected while a log is read, the log is read again, but at most this many times in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class SpooledBatch:
         max_timestamp: Newest timestamp, ms since the epoch.
         known: The outcome according to the spool.
         file: The batch's file in `rejected/`; None if there is none.
-        given: While the batch has no partition: the partitions that callers chose for some records (see
+        given: If the batch's partition is not chosen yet: the partitions that callers gave for some of its records (see
             `journal.Batch`).
     """
 
@@ -103,7 +103,8 @@ class LaneContent:
         missing: Maps a file's name to its number of records, for each file of `rejected/` that was deleted, but neither
             resent nor discarded.
         extent: The problem with the lane's `extent`; empty if the extent is valid.
-        times: Maps the position of each batch outside atomic batches to the times at which the batch reached its steps.
+        times: Maps a batch's position to the times at which the batch reached its steps. Batches that belong to atomic
+            batches are left out.
         units: The atomic batches with their steps, in the order of the log.
     """
 
@@ -135,7 +136,9 @@ class LaneContent:
         return tuple(missing_text(name, records) for name, records in self.missing.items())
 
     def without(self, resent: Collection[m.Resent]) -> LaneContent:
-        """The same content without files of `rejected/` that another lane marks as resent."""
+        """The same content without the resent files of `rejected/`. Marks in another lane's log show which files were
+        resent.
+        """
         gone = {mark.file for mark in resent if mark.lane == self.name}
         if not any(name in gone for name in (*self.missing, *(kept.path.name for kept in self.rejected))):
             return self
@@ -271,7 +274,8 @@ def _logged_batches(
         header = entry.header
         waiting = unfinished.get(entry.position)
         identity = _identity(header) if waiting is None else waiting.identity
-        # If no mark names a batch, the mark that finished the batch was deleted together with the mark's segment.
+        # If no mark names a batch, the batch is finished: the mark that says this was deleted together with the mark's
+        # segment.
         fate = known.get(entry.position, SpoolFate(SpoolOutcome.COMMITTED))
         fate = _completed(fate, identity, is_held=entry.position in held)
         yield SpooledBatch(
@@ -290,7 +294,7 @@ def _logged_batches(
 
 
 def _completed(fate: SpoolFate, identity: BatchId | None, *, is_held: bool) -> SpoolFate:
-    """Completes an outcome that the marks give: takes into account the batch's id, and whether `rejected/` holds the
+    """Completes an outcome that was found in the marks. Also considers the batch's id, and whether `rejected/` has the
     batch.
     """
     if fate.fate is SpoolOutcome.NOT_SENT:

@@ -124,7 +124,7 @@ def _bytes(lane: Path) -> int:
 
 
 def prune_lane(directory: SpoolDirectory, number: int) -> str:
-    """Deletes a lane, unless a process has taken it, or records wait in it now.
+    """Deletes a lane. Keeps it if a process has taken it, or if records are waiting in it now.
 
     Returns:
         Why the lane was kept; empty if it was deleted.

@@ -43,7 +43,7 @@ class RepairStep:
 
     Attributes:
         what: "cut": cuts off a torn tail. "address": restores bytes 0 to 20 of a batch. "quarantine": copies the bytes
-            to quarantine/. The copy shows that the damage was reported, so that the lane can be opened.
+            to quarantine/. The copy proves that the damage was reported. Therefore the lane can be opened.
         segment: File name.
         start: First byte.
         end: End of the bytes (exclusive).
@@ -187,7 +187,7 @@ def _copied(lane: Path, segments: list[str], *, files: Files) -> Path:
 
 
 def _make_empty(files: Files, directory: Path) -> None:
-    """Makes a directory. If an interrupted repair left it behind, deletes the files in it."""
+    """Makes an empty directory. If an interrupted repair left the directory behind, deletes the files in it."""
     if not files.make_directory(directory):
         for name in files.list(directory):
             files.unlink(directory / name)
@@ -227,7 +227,7 @@ def _finished(
     if not damage.destination or known is None or known.fate not in _FINISHED:
         return None
     if blind:
-        return None  # a lost mark may have made the batch unfinished again
+        return None  # some marks are lost, and one of them may say that the batch is unfinished again
     if known.fate is SpoolOutcome.REJECTED and damage.position not in kept:
         return None
     at = f", at offset {known.base_offset} of its partition" if known.base_offset >= 0 else ""

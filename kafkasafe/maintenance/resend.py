@@ -80,9 +80,9 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
     numbers = directory.lanes()
     cluster_id = directory.cluster_id()
     try:
-        # List the files before reading the logs. The batches in a listed file were in the lane's log before the file
-        # was written, so a log that is read after the listing shows their outcome. The mark of a resent file stays in
-        # the log until the file is deleted.
+        # List the files before reading the logs. A batch was in the lane's log before its file in `rejected/` was
+        # written. So a log that is read after the listing shows the outcome of every batch in the listed files. The
+        # mark of a resent file stays in the log until the file is deleted.
         names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in numbers}
         resent = [mark for log in logs.values() for mark in resent_in(log)]
