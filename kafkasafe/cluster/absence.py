@@ -36,8 +36,8 @@ class Absence:
     Args:
         partition: Number of the partition.
         now: Time when the partition was first missing.
-        grace_s: If there are several brokers but only one answers: how long the partition must be missing before that
-            broker's report is the proof.
+        grace_s: How long, in seconds, the partition must be missing before the report of one broker is enough as proof.
+            This applies if there are several brokers, but only one answers.
     """
 
     def __init__(self, partition: int, now: float, grace_s: float) -> None:

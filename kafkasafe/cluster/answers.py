@@ -164,8 +164,8 @@ class ProduceRequest(Generic[Token]):
             before the reply.
         fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for
             no check. If another batch of the partition has failed since then, the cluster refuses this batch (`Failure`
-            with `StaleFenceError`, not sent). Without the check, this batch could overtake the failed batch, because
-            the caller does not know about the failure yet.
+            with `StaleFenceError`, not sent). Without the check, this batch could overtake the failed batch: the caller
+            may have passed it on before it learned of the failure.
         patience_s: Additional time for the answer, beyond the time-out, in seconds. On a slow connection, a batch may
             stay in the system's buffers long after it was written to the socket.
         transaction: The transaction of the batch; None if the batch belongs to no transaction. `data` has the producer
@@ -209,7 +209,9 @@ class ProduceReply:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """Says that a request to a partition's leader would be written at once; `node` is the leader's id."""
+    """The answer to `Cluster.reach`: a request to the partition's leader could be written now. `node` is the leader's
+    id.
+    """
 
     node: int
 
@@ -249,8 +251,8 @@ class HeadersFetched:
             open; -1 if unknown.
         log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
         headers: Headers of the complete batches, in order. The first batch may begin before the requested offset.
-        next_offset: Offset for the next request: the one after the last complete batch, or the requested offset if no
-            batch is complete.
+        next_offset: Offset for the next request. It is the offset after the last complete batch, or the requested
+            offset if no batch is complete.
         markers: The transaction markers among the batches, by offset. True: the marker commits its transaction. False:
             the marker aborts it.
     """
@@ -276,12 +278,12 @@ class RecordsFetched:
         log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
         records: Complete batches, possibly followed by the beginning of another batch. The first batch may begin before
             the requested offset. The contents of the batches are not checked.
-        aborted: (producer id, first offset) of each aborted transaction that has records in `records`; always empty
-            with read_uncommitted.
-        next_offset: Offset for the next request: the one after the last complete batch, or the requested offset if no
-            batch is complete.
-        diverging: (leader epoch, end offset of this epoch). From this end offset on, the leader's log differs from the
-            records that the client has read. None if `last_fetched_epoch` was not given, or if the broker found no
+        aborted: Pairs (producer id, first offset), one for each aborted transaction that has records in `records`.
+            Always empty with read_uncommitted.
+        next_offset: Offset for the next request. It is the offset after the last complete batch, or the requested
+            offset if no batch is complete.
+        diverging: Pair (leader epoch, end offset of this epoch). From this end offset on, the leader's log differs from
+            the records that the client has read. None if `last_fetched_epoch` was not given, or if the broker found no
             difference or is older than 2.7. If the field is not None, `records` is empty.
     """
 

@@ -10,15 +10,15 @@ The rules, for callers and implementations:
   Methods do not raise errors for network failures, for time-outs or because the cluster is closed. A method raises only
   if the caller made a mistake in the call itself.
 - *An error code is an answer.* Each answer has an `error_code`: 0 for success, or one of the codes that
-  `kafkasafe.codes` describes. The other fields have a meaning only if the code is 0. Some methods pass codes as
-  `Failure` instead; their docstrings say so.
-- *The cluster's own thread calls replies.* There are two exceptions: if the cluster is closed, or if the arguments
-  cannot be sent, the method itself calls the reply before it returns. A simulated cluster without threads calls replies
-  while a test advances its time. A reply must only store the answer and return: while it blocks, the cluster
-  communicates with no broker. The cluster logs an exception that a reply raises, and does not pass it on. The same
-  rules hold for listeners.
-- *Replies for one partition are called in the order in which the broker answered.* If the requests have the same kind
-  and all succeed, this is the order of the requests.
+  `kafkasafe.codes` describes. The other fields have a meaning only if the code is 0. In some methods, an error code
+  becomes a `Failure` instead; the docstrings of these methods say this.
+- *The cluster's own thread calls the `reply` callbacks.* There are two exceptions: if the cluster is closed, or if the
+  arguments cannot be sent, the called method itself calls `reply` before it returns. A simulated cluster without
+  threads calls `reply` while a test advances its time. A callback must only store the answer and return: while it
+  blocks, the cluster communicates with no broker. The cluster logs an exception that a callback raises, and does not
+  pass it on. The same rules hold for listeners.
+- *For one partition, the callbacks are called in the order in which the broker answered.* If the requests have the same
+  kind and all succeed, this is the order of the requests.
 - *Methods are thread-safe and never block*, except `close`. Any thread may read the properties and call `topic`,
   `topics` and `brokers`; they return the latest complete answer.
 - *Each request has a time-out*, the option `request_timeout_ms`. For `produce`, the time-out is at least the call's
@@ -212,8 +212,9 @@ class Cluster(Transactions, Protocol):
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Adds a listener for each metadata answer.
 
-        After an answer, the cluster first calls the `reply` of each `refresh_metadata` that waited for this answer.
-        Then it calls the listener. After that, it calls the replies of requests that were routed by these metadata.
+        When an answer arrives, the cluster calls the `reply` of each `refresh_metadata` call that waited for this
+        answer. Then it calls the listener. Requests that had to wait for these metadata are sent now, and get their
+        answers after that. If such a request still cannot be sent, it fails before the listener is called.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
@@ -239,7 +240,8 @@ class Cluster(Transactions, Protocol):
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
         """Watches these topics from now on and asks for metadata.
 
-        Topics that no metadata request has named yet are requested at once, others at most once in `retry_backoff_ms`.
+        Topics that no metadata request has named yet are requested immediately. Other topics are requested at most once
+        per `retry_backoff_ms`.
 
         Args:
             topics: Names to watch, in addition to the topics watched already.
@@ -254,8 +256,8 @@ class Cluster(Transactions, Protocol):
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
         """Asks broker `node`, one of `brokers`, which partitions of a topic it knows. The call does not change what
-        `Cluster.topic` returns, and the topic is not watched. If the broker does not exist, the reply is a `Failure`
-        (not sent).
+        `Cluster.topic` returns, and the topic is not watched. If no broker has this id, `reply` gets a `Failure` with
+        `sent=False`.
         """
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
@@ -264,8 +266,8 @@ class Cluster(Transactions, Protocol):
     # -- writing -------------------------------------------------------------------------------------------------
 
     def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        """Asks any broker for a producer id. Each error code becomes a `Failure` with this `code`. Producer id -1,
-        which a broker may answer shortly after its start, becomes a `Failure` with code 14.
+        """Asks any broker for a producer id. Each error code becomes a `Failure` with this `code`. Shortly after its
+        start, a broker may answer with producer id -1. This becomes a `Failure` with code 14.
         """
 
     def produce(
@@ -300,14 +302,16 @@ class Cluster(Transactions, Protocol):
         """Connects to the partition's leader if necessary, and sends no request.
 
         The reply comes as soon as a request to the leader could be written without a wait. So the caller can load a
-        batch's bytes just before they can be written. The call fails for the reasons for which a produce request fails
-        without being sent, and after the same time.
+        batch's bytes just before they can be written. If a produce request could not be sent, this call fails for the
+        same reason and after the same time.
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------
 
     def describe_producers(self, topic: str, partition: int, reply: Reply[ProducersDescribed]) -> None:
-        """Asks which producers the leader remembers (KIP-664). Brokers < 2.8: a `Failure` that is `unsupported`."""
+        """Asks which producers the leader remembers (KIP-664). With brokers before 2.8, `reply` gets a `Failure` whose
+        `unsupported` is true.
+        """
 
     def fetch_headers(
         self, topic: str, partition: int, offset: int, max_bytes: int, reply: Reply[HeadersFetched]
@@ -363,7 +367,7 @@ class Cluster(Transactions, Protocol):
             partition: Partition number.
             timestamp: `LATEST`, `EARLIEST`, `MAX_TIMESTAMP`, `EARLIEST_LOCAL`, `LATEST_TIERED`, or ms since the epoch
                 for the first record with this timestamp or a later one. If the broker does not support a constant,
-                the reply is a `Failure` that is `unsupported`.
+                `reply` gets a `Failure` whose `unsupported` is true.
             reply: Gets `OffsetListed` or `Failure`.
             isolation_level: 1 (read_committed): `LATEST` is the last stable offset.
         """
@@ -410,7 +414,8 @@ class Cluster(Transactions, Protocol):
             topic: Topic name.
             partition: Partition number.
             leader_epoch: The epoch.
-            reply: Gets `EpochEnd` or `Failure`. Brokers < 0.11: a `Failure` that is `unsupported`.
+            reply: Gets `EpochEnd` or `Failure`. With brokers before 0.11, it gets a `Failure` whose `unsupported` is
+                true.
             current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
                 75 (Kafka 2.1 and later). -1: do not check the epoch.
         """

@@ -1,7 +1,7 @@
 """Lets one thread make many requests with a single wake-up of the network thread.
 
-Without this module, the first of many requests would wake the network thread. The network thread would then compete
-with the thread that makes the other requests, and would send each request at once. So requests that could share one
+Without this module, the first of many requests would already wake the network thread. While the other thread is still
+making requests, the network thread would then send each request as soon as it is made. So requests that could share one
 message would be sent separately.
 """
 

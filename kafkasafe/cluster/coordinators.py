@@ -1,8 +1,8 @@
-"""Describes requests as data, and which versions of them may be sent. Builds the requests of
+"""Describes requests as plain data, chooses their versions, and builds the requests of
 `kafkasafe.cluster.transactions`.
 
-A request has a name and fields, named as in Kafka's protocol. `Coordinated.ask` sends a request. The attributes of the
-answer are its fields, also named as in the protocol.
+A request has a name and fields. `Coordinated.ask` sends a request. The fields of the answer are attributes of a Python
+object. All names are those of Kafka's protocol.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NEWEST: Final[Mapping[str, int]] = {
 
 
 def newest(name: str, maximum: int = 32767) -> int:
-    """Returns the newest version of a request that may be sent.
+    """Returns the newest version in which a request may be sent.
 
     Args:
         name: Kafka's name of the request.
@@ -69,13 +69,15 @@ def newest(name: str, maximum: int = 32767) -> int:
 
 
 def lowest_produce(identity: TransactionIdentity | None) -> int:
-    """Returns the oldest version of Produce that follows the protocol of the batch's transaction."""
+    """Returns the oldest version of Produce that may be used with the protocol version (1 or 2) of the batch's
+    transaction.
+    """
     return _FIRST_PRODUCE_2 if identity is not None and identity.protocol >= _PROTOCOL_2 else 3
 
 
 def highest_produce(identity: TransactionIdentity | None, *, by_id: bool = False) -> int:
-    """Returns the newest version of Produce that follows the protocol of the batch's transaction. `by_id` says whether
-    the ids of all topics in the request are known (KIP-516).
+    """Returns the newest version of Produce that may be used with the protocol version (1 or 2) of the batch's
+    transaction. `by_id` says whether the ids of all topics in the request are known (KIP-516).
     """
     if identity is not None and identity.protocol < _PROTOCOL_2:
         return newest("Produce", _LAST_PRODUCE_1)
@@ -106,7 +108,7 @@ class Question:
         fields: The request's fields by name. A struct is a dict, and an array of structs is a list of dicts.
         parse: Turns the answer, whose fields are attributes, into the result.
         minimum: Oldest usable version.
-        maximum: Newest version in which the request has the intended meaning.
+        maximum: Newest version that the caller can use. In a later version, the request may have another meaning.
     """
 
     name: str
@@ -126,7 +128,7 @@ def metadata_question(
         "include_cluster_authorized_operations": False,
         "include_topic_authorized_operations": False,
     }
-    # Version 1 is the first one with which a request can name no topic.
+    # Version 1 is the first one in which an empty list means no topic. In version 0, it means all topics.
     return Question("Metadata", fields, parse, 1)
 
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def pause_s(failures: int) -> float:
-    """Seconds to wait after a failure. `failures` is the number of failures right before this one."""
+    """Seconds to wait after a failure. `failures` is the number of consecutive failures before this one."""
     return PAUSES.pause_s(failures + 1)
 
 
@@ -58,15 +58,15 @@ class RunningProcedure(Generic[T]):
         self.procedure.close()
 
     def split(self, procedures: Sequence[Procedure[Any]]) -> list[RunningProcedure[Any]]:
-        """Makes the procedure wait until these procedures, its parts, have ended."""
+        """Makes the given procedures parts of this procedure, which waits until all of its parts have ended."""
         self._parts = [RunningProcedure(procedure, self) for procedure in procedures]
         return self._parts
 
     def ended(
         self, *, result: T | None = None, error: Exception | None = None
     ) -> RunningProcedure[Any] | None:
-        """Ends the procedure. If it is a part of another procedure that can continue now, returns that one; otherwise
-        None.
+        """Ends this procedure. Returns the procedure that this one is a part of, if that procedure can continue now;
+        otherwise None.
         """
         self.done, self.result, self.error = True, result, error
         parent = self._parent
@@ -161,7 +161,8 @@ class ProcedureRunner:
 
     def wait(self, timeout_s: float) -> None:
         """Waits until there is work, but at most for `timeout_s` seconds."""
-        self._send()  # if a procedure calls this method, some requests may be unsent
+        # If a procedure calls this method, requests of other procedures may still be unsent: do not let them wait.
+        self._send()
         due = self.due_s()
         if not self._arrived:
             self._awake.wait(timeout_s if due is None else min(due, timeout_s))
@@ -218,7 +219,7 @@ def ask_until_answered(
     """Sends a request, and repeats it after each retriable error. Returns the first answer without an error.
 
     Args:
-        transport: Sends the requests for new metadata, which some errors require.
+        transport: Used to request new metadata after errors that make this necessary.
         topic: The topic of the request.
         api: Request kind, for the verdict.
         send: Sends the request.

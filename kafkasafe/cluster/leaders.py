@@ -150,7 +150,7 @@ def _merged(old: TopicInfo | None, info: TopicInfo) -> TopicInfo:
         )
     if old is None or not old.topic_id == info.topic_id != NO_TOPIC_ID:
         return info
-    # Keep a leader with a higher epoch: the answer may come from a broker with older metadata.
+    # Keep the known leader if its epoch is higher: the answer may come from a broker with older metadata.
     newer = {
         number: known
         for number, known in old.partitions.items()

@@ -6,9 +6,9 @@ can help, and returns the offset to use. An answer without an error can be wrong
 - A new leader may be behind its predecessor, so that its answer is out of date (KIP-207). So `end`, `start` and
   `at_time` check each answer by the tracker's rules. If the rules require a proof, they ask the leader for it. `listed`
   returns an answer unchecked.
-- A leader that does not find its remote segments answers a look-up by time with the first matching record on its own
-  disk, or with no record (KIP-1007). So `at_time` asks whether the log has a remote part. If there is a remote part,
-  `at_time` reads the last remote batch, and then asks again: see `_beside_remote`.
+- If a leader does not find its remote segments, it answers a look-up by time from its own disk only (KIP-1007). It
+  names the first matching record there, or none. So `at_time` asks whether the log has a remote part. If there is a
+  remote part, `at_time` reads the last remote batch, and then asks again: see `_beside_remote`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ _NOT_AVAILABLE: Final = frozenset({5, 78})
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
-# After this many attempts, a look-up does not ask again, even if a former leader or a former topic's leader answered.
+# If a former leader answers, or the leader of a deleted topic, a look-up asks again. After this many attempts, it
+# returns the remembered offset instead, if there is one.
 _OLD_ANSWERS: Final = 3
 # A value that is larger than any offset.
 _NOWHERE: Final = 2**63
@@ -201,7 +202,7 @@ class LookUps:
     def epoch_end(
         self, topic: str, partition: int, epoch: int, current: int, note: Note | None = None
     ) -> Procedure[EpochEnd]:
-        """Asks where an epoch ends in the log of the leader with epoch `current`.
+        """Asks the leader where `epoch` ends in its log. `current` is the epoch of the leader itself.
 
         Raises:
             LeaderChangedError: The leader has another epoch, or the broker has lost the leadership.
@@ -264,8 +265,9 @@ class LookUps:
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
         """The verified start of the log. Reports answers that needed verification.
 
-        A start that is lower than the known one is finally accepted even without a proof, because the records at and
-        after the lower start can be read. If the log has been replaced, the known start would hide records.
+        A lower start than the known one needs a proof. If none is possible, the lower start is accepted after a while.
+        This does no harm, because the records from there on can be read. The known start would hide records if the log
+        has been replaced.
         """
         tries = 0
         is_fresh = False
@@ -381,10 +383,11 @@ class LookUps:
         3. A fetch of offset 5 succeeds.
 
         The fetch does not prove that remote storage was ready at the time of the answer. So the leader is asked again
-        after the fetch, and the lower answer counts. If a single outage falsified both answers, it would also make the
-        fetch between them fail. Two outages, one for each answer, are detected with the fetched batch: if it has a
-        record that is at least as new as `timestamp`, the correct answer is in this batch or before it. This check
-        needs a complete batch, and may find nothing if timestamps are out of order.
+        after the fetch, and the lower answer counts. A single outage cannot falsify both answers: it would also make
+        the fetch between them fail. But remote storage may fail twice, once for each look-up. The fetched batch then
+        shows that the answer is wrong: if it has a record that is at least as new as `timestamp`, the correct answer is
+        in this batch or before it. This check needs a complete batch, and may find nothing if timestamps are out of
+        order.
         """
         fetched = yield from self._read_remote(topic, partition, remote[-1], note)
         if fetched is None:

@@ -6,8 +6,8 @@ calls the client back. Its implementations work over sockets (`kafkasafe.kafkapy
 
 The rules, for networks:
 
-- *One thread* calls timers, the `Service`, and the callbacks of connections. Any thread may call `Network.wake`, but
-  nothing else.
+- *One thread* calls timers, the `Service`, and the callbacks of connections. Other threads may call only `wake`,
+  `brokers`, `start` and `close` of the `Network`.
 - *Timers and connections never call back at once.* `call_at`, `connect` and `Connection.watch` return before they call
   a callback.
 - *Each request has one outcome*: `answered` or `failed` is called. The outcomes come in the order of the connection's
@@ -119,7 +119,7 @@ class Connection(Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has answered the handshake, and the connection is not closed."""
+        """True if the broker has answered the handshake and the connection is still open."""
 
     @property
     def closed(self) -> bool:
@@ -127,8 +127,8 @@ class Connection(Protocol):
 
     @property
     def resumes_at(self) -> float | None:
-        """None if the connection takes requests. Otherwise (it is throttled, for example) the time when it may take
-        requests again, in seconds of `Network.now`; 0 for soon.
+        """None if the connection takes requests. Otherwise (for example while it is throttled), this is the time when
+        it may take requests again, in seconds of `Network.now`. 0 means soon.
         """
 
     @property
@@ -169,7 +169,7 @@ class Connection(Protocol):
             written: Its method `written` is called when the last byte has been written.
             answered: Called with the answer, whose fields are attributes. A field that the version does not have is
                 None.
-            failed: Called instead of `answered`, with the reason, and whether bytes may have been sent.
+            failed: Called instead of `answered`. Gets the error, and whether bytes may have been sent.
         """
 
     def close(self, error: BaseException | None = None) -> None:
@@ -180,7 +180,7 @@ class Service(Protocol):
     """The methods of a client that the network thread calls."""
 
     def begin(self) -> None:
-        """From any thread: makes the network thread look for a broker as soon as that thread runs."""
+        """Makes the network thread look for a broker as soon as that thread runs. Any thread may call this method."""
 
     def look(self) -> None:
         """Runs the jobs that other threads have passed to the network thread, and sends the questions that these jobs
@@ -191,7 +191,7 @@ class Service(Protocol):
         """Fails all outstanding requests, closes the connections, and stops the network. Idempotent."""
 
     def close_soon(self) -> None:
-        """From any thread: makes the network thread call `shut_down`."""
+        """Makes the network thread call `shut_down`. Any thread may call this method."""
 
     def interrupted(self, error: BaseException) -> bool:
         """Fails all outstanding requests, because the network has ended. Returns whether the network ended before
@@ -226,7 +226,7 @@ class Network(Protocol):
         """Monotonic seconds."""
 
     def random_fraction(self) -> float:
-        """A random number in [0, 1), for the length of pauses, and to choose among equally good brokers."""
+        """A random number in [0, 1). It varies the length of pauses, and chooses among equally good brokers."""
 
     def call_at(self, when: float, call: Callable[[], None]) -> Any:
         """Calls `call` when `now` reaches `when`. Returns a handle for `cancel`."""
@@ -235,10 +235,12 @@ class Network(Protocol):
         """Cancels a call that `call_at` scheduled and that has not happened yet."""
 
     def wake(self) -> None:
-        """From any thread: makes the network thread call `Service.look` soon, maybe before this method returns."""
+        """Makes the network thread call `Service.look` soon, maybe before this method returns. Any thread may call this
+        method.
+        """
 
     def connect(self, node_id: NodeId) -> Connection:
-        """Begins a connection to a broker at once.
+        """Starts to connect to a broker immediately.
 
         Raises:
             Exception: The broker is unknown, or an option is unusable.
@@ -257,7 +259,9 @@ class Network(Protocol):
         """Node ids of the brokers whose addresses are known."""
 
     def learn_broker(self, endpoint: Any) -> None:
-        """Adds the address of a broker that another broker named, unless the broker's address is known already."""
+        """Adds the address of a broker, which an answer of another broker has named. Does nothing if the broker is
+        known already.
+        """
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
         """Replaces the known brokers with those of a metadata answer. Returns their node ids."""

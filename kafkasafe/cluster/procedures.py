@@ -1,9 +1,10 @@
 """Queries that consist of several requests and pauses, written as generators.
 
 A *procedure* yields what it needs: an `Ask` (one request to a broker), a `Pause`, or several procedures `Together`. The
-driver sends the answer into the generator, which finally returns its result. So the code of a query with retries and
-decisions reads from top to bottom, and one thread can run many queries concurrently. `inquiry.ProcedureRunner` drives
-procedures on a thread that waits for them, and `engine/leader.py` drives those of the engine.
+driver sends the answer into the generator. When the generator ends, its return value is the result of the query. So the
+code of a query with retries and decisions reads from top to bottom, and one thread can run many queries concurrently.
+`inquiry.ProcedureRunner` drives procedures on a thread that waits for them, and `engine/leader.py` drives those of the
+engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Definitions that the modules of a client share: names, codes, errors, and functions that call replies.
+"""Definitions that the modules of a client share: names, codes, errors, and functions that call `reply` callbacks.
 
 This module uses no sockets and no requests.
 """
@@ -26,7 +26,7 @@ LEADER_NOT_AVAILABLE: Final = 5
 # KAFKA_STORAGE_ERROR, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID
 STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
 
-SILENCE_S: Final = 2.0  # a node that is silent for this long while requests are in flight may hang
+SILENCE_S: Final = 2.0  # a node that is silent for this long while requests are in flight counts as hung
 METADATA_PATIENCE_S: Final = 3.0  # if a node has not sent metadata by then, the client asks another one
 
 LEADERLESS_POLL_MAX_S: Final = 1.0
@@ -66,5 +66,5 @@ def safely(reply: Callable[..., None], *args: Any) -> None:
 
 
 def not_sent(reply: Reply[Any]) -> Callable[[BaseException], None]:
-    """Returns a function that passes an error to the reply, as the failure of a request that was not sent."""
+    """Returns a function that makes a `Failure` with `sent=False` from an error, and passes it to `reply`."""
     return lambda error: safely(reply, Failure(error, sent=False))

@@ -15,15 +15,15 @@ transactional id. A client can avoid this in two ways. It obtains a new identity
 uses a separate transactional id for each transaction.
 
 *Protocol 2* (KIP-890, Kafka 4.0 and later, if the feature `transaction.version` is at level 2) adds partitions and
-groups implicitly, and gives each transaction its own epoch. The coordinator refuses requests of an earlier transaction,
-and answers a repeated EndTxn as it answered the first one.
+groups implicitly, and gives each transaction its own epoch. The coordinator refuses requests of an earlier transaction.
+If an EndTxn is repeated, the coordinator gives the same answer again.
 
 Rules beyond those of `Cluster`:
 
-- *The cluster finds coordinators itself*, like leaders. The cluster looks for a coordinator again when an answer or a
-  failure shows that the coordinator may have moved. The cluster repeats no request: the caller gets the codes 14, 15,
-  16 and 51, and tries again after a pause. If the search itself returns an error code, the answer has this code, and
-  the request was not sent.
+- *The cluster finds coordinators itself*, like leaders. `Cluster` looks for a coordinator again when an answer or a
+  failure shows that the coordinator may have moved. It repeats no request: the caller gets the codes 14, 15, 16 and 51,
+  and tries again after a pause. If the search itself returns an error code, the answer has this code, and the request
+  was not sent.
 - *Each answer has an `error_code`*; no method turns codes into failures.
 """
 
@@ -183,7 +183,9 @@ class TransactionDescribed:
 
 
 class Transactions(Protocol):
-    """The requests of transactions. This module and `kafkasafe.cluster.api` have the rules of all methods."""
+    """The requests of transactions. The docstrings of this module and of `kafkasafe.cluster.api` state the rules for
+    all methods.
+    """
 
     def init_transactional_id(
         self,
@@ -250,7 +252,7 @@ class Transactions(Protocol):
         """Asks for a group's committed offset of one partition.
 
         With `require_stable`, the coordinator answers 88 while an open transaction may change the offset. Brokers
-        before 2.5: a `Failure` that is `unsupported`.
+        before 2.5 cannot do this; `reply` then gets a `Failure` whose `unsupported` is true.
         """
 
     def end_transaction(
@@ -259,9 +261,11 @@ class Transactions(Protocol):
         """Commits or aborts the transaction. The coordinator answers as soon as it has stored the decision. Readers may
         see the records only later.
 
-        Error code 48: the coordinator did the opposite, or there is nothing to commit. Error code 47 or 90: the
-        transaction timed out, or another client has taken over.
+        Error code 48: the coordinator has already decided the opposite (an abort instead of a commit, or the reverse),
+        or there is nothing to commit. Error code 47 or 90: the transaction timed out, or another client has taken over.
         """
 
     def describe_transaction(self, transactional_id: str, reply: Reply[TransactionDescribed]) -> None:
-        """Asks for the state of a transactional id (KIP-664). Brokers < 3.0: a `Failure` that is `unsupported`."""
+        """Asks for the state of a transactional id (KIP-664). With brokers before 3.0, `reply` gets a `Failure` whose
+        `unsupported` is true.
+        """

@@ -226,7 +226,7 @@ def _compare(producer: Producer, run: SequenceRun, expected: dict[tuple[int, int
         last = (run.first_sequence + again - 1) % _SEQUENCES
         producer.repeats.append(Repeat(run.epoch, run.first_sequence, last, run.first_offset))
         if length <= below:
-            # The whole run repeats earlier sequences, so the expected sequence stays the same.
+            # The whole run repeats earlier sequences, so the next expected sequence does not advance.
             return
     expected[key] = (run.last_sequence + 1) % _SEQUENCES
 

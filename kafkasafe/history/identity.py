@@ -22,8 +22,9 @@ def add_sequence(sequence: int, count: int) -> int:
 
 
 def sequence_distance(start: int, end: int) -> int:
-    """How far `end` is after `start`, from −2³⁰ to 2³⁰−1; negative if `end` is before `start`. Sequences wrap, so there
-    are two possible distances. The shorter one counts, because the compared sequences are close together.
+    """How far `end` is after `start`, from −2³⁰ to 2³⁰−1; negative if `end` is before `start`. Sequences wrap, so `end`
+    can be reached both forwards and backwards. The shorter way counts, because the compared sequences are close
+    together.
     """
     distance = (end - start) & MAX_SEQUENCE
     return distance if distance <= MAX_SEQUENCE // 2 else distance - MAX_SEQUENCE - 1
@@ -107,11 +108,13 @@ class IdentityVerdict(enum.Enum):
     DECIDED = "decided"
     """The first `present` batches are in the leader's log, the others are not."""
     GAP = "gap"
-    """Like DECIDED, and the leader also lacks a batch before the first absent one, so the absent ones need new ids."""
+    """Like DECIDED. In addition, the leader lacks records that were sent before the first absent batch, so the absent
+    batches need new ids.
+    """
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
-    """It cannot be determined whether the log has the batch that follows the first `present` batches."""
+    """The log has the first `present` batches. It cannot be determined whether it has the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     if view.producer_epoch > first.producer_epoch:
         return Judgement(IdentityVerdict.READ_LOG, 0, f"{seen}: newer than our epoch {first.producer_epoch}")
     if view.producer_epoch < first.producer_epoch:
-        # An epoch begins at sequence 0, so there are earlier batches before a batch with another base sequence.
+        # An epoch begins at sequence 0. So if the base sequence is not 0, other batches of this epoch came before.
         verdict = IdentityVerdict.GAP if acked_before or first.base_sequence else IdentityVerdict.DECIDED
         nothing = f"{seen}: nothing of our epoch {first.producer_epoch}"
         return Judgement(verdict, 0, nothing, missing=first.base_sequence)
@@ -183,8 +186,7 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
         return Judgement(IdentityVerdict.DECIDED, present, seen)
     missing = sequence_distance(add_sequence(view.last_sequence, 1), doubt[present].base_sequence)
     if missing < 0:
-        # The state ends inside our batch. The leader's last batch thus ends where none of our batches ends, so it is
-        # not ours.
+        # The state ends inside our batch. None of our batches ends there, so the leader's last batch is not ours.
         return Judgement(IdentityVerdict.UNDECIDABLE, present, f"{seen}: inside our batch {doubt[present]}")
     return Judgement(
         IdentityVerdict.GAP if missing else IdentityVerdict.DECIDED, present, seen, missing=missing
@@ -201,8 +203,8 @@ class Scan:
         end_offset: The leader's log end when the scan began (exclusive): the scan must read up to here.
         found: Base offset of each batch found, by index.
         trimmed_to: The log start offset, if it has advanced past the place of the scan; else -1.
-        hidden_before: Up to this offset (exclusive), parts of the range may be hidden, because they were trimmed or
-            compacted. Compaction leaves a gap between offsets. -1 if the scan read everything.
+        hidden_before: The scan may have missed batches before this offset, because they were trimmed or compacted.
+            Compaction leaves a gap between offsets. -1 if the scan read everything.
     """
 
     doubt: Sequence[BatchId]
@@ -242,7 +244,7 @@ class Scan:
 
     @property
     def done(self) -> bool:
-        """Whether the scan has reached `end_offset`, or found all batches."""
+        """True if the scan has reached `end_offset` or has found all batches."""
         return self.next_offset >= self.end_offset or len(self.found) == len(self.doubt)
 
 
@@ -250,8 +252,8 @@ def judge_by_log(scan: Scan) -> Judgement:
     """Judge by a finished scan: found batches are committed; the others are absent if no part of the log was hidden.
 
     The leader appends batches in order. So a missing batch before a found one must have been in the hidden part. A
-    batch after the newest found one is absent if the scan read everything from there on. In every other case, the
-    result is UNDECIDABLE.
+    batch that is newer than all found ones is absent if the scan read everything after the newest found one. In every
+    other case, the result is UNDECIDABLE.
     """
     seen = f"the log up to offset {scan.next_offset} holds {len(scan.found)} of {len(scan.doubt)} batches"
     if scan.trimmed_to >= 0:
@@ -260,8 +262,8 @@ def judge_by_log(scan: Scan) -> Judgement:
     before = -1
     for index in range(newest + 1):
         if index not in scan.found and before >= scan.hidden_before:
-            # The log has a later batch but not this batch, although the scan read the place where this batch would be.
-            # So the log lost this batch, or a leader without producer state appended the later one out of order.
+            # The scan read the place where this batch would be. The log has a later batch, but not this one. So the log
+            # lost this batch, or a leader without producer state appended the later one out of order.
             return Judgement(
                 IdentityVerdict.UNDECIDABLE, index, f"{seen}; a later batch is there", dict(scan.found)
             )
@@ -275,19 +277,20 @@ def judge_by_log(scan: Scan) -> Judgement:
 
 
 def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, whole: bool) -> Judgement:
-    """Judge by a finished scan and by the leader's producer state, which was read before the scan began.
+    """Judge by the leader's producer state and by a scan that began after the state was read.
 
-    The state may show that a batch was appended although the log no longer has the batch. Only one incarnation uses a
-    producer id, and the leader derives the state from its log, so every sequence in the state was appended. A missing
-    entry proves nothing. The scan read the log up to an end that was looked up after the state was read, so all batches
-    in the state are below the high watermark.
+    The state may show that a batch was appended although the log no longer has the batch. The leader derives the state
+    from its log, and only this incarnation uses the producer id. So the leader has appended every sequence in the
+    state. A missing entry proves nothing. All batches in the state are below the high watermark: the scan's end was
+    looked up after the state was read, and a scan reads only what is below the high watermark.
 
     Args:
         scan: A finished scan.
         view: The leader's state of the batches' producer id; None if the leader has none, or if it cannot be asked.
         acked_before: As for `judge_by_state`.
         whole: False if the log was truncated after the last acknowledgement. The leader may then have appended a late
-            request without the batches before it, and its state wrongly counts these batches as present.
+            request although the batches before it are missing. In this case, the leader's state wrongly counts the
+            missing batches as present.
     """
     judgement = judge_by_log(scan)
     rest = scan.doubt[judgement.present :]
@@ -319,15 +322,15 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
         scan: A finished scan. It searched only for the batches that `by_state` counts as present.
 
     Returns:
-        (judgement, whether to trust it). Do not trust it if the scan read the whole log but did not find all batches
-        that the state counts as present. In this case, the state comes from a late request that the leader appended to
-        an empty log, without the batches before it.
+        (judgement, whether to trust it). Do not trust the judgement if the scan read the whole log but did not find all
+        batches that the state counts as present. In this case, the leader appended a late request to an empty log, and
+        the state counts batches before this request although the log lacks them.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(
         by_state.verdict, by_state.present, by_state.evidence, by_log.offsets, by_state.missing, of_state=True
     )
-    # If no found batch comes after the missing batches, they may be in the unreadable part of the log.
+    # If every found batch comes before the missing ones, the missing ones may be in the unreadable part of the log.
     hidden = by_log.verdict is IdentityVerdict.UNDECIDABLE and all(
         index < by_log.present for index in by_log.offsets
     )

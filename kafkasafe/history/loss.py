@@ -1,4 +1,4 @@
-"""Decides which acknowledged batches the log has lost, from the batch headers that the log holds now.
+"""Finds acknowledged batches that the log has lost, by means of the batch headers that the log holds now.
 
 An acknowledged batch can vanish after an unclean election, or with a wiped disk or a recreated topic. Brokers do not
 report this: in KAFKA-7190 and similar cases, they just acknowledge later batches at lower offsets than earlier ones. So
@@ -7,9 +7,9 @@ acknowledged batches.
 
 A batch is **lost** when it is not in the log, and either another batch covers its offset, or its offset is at or after
 the log's end. If the exact offset of a batch was never known, the batch counts as lost only under one condition: the
-survey saw the whole log, without a gap, from the batch's lowest possible offset on. A batch is not lost when retention
-deleted it (it is before the log's start) or compaction emptied it (no batch covers its offset): Kafka is configured to
-remove such batches.
+survey saw the whole log, without a gap, from the batch's lowest possible offset on. A batch does not count as lost if
+its offset is before the log's start, because retention deleted it. Nor does it count if no batch covers its offset,
+because compaction emptied it. Kafka is configured to remove such batches.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Released:
 
         Args:
             base_offset: Base offset of the batch.
-            forgotten_offset: Offset before which there may be batches that no mark names.
+            forgotten_offset: Before this offset, there may be batches that no mark names.
         """
         offsets = self._offsets
         if not offsets:
@@ -126,12 +126,12 @@ class Loss:
         records: Number of records in the lost batches, and in older batches whose loss follows from the sequences.
         moved: Maps the index of a batch to the batch's offset in the log, if this is not the offset that was
             acknowledged.
-        oldest_known: Whether earlier batches may be lost, too: the oldest batch that the survey searched for is lost,
-            and the number of lost batches before it is unknown.
-        released_there: Whether the log has a batch of this lane at the offset of each suspected batch that the spool
-            has deleted. Only the offsets of these suspected batches are known.
-        ours_until: From the first suspected offset up to this offset (exclusive), batches of this lane cover every
-            offset. -1 if the survey did not check that, or no batch of this lane covers the first suspected offset.
+        oldest_known: Whether batches may be lost that are older than all those that the survey searched for. True if
+            the oldest one it searched for is lost, and the number of lost records before it is unknown.
+        released_there: Of suspected batches that the spool has deleted, only the offsets are known. True if the log has
+            a batch of this lane at each of these offsets.
+        ours_until: Batches of this lane cover every offset from the first suspected one up to this one (exclusive). -1
+            if the survey did not check this, or if no batch of this lane covers the first suspected offset.
     """
 
     indexes: tuple[int, ...]
@@ -153,12 +153,12 @@ class Survey:
         next_offset: Where the next page starts.
         end_offset: End of the log (exclusive), which may be above the high watermark.
         log_start_offset: The log's start.
-        from_offset: Offset from which the log may have changed; -1 when unknown. From this offset on, batches may have
-            been appended again, even at offsets before the oldest acknowledged batch.
+        from_offset: First offset at which the log may have changed; -1 when unknown. Batches may have been appended
+            again here or later. This offset may be lower than that of the oldest acknowledged batch.
         ours: Producer ids that only batches of this lane have. A batch of a transaction counts as this lane's batch
             once the transaction's commit marker is in the log.
-        doubted_from: Offset from which the survey checks whether batches of `ours` cover the log; -1: it does not
-            check.
+        doubted_from: From this offset on, the survey checks whether batches with a producer id in `ours` cover every
+            offset of the log. -1: it does not check.
         released: Base offsets of the batches of this lane that the spool has deleted, at or after `doubted_from`,
             ascending. Only the offsets of these batches are known. None if some of these offsets are unknown.
         complete: Whether the survey saw no gap between batches, which means that nothing was compacted.
@@ -241,7 +241,7 @@ class Survey:
         """Compare a batch of the log with the released batches that begin before its end. Each of them must have the
         same base offset as the batch of the log.
 
-        `base_offset` is the base offset of the batch of the log; -1 if another producer wrote this batch.
+        `base_offset` is where this batch of the log begins; -1 if another producer wrote the batch.
         """
         released = self.released or ()
         while self._checked < len(released) and released[self._checked] <= last_offset:
@@ -359,7 +359,8 @@ class _Before:
         self._last_sequence: int | None = None
         self._elsewhere: dict[int, int] = {}
         self.end_offset = -1
-        """Offset after the last older batch that is still in its place."""
+        """End (exclusive) of the newest batch that is older than `_oldest` and still in its place; -1 if there is none.
+        """
 
     def _ours(self, identity: BatchId) -> bool:
         oldest = self._oldest.identity

@@ -56,7 +56,7 @@ def encode(partitions: Mapping[tuple[str, int], Remembered]) -> str:
 
 
 MAX_LINEAGE_BYTES: Final = 16 * 1024
-"""Upper bound of the length of one `Lineage` as text: room for all epochs that it keeps."""
+"""Maximum length of one `Lineage` as text. It is enough for all epochs that a `Lineage` keeps."""
 
 
 def decode(text: str) -> dict[tuple[str, int], Remembered]:
@@ -69,7 +69,7 @@ def decode(text: str) -> dict[tuple[str, int], Remembered]:
 
 
 def _read(row: Any) -> tuple[tuple[str, int], Remembered]:
-    # The checksum was right, so a row of another form comes from another program.
+    # The checksum was right, so the text is not damaged. If a row is malformed, another program wrote it.
     try:
         topic, partition, number = row["topic"], row["partition"], row["topic_id"]
         known = Remembered(

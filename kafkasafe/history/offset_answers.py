@@ -1,4 +1,4 @@
-"""How `EndOffsets` judges a broker's answer to an offset look-up: accepted, held, unproven, or a proven regression."""
+"""The verdicts of `EndOffsets` on a broker's answer to an offset look-up: accepted, held, unproven or regressed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Key:
 
 
 class HeldReason(enum.Enum):
-    """Why an answer is held, or why the broker gave none."""
+    """Why an answer is not accepted yet, or why the broker gave no offset."""
 
     OFFSET_NOT_AVAILABLE = "offset_not_available"
-    """Error 78: the new leader is catching up. Ask it again; new metadata would not help."""
+    """Error 78: the new leader is catching up. Ask the same leader again; new metadata would not help."""
     LEADER_NOT_AVAILABLE = "leader_not_available"
     """Error 5: an election is in progress. Or the new leader is catching up (see error 78), and the broker or the
     client is older than KIP-207.
@@ -72,7 +72,7 @@ class Proof:
     Attributes:
         requested_epoch: Epoch that was asked about.
         reply_epoch: The leader's largest epoch that is not above the requested one.
-        end_offset: Where `reply_epoch` ends in the leader's log; the log lost the records from here on.
+        end_offset: Where `reply_epoch` ends in the leader's log. The records at and after this offset are lost.
         leader_epoch: The leader's own epoch, -1 when not known.
         old_topic_id: Topic id before.
         topic_id: Topic id now.
@@ -94,7 +94,8 @@ class Value:
         offset: The offset; None if no record has the requested timestamp or a later one (look-ups by timestamp only).
         leader_epoch: Leader epoch of the answer, -1 when it had none.
         recreated: The topic was recreated since the last answer (a lower end would be reported as `Regressed`).
-        previous: Where the deleted topic began, if `recreated` and this answer is a start; may be above `offset`.
+        previous: If the topic was recreated, and this answer is a start offset: the start of the deleted topic. It may
+            be above `offset`. Otherwise None.
     """
 
     offset: int | None
@@ -136,8 +137,8 @@ class Regressed:
     Attributes:
         offset: The new value.
         previous: The value before.
-        reason: For an end: what happened to the records from `offset` to `previous` − 1. For a start: what happened to
-            the log that began at `previous`.
+        reason: If the offset is an end: what happened to the records from `offset` to `previous` − 1. If it is a start:
+            what happened to the log that began at `previous`.
         proof: The evidence; None when `reason` is ACCEPTED.
     """
 
@@ -149,7 +150,8 @@ class Regressed:
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """A lower answer that persists, on a broker without epochs: the broker is slow to catch up, or lost records.
+    """The answers stay lower than before, and no epochs are known that could show the reason. Either the broker is slow
+    to catch up, or it has lost records.
 
     The remembered value stays valid until the caller calls `EndOffsets.accept` (for a start offset: `accept_start`).
 

@@ -1,4 +1,4 @@
-"""Offsets that are looked up never go backwards without a proof (KIP-207, from the client's side).
+"""Prevents looked-up offsets from decreasing without a proven reason (the client's side of KIP-207).
 
 After a leader change, the new leader may briefly have a lower high watermark than its predecessor. The end offset that
 it then returns is too low; a moment later, it returns the correct one (measured: 10, then 0, then 10 again). Brokers
@@ -11,17 +11,17 @@ proof lowers the remembered value:
 - the leader's epochs: when asked about the epoch of the highest answer, the leader returns an end offset below that
   answer (OffsetForLeaderEpoch). Then the log has lost the records in between; if the leader has a newer epoch, the
   cause is an unclean election. If the requested epoch ends at or after the highest answer, the log still has the
-  records. Then the leader gave the lower answer before its high watermark had caught up.
+  records. In this case, the leader had answered before its high watermark had caught up.
 - another topic id: the topic was recreated.
 
 Without epochs (old brokers), nothing shows whether records are lost or the leader has not caught up yet. There, a lower
 answer that is repeated for `hold_timeout_s` is reported as unproven, and the caller decides which value to believe
 (`EndOffsets.accept`).
 
-The same holds for the start of a log. To prove a lower start, one end offset is needed: that of the leader epoch of the
-record at the remembered start. If this end offset is below the remembered start, the log has lost that record, and the
-records that the log now has before the remembered start are new. If not, this leader has merely not yet deleted records
-that its predecessor had deleted.
+The same holds for the start of a log. To prove a lower start, the leader is asked where one epoch ends: the leader
+epoch of the record at the remembered start. If this epoch ends below the remembered start, the log has lost the record
+at this start, and all records that the log now has before this start are new. If not, this leader has merely not yet
+deleted records that its predecessor had deleted.
 
 Topic ids have no order. An id that was never seen before is taken for a newer topic, but it may be an older one:
 
@@ -31,8 +31,9 @@ Topic ids have no order. An id that was never seen before is taken for a newer t
 4. From then on every broker names C. If C still counted as deleted, all answers about it would be held for ever.
 
 So a topic that counts as deleted becomes the present one again if all answers in a period of
-`remembered_offsets.FORMER_TOPIC_S` have named it. If only a broker with older metadata answers for that long, the topic
-that it names is taken for the present one, until the same rule restores the real one.
+`remembered_offsets.FORMER_TOPIC_S` have named it. Suppose that only a broker with older metadata answers during
+such a period. Then the topic that this broker names is taken for the present one. Later, the same rule restores the
+topic that really exists.
 
 One method per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """
@@ -98,14 +99,14 @@ class EndOffsets:
         leader_epoch: int = UNDEFINED,
         topic_id: bytes | None = None,
     ) -> Result:
-        """Judge an answer to a look-up of the latest offset (or a high watermark from another source).
+        """Judge a latest offset that was looked up, or a high watermark from another source.
 
         Args:
             key: The partition.
             offset: The offset in the answer.
             now: The time in seconds, by a monotonic clock.
             leader_epoch: Leader epoch of the answer, -1 when it has none.
-            topic_id: Id of the topic that was asked, None when not known.
+            topic_id: Id of the topic that was asked about, None when not known.
 
         Returns:
             Value: `offset` is the end. Held: the answer is not accepted; the remembered value stays valid. Regressed:
@@ -177,7 +178,7 @@ class EndOffsets:
             reply_epoch: `leader_epoch` of the response.
             end_offset: `end_offset` of the response.
             now: The time in seconds, by a monotonic clock.
-            leader_epoch: The answering leader's own epoch (the request's current leader epoch).
+            leader_epoch: Epoch of the leader that answered. It is the `current_leader_epoch` of the request.
 
         Returns:
             Regressed: the log lost records. Held: the log lost no records, or the response does not show whether it
@@ -197,7 +198,7 @@ class EndOffsets:
                 refresh_metadata=True,
             )
         if requested_epoch != known.end_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
-            # The response is about another epoch, or undefined, which does not prove a loss.
+            # The response is about another epoch, or it is undefined. Neither proves a loss.
             return Held(known.end, known.lower_ends.answered, HeldReason.LOWER, since_s, known.end_epoch)
         if end_offset >= known.end:
             return Held(
@@ -210,7 +211,8 @@ class EndOffsets:
             else RegressedReason.TRUNCATED
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
-        # The held answer may itself be too low, so count only the records whose loss is proven.
+        # The held answer may be too low: the log certainly has the records before `end_offset`. So do not count them as
+        # lost.
         return self._lower(known, max(known.lower_ends.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:
@@ -253,12 +255,12 @@ class EndOffsets:
             offset: The offset in the answer.
             now: The time in seconds, by a monotonic clock.
             leader_epoch: Leader epoch of the answer (the epoch of the first record), -1 when the answer has none.
-            topic_id: Id of the topic that was asked, None when not known.
+            topic_id: Id of the topic that was asked about, None when not known.
 
         Returns:
             Value: `offset` is the start; the start of a recreated topic may be lower than before. Held: the answer is
             lower than before, or about a deleted topic. Unproven: answers have stayed lower than before for
-            `hold_timeout_s`, and there is no proof whether the log is the same.
+            `hold_timeout_s`, and nothing shows whether the log is still the same one.
 
         Raises:
             ValueError: `offset` is negative.
@@ -293,10 +295,11 @@ class EndOffsets:
             reply_epoch: `leader_epoch` of the response, -1 where the broker does not return it.
             end_offset: `end_offset` of the response.
             now: The time in seconds, by a monotonic clock.
-            leader_epoch: The answering leader's own epoch (the request's current leader epoch).
+            leader_epoch: Epoch of the leader that answered. It is the `current_leader_epoch` of the request.
 
         Returns:
-            Regressed: the log is another one. Held: the log is the same, or the response does not show whether it is.
+            Regressed: the log is another one. Held: the log is the same one, or the response does not show whether it
+            is the same one.
             Unproven: see `observe_start`. Value: no answer is held.
         """
         known = self._of(key)
@@ -316,7 +319,8 @@ class EndOffsets:
         if end_offset >= known.start:
             if known.topic_id is not None:
                 return Held(known.start, known.lower_starts.answered, HeldReason.NOT_DELETED, since_s)
-            # Without topic ids, the topic may have been recreated unnoticed, and its epochs then count from 0 again.
+            # If brokers give no topic ids, the topic may have been recreated unnoticed. Its epochs then begin at 0
+            # again, so this answer proves nothing.
             return self._hold_start(known, since_s, HeldReason.NOT_DELETED, None)
         newest = max(known.newest_epoch, known.start_epoch)
         reason = RegressedReason.UNCLEAN_ELECTION if leader_epoch > newest else RegressedReason.TRUNCATED
@@ -325,8 +329,8 @@ class EndOffsets:
     def accept_start(self, key: Key) -> Regressed | None:
         """Accept the lower start that is held back. Without a proof, the caller decides whether to accept the start.
 
-        Unlike an end that is too low, a start that is too low does no harm: the leader has the records at and after it.
-        But if the log was replaced by another one, keeping the higher former start hides records.
+        Unlike an end that is too low, a start that is too low does no harm: it hides no records. But if the log was
+        replaced by another one, the higher former start would hide records.
 
         Returns:
             None when no answer is held.
@@ -371,13 +375,13 @@ class EndOffsets:
             offset: Offset of the first record at or after `timestamp_ms`; None if the broker found no such record
                 (Kafka's -1).
             now: The time in seconds, by a monotonic clock.
-            topic_id: Id of the topic that was asked, None when not known.
+            topic_id: Id of the topic that was asked about, None when not known.
             leader_epoch: Leader epoch of the record that was found, -1 when not known.
             found_timestamp_ms: Timestamp of the record that was found, -1 when not known.
 
         Returns:
-            Held if the answer is about a deleted topic. Also Held if this look-up finds no record, although an earlier
-            one found a record that retention cannot have removed. Otherwise Value.
+            Held if the answer is about a deleted topic. Also Held if this look-up finds no record, but an earlier
+            look-up found a record that retention cannot have removed. Otherwise Value.
 
         Raises:
             ValueError: `offset` is negative.

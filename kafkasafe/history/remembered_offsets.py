@@ -13,7 +13,7 @@ MAX_TIMESTAMPS: Final = 64
 MAX_FORMER_IDS: Final = 16
 """How many ids of deleted topics are remembered per key."""
 FORMER_TOPIC_S: Final = 30.0
-"""If all answers have named a deleted topic for this many seconds, the topic counts as present again."""
+"""If all answers during this many seconds name a topic that counts as deleted, the topic counts as present again."""
 
 
 class BaselineFormatError(ValueError):
@@ -31,7 +31,7 @@ class FoundRecord:
 
 @dataclass(slots=True)
 class LowerAnswers:
-    """The answers that were lower than the remembered one, and that are not accepted.
+    """Answers that are not accepted, because they were lower than the remembered one.
 
     Attributes:
         since: Time of the first held answer; None when none is held.
@@ -67,12 +67,14 @@ class RememberedOffsets:
         newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
         start: Highest start offset of any answer; -1 before the first answer.
         start_epoch: Leader epoch of the record at `start`, -1 when not known.
-        start_before: `start` of the deleted topic, until the new topic's start is observed; else -1.
+        start_before: After the topic was recreated, and until the new topic's start is observed: `start` of the deleted
+            topic. Otherwise -1.
         lower_ends: Held answers about the end.
         lower_starts: Held answers about the start.
         found: Maps a requested timestamp to the first record at or after the timestamp.
         former_ids: Ids of deleted topics of this name.
-        former_named: Id of the deleted topic that all recent answers named; None if the latest answer named none.
+        former_named: Id of a topic that counts as deleted although all recent answers named it; None if the latest
+            answer named no such topic.
         former_since: Time of the first of these answers.
         recreated: The topic was recreated, and no end offset of the new one was observed yet.
         end_before: `end` of the deleted topic, while `recreated` is set.
@@ -182,7 +184,8 @@ class RememberedOffsets:
         if old is None:
             return False
         self.former_ids = [*self.former_ids[1 - MAX_FORMER_IDS :], old]
-        # Keep the old end, because the next end offset is compared with it, even if another look-up noticed the change.
+        # Keep the old end: the next end offset is compared with it. The change may have been noticed by a look-up of
+        # another kind.
         self.end_before = max(self.end, self.end_before) if self.recreated else self.end
         self.recreated = Proof(old_topic_id=old, topic_id=topic_id)
         self.start_before = max(self.start, self.start_before)
@@ -195,7 +198,9 @@ class RememberedOffsets:
 
 
 def row_of(key: Key, known: RememberedOffsets) -> dict[str, Any]:
-    """The stored form of the answers for a key. It does not include held answers."""
+    """Returns what is stored for one key: its accepted end and start, its epochs and its topic ids. Held answers are
+    not included.
+    """
     return {
         "topic": key.topic,
         "partition": key.partition,

@@ -22,8 +22,8 @@ Each object owns its state, and gets the objects that it uses as constructor arg
 
 Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into the
 `Mailbox`, which wakes that thread. The thread passes each job to the `BrokerLink` of one broker, or parks it
-(`Refresher.park`) until the next metadata answer. A link keeps the order of requests that cannot be written yet,
-because there is no connection or it is throttled. If the link's connection fails, the link fails all these requests.
+(`Refresher.park`) until the next metadata answer. While a link has no connection, or while its connection is throttled,
+the link holds requests back and keeps their order. If the link's connection fails, the link fails all these requests.
 
 The path of a batch: (1) `produce` puts a job into the mailbox. (2) `ProduceRouter` groups batches by leader into
 requests. (3) `BrokerLink.submit` appends each request to `waiting`. `BrokerLink.pump` connects if necessary, and writes
@@ -37,15 +37,15 @@ Non-obvious:
   requests back until the answer to a Metadata request has shown that the cluster is the right one.
 - A request counts as sent once its bytes are in the connection's write buffer. A request that fails earlier has
   `sent=False`: the broker cannot have seen it.
-- A request's timeout begins when its last byte has left that buffer (`Connection.send`). On a slow connection, it can
-  take long until then, even if the broker is fast. A request also times out if the socket accepts no byte during the
-  timeout.
+- A request's timeout begins when its last byte has left the write buffer (`Connection.send`). On a slow connection, the
+  last byte may leave the buffer late, even if the broker is fast. A request also times out if the socket accepts no
+  byte during the timeout.
 - The transport sends no batch to a partition's new leader while the old leader has unanswered batches of the partition:
   otherwise the order of the batches would depend on which broker is faster.
 - Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in
   the same turn of the loop become one request. The link sends the gathered questions before any later request to that
-  broker, so the order is kept. Each special timestamp of ListOffsets (such as `LATEST`) is a kind of its own, and
-  look-ups by time are another kind: a look-up of an end must not wait for a look-up by time in remote storage.
+  broker, so the order is kept. In ListOffsets, each special timestamp (such as `LATEST`) is a separate kind, and
+  look-ups by time are one more kind. So a look-up of an end does not wait for a look-up by time in remote storage.
 - When a connection ends, all its requests fail, sent or not: a later batch must not overtake an earlier one that was
   lost. Another thread may submit a batch before it learns of the loss; the *fence* stops such batches (see
   `ProduceRequest.fence`).
@@ -55,9 +55,9 @@ Non-obvious:
 - In kafka-python, a connection that fails while it is being initialised resets the back-off (`initialize` swallows the
   error), and one authentication failure blocks a node for ever. Links keep their own back-off.
 - A task of kafka-python's loop costs about 50 µs, and registering a socket costs as much. So a request creates no task
-  and registers no socket (`Loop`, `_DirectMixin`): sockets stay registered, the output of a turn of the loop is written
-  at its end, and a link has one timer for all of its requests in flight. The consumer and the admin client use
-  kafka-python's loop unchanged.
+  and registers no socket (`Loop`, `_DirectMixin`). Instead, sockets stay registered. What a turn of the loop has to
+  send is written at the end of the turn. Each link has one timer for all of its requests in flight. The consumer and
+  the admin client use kafka-python's loop unchanged.
 - kafka-python leaves the socket of a failed connection attempt to the garbage collector, looks up names on the I/O
   thread and never gives up a TLS handshake: `Manager._build_transport` replaces the code that does this.
 """

@@ -47,9 +47,9 @@ class BrokerQuestions:
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
         """See `Cluster.topic_at`.
 
-        All partitions of a topic may ask at the same time, for instance after a restart of a broker. So only one
-        request is in flight at a time. Callers that come meanwhile share the next request, because the broker may have
-        learned more since the request in flight was sent.
+        Callers may ask for all partitions of a topic at the same time, for instance after a restart of a broker. So
+        only one request about the topic is in flight at a time. Callers that ask while it is in flight share the next
+        request, because the broker may have learned more since the request in flight was sent.
         """
 
         def run() -> None:
@@ -85,8 +85,8 @@ class BrokerQuestions:
 
         Args:
             question: The request, and how to parse its answer. An exception of `parse` becomes the `Failure`.
-            reply: Gets the result of `parse`, or `Failure`.
-            node: (node id, host, port) of the broker, as another broker reported them; None: any broker.
+            reply: Gets the result of `parse`, or a `Failure`.
+            node: The broker to ask, as the triple (node id, host, port) that another broker reported. None: any broker.
         """
 
         def run() -> None:

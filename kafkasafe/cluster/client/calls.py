@@ -1,6 +1,7 @@
 """The requests to one broker. A request contains one question or several, and has a single outcome.
 
-A call builds its request and calls its reply. Other modules decide to which broker the request goes, and when.
+A `Call` builds its request, and passes the outcome to a callback. Other modules decide to which broker the request
+goes, and when.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class QuestionCall(Call):
     Args:
         question: The request, and how to parse its answer.
         reply: Gets the parsed answer, or `Failure`.
-        timeout_s: Limit for the wait for a connection, and for the later wait for the answer, each in seconds.
+        timeout_s: Limit, in seconds, of each of two waits: first for a connection, then for the answer.
         targets: If the question must go to a leader: the partitions that it is about.
         identifies: Whether the answer says which cluster the broker belongs to.
     """

@@ -121,7 +121,7 @@ class BrokerLink:
         gathered, self.gathered = self.gathered, {}
         now = self._network.now()
         for kind, questions in gathered.items():
-            # If one request asks about a partition twice, brokers refuse the partition.
+            # If one request names a partition twice, brokers answer an error for this partition.
             calls: list[dict[TopicPartition, PartitionQuestion]] = [{}]
             for question in questions:
                 if question.target in calls[-1] or len(calls[-1]) == _MAX_QUESTIONS:
@@ -276,7 +276,8 @@ class BrokerLink:
         if not self.ready_once:
             self._back_off()
         elif error is not None:
-            # A broken connection may be opened again at once, but not in a tight loop.
+            # Reconnect after only the shortest pause. Without a pause, a connection that breaks again and again would
+            # cause a tight loop.
             self.not_before = self._network.now() + self._backoff.pause_s(1)
         if error is not None or not self.ready_once:
             self._want_metadata()
@@ -289,7 +290,9 @@ class BrokerLink:
         self.not_before = self._network.now() + self._backoff.pause_s(self.failures)
 
     def drop(self, error: BaseException) -> None:
-        """Fails all waiting requests, in order: they must not overtake requests that were lost with the connection."""
+        """Fails all waiting requests, in order. On a new connection, they would overtake the requests that were lost
+        with the old one.
+        """
         self._collect()
         waiting, self.waiting = self.waiting, collections.deque()
         for call in waiting:

@@ -40,7 +40,8 @@ class Links:
             random_fraction=network.random_fraction,
         )
         self._links: dict[NodeId, BrokerLink] = {}
-        self._asking: list[BrokerLink] = []  # links with questions gathered in this turn of the loop
+        self._asking: list[BrokerLink] = []
+        """Links for which questions were gathered in this turn of the loop."""
         self._ticking = False
 
     def link(self, node_id: NodeId) -> BrokerLink:

@@ -36,8 +36,8 @@ class Mailbox:
 
         Args:
             run: Called on the network thread, unless the transport closes first.
-            fail: Called instead of `run`, with the reason. If the transport is closed already, the thread that called
-                `post` calls `fail` at once.
+            fail: Called if the job cannot be run. Its argument is the error that says why. If the transport is closed
+                already, the thread that called `post` calls `fail` at once.
         """
         if os.getpid() != self._pid:
             fail(ForkedProcessError("The connections belong to the parent process"))
@@ -56,7 +56,7 @@ class Mailbox:
             self._network.wake()
 
     def look(self) -> None:
-        """On the network thread: runs all jobs."""
+        """Runs all jobs. Only the network thread may call this method."""
         self._woken = False
         while self._jobs:
             run, fail = self._jobs.popleft()
@@ -70,7 +70,9 @@ class Mailbox:
                 log.exception("A request could not be passed on", event="request_failed")
 
     def close(self) -> bool:
-        """On the network thread: makes jobs fail from now on. Returns whether the mailbox was closed already."""
+        """Makes jobs fail from now on. Only the network thread may call this method. Returns whether the mailbox was
+        closed already.
+        """
         closing, self.closing = self.closing, True
         return closing
 

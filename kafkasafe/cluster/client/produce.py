@@ -196,8 +196,8 @@ class RequestOrder:
 
     def overtaken(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> str | None:
         """Says which unanswered batches would be overtaken by a batch that is sent to this node with this topic id;
-        None if none would be. A different topic id matters, because a broker may refuse batches with the former id, and
-        append one with the new id.
+        None if none would be. A different topic id matters: the broker may refuse the unanswered batches with the
+        former id, and yet append this batch with the new id.
         """
         pending = self._pending.get(target)
         if pending is None:
@@ -210,8 +210,8 @@ class RequestOrder:
         return None
 
     def enter(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> None:
-        """Adds an unanswered batch, which is being sent to a node with this topic id (`NO_TOPIC_ID`: with the topic's
-        name instead).
+        """Records that a batch is being sent to this node, and is unanswered. `topic_id` is the topic's id when the
+        request was made; `NO_TOPIC_ID` if it was unknown.
         """
         count = self._pending[target][2] if target in self._pending else 0
         self._pending[target] = (node_id, topic_id, count + 1)
@@ -252,7 +252,8 @@ class ProduceCall(Call):
         reply: ProduceCallback[Any],
     ) -> None:
         targets = tuple((request.topic, request.partition) for request, _ in requests)
-        # The broker needs time to report slow replicas before this client closes the connection.
+        # This time-out is longer than the broker's own, so that the broker can report slow replicas before this client
+        # closes the connection.
         super().__init__(max(router.request_timeout_s, timeout_ms / 1000 + 1), targets)
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
         self._done = False
@@ -367,8 +368,9 @@ class ProduceCall(Call):
 
 
 def shared_requests(batches: Sequence[_Batch], max_bytes: int) -> list[list[_Batch]]:
-    """Splits the batches for one leader into requests. Each request has at most one batch for a partition, only batches
-    of the same transaction (or of none), and at most `max_bytes` unless a single batch is larger.
+    """Splits the batches for one leader into requests. Each request has at most one batch per partition. All its
+    batches belong to one transaction, or none does. A request has at most `max_bytes`, unless it consists of one larger
+    batch.
     """
     found: list[list[_Batch]] = []
     partitions: set[TopicPartition] = set()

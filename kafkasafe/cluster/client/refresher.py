@@ -1,7 +1,7 @@
 """Sends metadata requests: chooses the topics and the broker, and applies the answer.
 
-A request that cannot be routed yet is "parked" here until the next answer. The replies of callers that asked for
-metadata also wait here for that answer.
+A request that cannot be routed yet is "parked" here until the next answer. The callbacks of callers that asked for
+metadata are also kept here until the next answer.
 """
 
 from __future__ import annotations
@@ -239,7 +239,8 @@ class Refresher:
             self._reachability.request_failed(result.error, now, alive=self._links.alive(now))
             for reply in attempt.waiting.replies:
                 safely(reply, result)
-            # Also fail requests that were parked during the attempt: they must not overtake the older ones.
+            # Also fail requests that were parked during the attempt. If they were sent later, they would overtake the
+            # older requests, which fail now.
             for request in (*attempt.waiting.parked, *parked):
                 request.fail(result.error)
             self._schedule.want()

@@ -59,7 +59,9 @@ class RefreshSchedule:
             self.no_later(self._network.now())
 
     def all_no_later(self, at: float) -> None:
-        """Makes the next request about all topics due at the time `at`, unless it is due earlier."""
+        """Sets the time of the next request about all topics to `at`, unless it is earlier already. Does not set the
+        timer.
+        """
         self._all_due = min(self._all_due, at)
 
     def all_overdue(self, now: float) -> bool:

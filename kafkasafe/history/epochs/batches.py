@@ -41,7 +41,7 @@ class BatchMemory:
         return tuple(self._marks)
 
     def observe(self, mark: BatchMark) -> None:
-        """Record a batch that was read. Drops remembered batches that this one overlaps or precedes."""
+        """Record a batch that was read. Drops remembered batches that overlap this batch or come after it."""
         self.truncate(mark.base_offset)
         self._marks.append(mark)
 
@@ -60,12 +60,12 @@ def first_difference(
         ours: The batches that were read, in offset order.
         theirs: The headers of all of the leader's batches in the range, in offset order.
         theirs_start: First offset of the range: the log start, or where the reading began.
-        theirs_end: Offset after the last offset of the range; the log end, if the reading reached it.
+        theirs_end: End of the range (exclusive): the log end, or the offset where the reading stopped.
 
     Returns:
         Same, up to the last batch compared. Diverged at the first batch that the leader does not have with the same
         offsets and CRC. This offset is exact if the leader's log ends there, or if the batch has one record. Otherwise
-        it is inexact, because the leader may still have the first records of that batch. Unknown if no batch of `ours`
+        the offset is inexact: the leader may still have the first records of that batch. Unknown if no batch of `ours`
         starts at or after `theirs_start`. A batch counts as different if compaction rewrote it, or if the broker
         recompressed it with another codec.
     """
@@ -96,10 +96,10 @@ class BatchWalk:
 
     Fetch the batch that contains the offset `query()` and pass it to `answer()`, until `query()` returns None. The walk
     starts with the newest batch. If the leader has this batch, the walk assumes that the leader also has the batches
-    before it. This is wrong only if other batches replaced the batches before it, and a writer then sent the same bytes
-    to the same offset. If the leader does not have the newest batch, a binary search finds the first missing one. A
-    walk takes at most 2 + log2(number of remembered batches) rounds, plus one round for each batch that compaction
-    rewrote.
+    before it. This assumption fails in one case only: other batches replaced the earlier ones, and then a writer sent
+    the bytes of the newest batch again, and they got the same offset. If the leader lacks the newest batch, a binary
+    search finds the first batch that the leader lacks. A walk takes at most 2 + log2(number of remembered batches)
+    rounds, plus one round for each batch that compaction rewrote.
     """
 
     __slots__ = ("_bad", "_good", "_log_end", "_marks", "_position", "_skipped", "outcome", "round_trips")
@@ -140,7 +140,7 @@ class BatchWalk:
         return newest if self._good < 0 and self._bad == len(self._marks) else (self._good + self._bad) // 2
 
     def answer(self, last_offset: int, crc: int, *, rewritten: bool = False) -> Outcome | None:
-        """Take the leader's batch at the queried offset, or the next one after it.
+        """Take the leader's batch that contains the queried offset. If no batch contains it, take the next batch.
 
         Args:
             last_offset: Offset of the last record of that batch.
@@ -177,7 +177,8 @@ class BatchWalk:
         if self._bad < len(self._marks):
             mark = self._marks[self._bad]
             at = mark.base_offset
-            # Exact only if the previous batch was compared, and the leader cannot have the first records of this batch.
+            # Exact only if the previous batch was compared, and the leader certainly does not have this batch's first
+            # record.
             adjoining = at == 0 or (self._good >= 0 and self._marks[self._good].last_offset + 1 == at)
             exact = adjoining and not self._skipped and (self._log_end <= at or mark.last_offset == at)
             last = self._position - 1

@@ -38,7 +38,7 @@ _UNKNOWN: Final = Reply(UNDEFINED, UNDEFINED, ReplyKind.UNKNOWN)
 
 
 class Leader:
-    """Gives a leader's answers from its history, by the rules of each protocol."""
+    """Answers as a leader with this history would, by the rules of each protocol."""
 
     __slots__ = ("_log",)
 
@@ -57,8 +57,8 @@ class Leader:
         return Reply(UNDEFINED, self._log.start_offset) if self._log.entries else _UNDEFINED
 
     def kip101(self, epoch: int) -> Reply:
-        """The answer before KIP-279: the start of the next newer epoch. The answer does not name the epoch that ends
-        there.
+        """The answer before KIP-279: the start of the next newer epoch. The answer does not name the epoch that ends at
+        this offset.
 
         For the leader's newest epoch, the answer is the log end. For an epoch that is newer or older than all of the
         leader's epochs, the answer is `UNDEFINED` (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
@@ -70,7 +70,7 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative1(self, epoch: int) -> Reply:
-        """The end of `epoch`; UNKNOWN if the leader has only other epochs, UNDEFINED if it has no epochs."""
+        """The end of `epoch`; UNKNOWN if the leader has epochs but not this one, UNDEFINED if it has no epochs."""
         if not self._log.entries:
             return _UNDEFINED
         index = self._log.floor(epoch)
@@ -79,8 +79,8 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
-        """The newest epoch of the sequence that the leader has, and the lower of the epoch's two end offsets: the one
-        in the sequence and the one in the leader's log. The sequence has the newest epoch first.
+        """The newest epoch that is both in the sequence and in the leader's log, with the lower one of its two end
+        offsets in them. The sequence has the newest epoch first.
         """
         for epoch, end in sequence:
             reply = self.alternative1(epoch)
@@ -91,8 +91,8 @@ class Leader:
     def live(self, epoch: int) -> Reply:
         """The answer of brokers since 2.1 to OffsetForLeaderEpoch.
 
-        It differs from KIP-279 in two cases. An epoch newer than all of the leader's epochs is undefined. An epoch
-        older than all of them ends where the log starts.
+        It differs from KIP-279 in two cases. An epoch newer than all of the leader's epochs is undefined. For an epoch
+        older than all of the leader's epochs, the answer is the start of the log.
         """
         entries = self._log.entries
         if not entries or epoch < 0 or epoch > entries[-1][0]:
@@ -157,8 +157,9 @@ def compare(
         high_watermark: The follower's high watermark. The follower truncates to this offset when the leader knows none
             of the follower's epochs. The first sequence of Alternative 2 reaches back to this offset. None: not known;
             the follower then truncates everything that the leader does not know. `CLEAN_ONLY` needs a value.
-        lengths: How many epochs Alternative 2 sends in each round, increasing. After the last of these lengths, each
-            round sends twice as many as the one before. Empty: `_first_width` gives the first length.
+        lengths: How many epochs Alternative 2 sends in the first round, in the second, and so on; the numbers increase.
+            In later rounds, Alternative 2 sends twice as many epochs as in the round before. Empty: `_first_width`
+            gives the first length.
 
     Raises:
         ValueError: `CLEAN_ONLY` without a high watermark, a length below 1, or a length that is not larger than the one
@@ -207,7 +208,7 @@ def compare(
 
 
 # The "32 bits more" that KIP-279 counts for its own response are the epoch. Alternative 2 "adds 64 bits" with one pair
-# and 160 with two, so its pairs replace the epoch, and have no length field.
+# and 160 with two. A pair has 96 bits. So the pairs replace the epoch (32 bits), and there is no length field.
 _RESPONSE_BYTES: Final = {
     Strategy.KIP279: ERROR_BYTES + PARTITION_BYTES + EPOCH_BYTES + OFFSET_BYTES,
     Strategy.ALTERNATIVE1: ERROR_BYTES + PARTITION_BYTES + OFFSET_BYTES,
@@ -259,9 +260,9 @@ def _follow_clean_only(ours: Lineage, index: int, reply: Reply, fallback: int) -
 def _first_width(ours: Lineage, high_watermark: int | None) -> int:
     """How many epochs the first sequence has; KIP-279 leaves this to tuning.
 
-    The sequence has the epochs between high watermark and log end that follow each other without a gap. A gap means
-    that we have no record of the leaders in between, which does not happen if elections are clean. Without a high
-    watermark, the sequence has at most two epochs, which suffices for clean elections.
+    The sequence begins with the newest epoch. It goes back to the epoch at the high watermark, or to the first gap
+    between epochs. A gap means that nothing is known of the leaders in between; clean elections leave no gaps. If the
+    high watermark is None, the sequence has at most two epochs. After clean elections, two are enough.
     """
     entries, width = ours.entries, 1
     while width < len(entries):

@@ -162,7 +162,7 @@ class Lineage:
         if epoch != UNDEFINED and epoch < newest:
             return False
         if epoch == newest and epoch != UNDEFINED:
-            # Epochs never decrease, so records without an epoch between two records of this epoch also have it.
+            # Epochs never decrease. So records of unknown epoch between two records of this epoch belong to it, too.
             del self._epochs[-1], self._starts[-1]
         else:
             self._epochs.append(epoch)
@@ -172,7 +172,7 @@ class Lineage:
         return True
 
     def _again(self, epoch: int, offset: int, after: int) -> bool:
-        """Record a batch that begins below the end."""
+        """Record a batch that begins before the end of the history."""
         at = bisect_right(self._starts, offset) - 1
         known = self._epochs[at] if at >= 0 else None
         following = self._epochs[at + 1] if at + 1 < len(self._epochs) else None
@@ -187,7 +187,8 @@ class Lineage:
             if epoch > oldest != UNDEFINED:
                 return False
             if epoch == oldest != following:
-                # Epochs never decrease, so records without an epoch between two records of this epoch also have it.
+                # Epochs never decrease. So records of unknown epoch between two records of this epoch belong to it,
+                # too.
                 del self._epochs[0], self._starts[0]
                 following = epoch
             if epoch != following:
@@ -199,7 +200,8 @@ class Lineage:
         elif UNDEFINED in {known, epoch}:
             pass  # nothing to compare with
         elif epoch == following and offset > self._starts[at]:
-            # The recorded start was the epoch's first offset *seen*, after a gap. The epoch begins earlier.
+            # The recorded start came after a gap: it was only the first offset of the epoch that was *seen*. The epoch
+            # begins earlier.
             self._starts[at + 1] = offset
         else:
             return False
@@ -208,9 +210,9 @@ class Lineage:
     def truncate(self, offset: int) -> None:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
-        This also drops an epoch that begins at the end of the history and so holds no record, even when `offset` is at
-        or after the end. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about
-        that epoch, although the next leader may never have seen it.
+        If the newest epoch begins at the end of the history, it holds no record. It is then dropped, too, whatever
+        `offset` is. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about that
+        epoch, although the next leader may never have seen it.
         """
         self._end = min(self._end, offset)
         keep = bisect_left(self._starts, self._end)

@@ -142,7 +142,7 @@ class EpochWalk:
             position: Next offset to read; the outcome covers only records before it. None: the history's end.
             log_start_offset: The leader's log start offset. The outcome does not cover records that the leader trimmed.
                 Without this offset, trimmed records may count as equal, because the leader also answers about epochs
-                that it no longer has.
+                whose records it no longer has.
             log_end_offset: The leader's log end offset, if known. `Diverged.replaced` depends on this offset.
         """
         self._ours = lineage.copy()
@@ -218,11 +218,11 @@ class EpochWalk:
             return
         self._log_end = max(self._log_end, end_offset)
         if self._log_start is not None and end_offset <= self._log_start:
-            # The leader's whole log is newer than the requested epoch (the response may still name that epoch, with the
-            # log start as its end). So the log holds none of our records at or after the log start. Nothing is known of
-            # our records before the log start.
+            # The leader's whole log is newer than the requested epoch. (The response may still name this epoch, with
+            # the log start as the epoch's end.) So the log holds none of our records at or after the log start. Nothing
+            # is known of our records before the log start.
             if self._log_start < ours.end_offset:
-                # The records that were read below the log start may also differ, but can no longer be compared.
+                # Records that were read but are trimmed now may also differ. They can no longer be compared.
                 self._diverged(self._log_start, None, exact=self._log_start <= ours.start_offset)
             else:
                 self.outcome = Unknown(_TRIMMED, log_start_offset=self._log_start)
@@ -243,7 +243,8 @@ class EpochWalk:
             self._diverged(cut, None, exact=cut == 0)
             return
         if ours.entries[at][0] != epoch:
-            self._asked = at  # the leader named an epoch that we never read: ask about our next older one
+            # The leader named an epoch that we never read. Ask about the next older epoch that we read.
+            self._asked = at
             return
         end, following = ours.end_of(at), self._following(at)
         if end_offset < end:
