@@ -26,8 +26,8 @@ base sequence. So if the first of two batches failed, the second could overtake 
 *settles*: the journal sends nothing new until every request in flight has an outcome. If every failed batch is proven
 absent from the log, the journal sends these batches again, in order. Otherwise it asks the cluster first.
 
-The journal uses no clock, no randomness and no I/O. The caller passes the time (`now`, in seconds since any epoch) and
-the cluster's answers to it, as arguments.
+The journal uses no clock, no randomness and no I/O. The caller passes, as arguments, the time (`now`, in seconds since
+an arbitrary epoch) and the cluster's answers.
 
 Modules
 -------

@@ -40,14 +40,14 @@ class AckedLog:
         commits: (position, base offset) of acknowledged batches that no mark names yet.
         forgotten_offset: The journal does not remember batches before this offset, except those in `acked`.
         released: Offsets of batches that have left the spool.
-        known_from: Upper bound (exclusive) for the acknowledged batches that the journal does not remember: those that
-            are still in the log are before this offset. -1 when unknown.
+        known_from: Each acknowledged batch that is still in the log, but that the journal does not remember, is before
+            this offset. -1 when unknown.
         told_position: Position of the last batch whose id the journal wrote into separate marks. These marks stay in
-            the spool when the batch is deleted. Positions do not always ascend in delivery order: parts of a divided
-            batch, and copies, are written to the spool later than batches that are delivered after them.
+            the spool when the batch is deleted. A higher position does not mean a later delivery: a part of a divided
+            batch, or a copy of a batch, can be written after a batch that is delivered later.
         unwritten: How many baselines are being written to the disk.
-        void: How many of these baselines belong to an earlier log, because the lane changed to another log while they
-            were being written. They are the oldest ones.
+        void: How many of the baselines that are being written belong to an earlier log: the lane changed to another log
+            during the writes. These baselines are the oldest ones.
     """
 
     baseline_offset: int = -1
@@ -67,7 +67,7 @@ class AckedLog:
 
     @property
     def has_begun(self) -> bool:
-        """Whether `baseline_offset` is known, or the broker acknowledged a batch of this lane."""
+        """Whether at least one of `baseline_offset` and `last_acked_offset` is known."""
         return self.baseline_offset >= 0 or self.last_acked_offset >= 0
 
     @property
@@ -109,8 +109,8 @@ class AckedLog:
         return False
 
     def begin_before(self, first_offset: int) -> None:
-        """Lower the baseline to the offset of a unit's batch, if that offset is lower. Units do not wait for the
-        baseline, so the log may have batches of units before the baseline.
+        """Lower the baseline to the offset of a unit's batch, if that offset is lower. Units are sent without waiting
+        for the baseline, so the log may have batches of units at offsets below the baseline.
         """
         if self.last_acked_offset < 0 <= first_offset < self.baseline_offset:
             self.baseline_offset = first_offset
@@ -194,8 +194,8 @@ class AckedLog:
             self.known_from = max(self.known_from, batch.place + batch.count)
 
     def tell(self, position: int) -> None:
-        """Set `told_position`: separate marks repeat the id of the batch at this position. -1: such marks may not be
-        on disk.
+        """Set `told_position`: the position of the batch whose id separate marks repeat. -1: it is not certain that
+        such marks are on disk.
         """
         self.told_position = position
 
@@ -206,7 +206,9 @@ class AckedLog:
         self.acked = deque(batch for batch in self.acked if batch.handle not in handles)
 
     def take_out(self, positions: Sequence[int], given_up: Sequence[int]) -> list[Batch]:
-        """Drop the lost batches at `positions` and `given_up`. Returns the batches at `positions`, in that order."""
+        """Drop the lost batches. `positions` and `given_up` contain their positions. Returns the batches at
+        `positions`, in the same order.
+        """
         lost = {batch.position: batch for batch in self.acked if batch.position >= 0}
         gone = {*positions, *given_up}
         self.acked = deque(batch for batch in self.acked if batch.position not in gone)
@@ -221,7 +223,9 @@ class AckedLog:
         self.baseline_offset = min(self.baseline_offset, end_offset)
 
     def confirm_until(self, end_offset: int) -> None:
-        """Adopt the offsets that the survey found, because the log has lost nothing."""
+        """Set `last_acked_offset` after a survey that found no loss. The survey may have found batches at offsets other
+        than the acknowledged ones.
+        """
         known = max(
             (batch.base_offset + batch.count - 1 for batch in self.acked), default=self.last_acked_offset
         )
@@ -285,8 +289,8 @@ class EpochCheck:
     `last_acked_offset`?
 
     If not, the shell calls `suspect()`. If the new leader does not know the former leader's epoch, the shell compares
-    offsets instead: it calls `suspect()` if the log start offset of the new leader is not higher than
-    `last_acked_offset`.
+    offsets instead: it calls `suspect()` unless the new leader's log starts after `last_acked_offset`. If the log
+    starts after that offset, retention explains why the epoch is unknown.
 
     Attributes:
         destination: Destination number.
@@ -333,10 +337,10 @@ class LossCase:
             The journal then reports no further gap.
         hole: The notice about a gap, for the user. The journal gives this notice if a survey finds no loss of
             acknowledged batches.
-        gaps: The sequence gaps that the journal expects before waiting batches of earlier incarnations. The key is the
-            id of the first batch after the gap (producer id, epoch, base sequence), the value is the first missing
-            sequence. Each new segment repeats the gaps, because the spool may delete the marks that explain the gaps
-            while these batches still wait.
+        gaps: The sequence gaps that the journal expects; after each gap, a batch of an earlier incarnation waits. The
+            key is the id of the first batch after the gap (producer id, epoch, base sequence), the value is the first
+            missing sequence. Each new segment repeats the gaps. Otherwise the spool could delete the marks that explain
+            a gap before the batch after the gap is delivered.
     """
 
     suspicion: Suspicion | None = None
@@ -448,8 +452,8 @@ class LossCase:
         self.hole = hole
 
     def take_hole(self) -> Hole | None:
-        """Return the notice about a gap and forget it, because a survey has ended. The journal gives the notice only if
-        the survey found no loss.
+        """Called when a survey has ended: return the notice about a gap, and set `hole` to None. The journal gives the
+        notice to the user only if the survey found no loss.
         """
         hole, self.hole = self.hole, None
         return hole

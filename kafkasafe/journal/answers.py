@@ -153,7 +153,8 @@ class Answers:
             self._packer.touch(partition)
             return
         if batch.unanswered or partition.progress.flow is Flow.PROBING:
-            # A broker may have appended the batch before the damage, so the journal asks the cluster.
+            # The broker may have appended the batch before the bytes in the spool were damaged. So the journal asks
+            # the cluster.
             batch.on(BatchEvent.UNCERTAIN)
         else:
             batch.refuse(DAMAGED, message)
@@ -192,8 +193,8 @@ class Answers:
             partition.keep_apart()
         # Each answer is about one request only. If an older request with the same batch got no answer, a broker may
         # still append that request. While that is possible, an answer that the batch was not appended does not prove
-        # that the batch will never be in the log. The answer to a probe proves nothing either, because the leader
-        # already has the batch.
+        # that the batch will never be in the log. An error answer to a probe proves nothing either: a probe repeats a
+        # batch that an earlier request has already put into the leader's log.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -272,8 +273,8 @@ class Answers:
 
         Args:
             destination: Destination number.
-            view: The leader's state of the batch's producer id; None if the leader has no state of this id, or cannot
-                return it.
+            view: The leader's producer state for the batch's producer id; None if the leader has no such state, or
+                cannot return it.
         """
         partition = self._partitions[destination]
         if not partition.progress.is_confirming:
@@ -332,8 +333,8 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether it helps to wait after error 32 (invalid timestamp). Waiting helps if the batch's timestamps are too
-        far in the future, and the broker will accept them before the journal would reject the batch.
+        """Whether it helps to wait after error 32 (invalid timestamp). It does if the batch's timestamps are now too
+        far in the future, but become acceptable before the journal's time limit for refused batches is over.
         """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

@@ -165,16 +165,16 @@ TOO_SLOW: Final = -4
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why the cluster refused a batch, or why the journal will reject it, and what the journal still has to find out.
-    Nearly all batches have `NO_FAULT`. A batch keeps its fault when it is sent again. The fault then shows that the
-    batch was refused before, so the journal does not pack or merge it.
+    """The reason why the cluster refused a batch, or why the journal will reject it. Also contains what the journal
+    still has to find out about the batch. Nearly all batches have `NO_FAULT`. A batch keeps its fault when it is sent
+    again. The journal neither packs nor merges a batch whose `code` is not 0.
     """
 
     code: int = 0
     """Kafka's error code, or DAMAGED, TOO_SLOW, or a code of `units`. Invariant: set in REFUSED."""
     message: str = ""
-    """The reason for `code` as human-readable text; in UNDECIDABLE, the evidence instead. Invariant: set in
-    UNDECIDABLE, and whenever `code` is set.
+    """The reason for `code` as human-readable text; in UNDECIDABLE, the evidence instead. Invariant: not
+    empty if the batch is UNDECIDABLE, or if `code` is not 0.
     """
     bad_records: tuple[tuple[int, str], ...] = ()
     """(index, message) of the records that the broker named as bad, for the division of a REFUSED batch. Invariant:
@@ -186,8 +186,9 @@ class Fault:
     """
     condemned: bool = False
     """The journal rejects or divides the batch as soon as the cluster proves that the batch is not in the log.
-    The proof makes the batch REFUSED. Invariant: true only in IN_DOUBT, in SENT if the request is a probe, and in
-    UNDECIDABLE or REJECTED if the batch was IN_DOUBT right before. `code` is then set.
+    The proof makes the batch REFUSED. Invariant: if true, `code` is not 0, and the batch is in one of three situations.
+    It is IN_DOUBT. Or it is SENT, and the request is a probe. Or it is UNDECIDABLE or REJECTED, and its previous state
+    was IN_DOUBT.
     """
     overdue: bool = False
     """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. The field
@@ -255,8 +256,8 @@ class Batch:
     """The disk is writing the batch, which must not change until it has its position. Invariant: not set while durable.
     """
     owed: bool = False
-    """This batch replaces other batches that are on disk with the same records. Until this batch is durable, recovery
-    would restore those batches. Invariant: never true for a batch that recovery read.
+    """This batch replaces other batches that are on disk with the same records. If the process ended before this batch
+    is durable, recovery would restore the replaced batches. Invariant: never true for a batch that recovery read.
     """
     former_life: bool = False
     """Recovery read the batch, so an earlier incarnation may have sent it. Never changes."""
@@ -313,8 +314,9 @@ class Batch:
     in JOINED, sometimes in ACKED and the final states, never in other states.
     """
     given: tuple[tuple[int, int, int], ...] | None = None
-    """Runs of records whose partition the caller gave. The partitions of the batch's other records are not chosen yet
-    (see `marks.Given`). None if the batch needs no such mark. Invariant: if set, the batch has no id.
+    """Sequences of consecutive records for which the caller gave the partition, in the form of `marks.Given`. The
+    partitions of the batch's other records are not chosen yet. None if the batch needs no such mark. Invariant: if not
+    None, the batch has no id.
     """
 
     # -- its place in the spool ----------------------------------------------------------------------------------------
@@ -332,7 +334,7 @@ class Batch:
         return bool(self.rank) and self.rank[-1] != self.position
 
     def write(self) -> None:
-        """Record that the disk begins to write the batch."""
+        """Record that the write of this batch to the disk begins."""
         self.writing = True
 
     def written(self, position: int) -> None:
@@ -358,7 +360,7 @@ class Batch:
         self.position = position
 
     def read_place(self, rank: tuple[int, ...], origin: int) -> None:
-        """Set the batch's rank, and the position where its records were first written, as a mark gives them."""
+        """Set the batch's rank and the position where its records were first written. Both come from a mark."""
         self.rank, self.origin = rank, origin
 
     # -- units, parents and parts --------------------------------------------------------------------------------------
@@ -455,7 +457,7 @@ class Batch:
     # -- refusals ------------------------------------------------------------------------------------------------------
 
     def blame(self, code: int, message: str) -> None:
-        """Set why the cluster refused the batch, or why the journal will reject it."""
+        """Set the reason why the cluster refused the batch, or why the journal will reject it."""
         self.fault = replace(self.fault, code=code, message=message)
 
     def refuse(

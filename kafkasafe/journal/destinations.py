@@ -1,8 +1,8 @@
 """Destinations: partitions, and topics whose partitions are not known yet. Also the table of a lane's destinations.
 
-A destination holds the batches for one address, in delivery order. It also holds the objects with its other state, for
-example its refusals. (The module `kafkasafe.record.partition` is about something else: the choice of a partition for a
-key.)
+A destination holds the batches for one address, in delivery order. It also holds objects for the other state of that
+address, for example its refusals. (The module `kafkasafe.record.partition` is about something else: the choice of a
+partition for a key.)
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Partition(Destination):
     def forget_acknowledged(self) -> None:
         """Forget acknowledged batches, because the log is now that of another cluster or another topic.
 
-        Waiting batches stay in the queue. They keep their ids, because no other batch ever gets the same ids.
+        Waiting batches stay in the queue. They can keep their ids, because no other batch ever gets the same ids.
         """
         self.log.forget()
         self.doubt.forget_cut()
@@ -95,8 +95,8 @@ class Partition(Destination):
 
 
 _DIVIDE_BYTES: Final = 1024 * 1024
-"""In one step, the journal divides batches with about this many bytes in total. All waiting batches at once could be
-too many: after a long outage, memory may be too small for them, and the disk too small for a second copy of them.
+"""In one step, the journal divides batches with about this many bytes in total. It does not divide all waiting batches
+at once: after a long outage, they may not fit in memory, and the disk may have no room for a second copy of them.
 """
 _DIVISIBLE: Final = frozenset({BatchState.SEALED, BatchState.JOINED})
 
@@ -109,8 +109,8 @@ class UnassignedTopic(Destination):
 
     @property
     def may_divide(self) -> bool:
-        """Whether the topic's batches may be divided once the partitions are known. No batch may be divided while one
-        of them is being rejected or is undecidable.
+        """Whether the topic's batches may be divided once the partitions are known. While one of the topic's batches
+        is being rejected or is undecidable, none of them may be divided.
         """
         return self.progress.flow is Flow.NEW
 

@@ -78,14 +78,14 @@ class Divider:
         if batch.position >= 0:
             persist.keep_whole()
             if batch.is_copy and not kept:
-                # The spool may delete the segment with the MOVED mark while the spool still has the children. So this
-                # additional mark says where the children's records were first written. Of the two REPLACED marks,
-                # readers use the position in the first one.
+                # The segment that contains the MOVED mark can be deleted while the spool still contains the children.
+                # So this additional mark says where the children's records were first written. Of the two REPLACED
+                # marks, readers use the position in the first one.
                 persist.marks.append(m.Replaced(batch.written_at, first, len(made)))
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:
-                # The spool may delete the segment with the unit's first UNIT mark while the spool still has these
-                # batches.
+                # The segment that contains the unit's first UNIT mark can be deleted while the spool still contains
+                # these batches.
                 persist.marks.extend(unit_marks(batch.unit, first, len(made)))
         batch.on(BatchEvent.DIVIDED)
         partition.queue.remove(batch)

@@ -16,7 +16,7 @@ class Doubt:
         fenced: A newer epoch of our producer id exists, so another process may own a copy of this spool. If the log
             does not have a batch, the user must decide about it.
         sequence_refused: The leader refuses the sequence of a batch in doubt.
-        dead_at: The earliest time (seconds) at which no broker can append an unanswered request of ours any more.
+        dead_at: Until this time (seconds), a broker may still append an unanswered request of ours.
         asked_at: When the pending question was asked (seconds); the answer reflects the log at that time or later.
         asked_from: The offset from which the log is read to answer the pending question.
         rescan_from: The lowest offset at which a batch in doubt may be, if the log may have been truncated below an
@@ -42,7 +42,7 @@ class Doubt:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the answer is incomplete, because the log now has to be read from a lower offset."""
+        """Whether the answer is incomplete: after asking, the journal found that it must read from a lower offset."""
         return 0 <= self.rescan_from < self.asked_from
 
     def ask(self, now: float, from_offset: int) -> None:
@@ -64,8 +64,8 @@ class Doubt:
         self.dead_at = max(self.dead_at, dead_at)
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept. Do nothing if no broker could append a request any
-        more when the sleep began (at `before`).
+        """Extend `dead_at` by the time for which the machine slept. Do this only if a broker could still append a
+        request when the sleep began (at `before`).
         """
         if self.dead_at > before:
             self.dead_at += seconds
@@ -98,7 +98,7 @@ class Doubt:
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 
     def forget_cut(self) -> None:
-        """Forget `rescan_from`, because each batch that was sent earlier is found or proven absent, or because the lane
-        now writes to another log.
+        """Reset `rescan_from`. There are two reasons for this call: every batch that was sent has been found or is
+        proven absent, or the lane now writes to another log.
         """
         self.rescan_from = -1

@@ -1,5 +1,5 @@
-"""Applies the consequences of a group that became durable. Only this module finishes batches: as soon as the mark
-with a batch's outcome is durable, or at once if the batch was never on disk.
+"""Applies the consequences of a group that became durable. Only this module finishes batches. A batch is
+finished as soon as the mark with its outcome is durable, or at once if the batch was never on disk.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Durability:
 
         Args:
             persist: The group from `ready()`.
-            positions: Spool position of each batch of `persist.everything`, in that order.
+            positions: Spool positions of the batches of `persist.everything`, in the same order.
             end_position: The spool's next position.
         """
         begin = self._index.end
@@ -68,13 +68,14 @@ class Durability:
             self._follow(consequence)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """Record that these batches could not be written. The acknowledged batches among them are finished now, without
-        being on disk. (With `durable_first`, no batch is acknowledged before it is written.)
+        """Record that these batches could not be written. The acknowledged batches among them are finished now,
+        although they are not on disk. (With `durable_first`, there are none, because a batch is acknowledged only after
+        it is written.)
 
-        A failed write may leave a readable copy on disk, until the next group is written. If the process is killed
+        But a failed write may leave a readable copy on disk until the next group is written. If the process is killed
         before the next write, the next process reads the copy, treats the batch as in doubt, and finds it in the log.
-        The copy has the id under which the batch was acknowledged, because a batch that is `writing` gets no other id,
-        and is neither divided nor merged.
+        It searches for the right id: the copy has the id under which the batch was acknowledged, because a batch gets
+        no other id, and is neither divided nor merged, while it is `writing`.
         """
         self._writes_fail = True
         for batch in batches:
@@ -95,8 +96,9 @@ class Durability:
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
                     # This happens for one of two reasons. The baseline may belong to a log that the journal has
-                    # forgotten. Or the journal got two baselines, because it asked twice (for example before and after
-                    # a move to another cluster). Then it has already used the other baseline.
+                    # forgotten. Or the journal asked for the baseline twice (for example before and after a move to
+                    # another cluster). In that case, the partition no longer waits for a baseline: it has used the
+                    # other baseline, or the other question failed and the partition pauses.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:
@@ -130,7 +132,7 @@ class Durability:
         """Commit an acknowledged batch. The batch is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
         if batch.writing and (not self._writes_fail or batch in self._skipped):
-            return  # the mark needs the batch's position, so `persisted` calls this again
+            return  # the mark needs the batch's position, which is not known yet: `persisted` calls this again
         self._skipped.discard(batch)
         if batch.position < 0:
             self._leave(batch)

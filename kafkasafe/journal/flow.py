@@ -1,7 +1,7 @@
 """What a destination does: its flows and events, the transition tables `FLOW` and `UNASSIGNED_FLOW`, and `Progress`.
 
-This module decides nothing: `machine` decides what follows from a flow. An event for which the table has no entry is a
-bug, and raises IllegalMoveError.
+This module makes no decisions: `machine` decides what a partition does next in each flow. An event for which the table
+has no entry is a bug, and raises IllegalMoveError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Flow(enum.Enum):
     NEW = "new"
     """The lane has never sent to the partition, so the journal asks for the end offset before it sends anything."""
     ASKING_BASELINE = "asking for the baseline"
-    """The journal waits for `baseline()`, and then until the log's end offset is durable in the spool."""
+    """The journal waits for `baseline()`, and then for the log's end offset to become durable in the spool."""
     FLOWING = "flowing"
     PROBING = "probing"
     """The leader has batches in doubt. The journal sends the newest of them again, to find out whether the replicas
@@ -39,7 +39,7 @@ class Flow(enum.Enum):
     """
     RECONFIRMING = "confirming again"
     """Like CONFIRMING, but no pause follows. Either the partition has already paused after the failure, or the refused
-    batch was divided, which cancels the pause.
+    batch was divided, and this division cancelled the pause.
     """
     ASKING = "asking"
     """Batches are in doubt, and the journal waits for `judged()`."""
@@ -93,7 +93,9 @@ class FlowEvent(enum.Enum):
     SURVEYS = "surveys"
     """A survey of the log begins."""
     JUDGED_EARLY = "judged early"
-    """Batches were judged while a broker could still append a request with them, so the batches are in doubt again."""
+    """Batches were judged too early: a broker could still append a request that contains them. So the batches are in
+    doubt again.
+    """
     CONFIRMS = "confirms"
     """A broker's refusal has to be compared with the producer state of that broker."""
     DECIDED = "decided"
@@ -257,7 +259,7 @@ FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     for flow, follows in _ROWS.items()
 }
 """The next flow for each flow and event. In any flow, the partition may be forgotten, or a batch may be divided. A
-division changes the flow only to cancel the pause that follows a failure.
+division changes only the flows SETTLING and CONFIRMING. In both, it cancels the pause that follows a failure.
 """
 _UNASSIGNED: Final = {
     FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
@@ -342,7 +344,7 @@ class Progress:
         self.reason = reason
 
     def clear_reason(self) -> None:
-        """Clear the reason, because the partition makes progress."""
+        """Clear the reason for a delay, because the partition makes progress."""
         self.reason = ""
 
     def succeed(self) -> None:

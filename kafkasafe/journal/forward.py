@@ -104,7 +104,7 @@ class CopyForward:
         )
 
     def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
-        """The marks that precede the copies of these batches in one atomic group."""
+        """The marks to write before the copies of these batches. Marks and copies form one atomic group."""
         numbers = dict.fromkeys(batch.destination for batch in batches)
         marks: list[m.Mark] = [
             mark for number in numbers for mark in self._snapshots.states(self._all[number])

@@ -1,4 +1,4 @@
-"""Merges consecutive small batches that wait and were never sent."""
+"""Merges consecutive small batches that are still waiting to be sent for the first time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.state import JournalState
 
 GATHER_LEAST: Final = 8
-"""The journal merges batches only if at least this many wait behind the batches in flight, because each merge writes a
-group to the spool.
+"""The journal merges batches only if at least this many wait behind the batches in flight. Each merge writes a group to
+the spool, and this cost does not pay off for fewer batches.
 """
 _GATHER_MOST: Final = 256
 _GATHERED_SHARE: Final = 8

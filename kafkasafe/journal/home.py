@@ -3,8 +3,8 @@ granted.
 
 The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
 
-The spool directory also names a cluster, but only one for all of its lanes. Each lane needs its own record of the
-cluster, as this history shows:
+The spool directory also names a cluster, but only one for all of its lanes. Each lane must also store the id of its own
+cluster. This history shows the reason:
 
 1. Producers on lanes 0 and 1 deliver to cluster A, and end.
 2. Cluster B now answers at the same bootstrap address. No batch waits in any lane, so the directory may change to B.
@@ -47,9 +47,9 @@ class Home:
 
         Args:
             cluster_id: Id of the cluster that answers.
-            assumed: The cluster to assume for the lane if no mark in the log names one. No mark names a cluster if no
-                cluster has answered yet, or if an earlier version of kafkasafe, which did not have this mark, wrote the
-                log.
+            assumed: The cluster to assume for the lane if no mark in the log names one. Such a mark is missing if no
+                cluster has answered yet, or if the log is from an early version of kafkasafe, which did not write this
+                mark.
         """
         return (self.cluster_id or assumed or cluster_id) != cluster_id
 

@@ -39,8 +39,8 @@ class Journal:
     """See `kafkasafe.journal`.
 
     A docstring here says in one line when the shell calls the method, or which question the method answers. Nearly
-    every method passes its arguments to an object. That object's method of the same name states the rule and explains
-    the arguments.
+    every method only passes its arguments on to one of the journal's objects. That object's method of the same name
+    states the rule and explains the arguments.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -219,7 +219,9 @@ class Journal:
         return self._forward.to_move(before_position, most_bytes)
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """A segment of the spool is missing. Returns its batches that the engine may write again, from memory."""
+        """A segment of the spool is missing. Returns the segment's batches that the engine should write again, if they
+        are still in memory.
+        """
         return self._forward.to_rescue(first_position, end_position)
 
     def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
@@ -419,7 +421,7 @@ class Journal:
         self._incarnations.hold_back(held)
 
     def halt(self, *, halted: bool) -> None:
-        """Stop sending, for example because another producer wants to take over this lane; or resume."""
+        """Stop or resume sending. It stops, for example, when another producer wants to take over this lane."""
         self._incarnations.halt(halted=halted)
 
     def slept(self, seconds: float, now: float) -> None:
@@ -427,7 +429,7 @@ class Journal:
         self._incarnations.slept(seconds, now)
 
     def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
-        """The producer ends. Returns the mark with the time after which no broker can append the lane's requests."""
+        """The producer ends. Returns the mark that says how long a broker may still append this lane's requests."""
         return self._incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
     def paid(self, debt: m.Debt) -> None:

@@ -33,9 +33,9 @@ class Incarnations:
         """Hold back batches that are written at or after `position`, until `debts` (batches of other lanes) are
         delivered.
 
-        The caller makes this call at the beginning of an incarnation, if there are debts. It makes another call for
-        each producer of the same spool directory that the program drops without closing it, if that producer still has
-        undelivered batches.
+        The caller makes this call at the beginning of an incarnation, if there are debts. Later, the program may drop
+        another producer of the same spool directory without closing it. If the dropped producer still has undelivered
+        batches, the caller makes one more call.
         """
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
@@ -76,7 +76,7 @@ class Incarnations:
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None
-        # A request in flight may have been sent just now, so a broker may append it until the request timeout is over.
+        # A request in flight may have been sent just now, so a broker may append it for one full request timeout.
         dead_at = [
             now + self._request_timeout_s if partition.queue.has_in_flight else partition.doubt.dead_at
             for partition in self._partitions.values()

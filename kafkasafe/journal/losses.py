@@ -123,8 +123,8 @@ class Suspicions:
             self.stop(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
-        """Compare the offset of a new acknowledgement with the last acknowledged offset. Unless the new offset is
-        higher, raise a suspicion.
+        """Compare the offset of a new acknowledgement with the last acknowledged offset. Raise a suspicion if the
+        new offset is known and is not the higher one.
         """
         last = partition.log.last_acked_offset
         if base_offset > last or base_offset < 0:
@@ -133,8 +133,9 @@ class Suspicions:
         self.raise_suspicion(partition, Cause.ACK, evidence, from_offset=base_offset)
 
     def note_leader_epoch(self, partition: Partition, leader_epoch: int) -> None:
-        """Record the leader epoch of an acknowledgement, or of its mark. If the leader changed, the journal has to
-        check for a loss, because the new leader may lack records that the former leader acknowledged.
+        """Record the leader epoch of an acknowledgement, or of an answer that found batches in the log. Recovery reads
+        it from a mark. If the leader changed, the journal has to check for a loss, because the new leader may lack
+        records that the former leader acknowledged.
         """
         if 0 <= partition.log.leader_epoch != leader_epoch and partition.log.last_acked_offset >= 0:
             partition.loss.check(
@@ -260,7 +261,9 @@ class Losses:
         self._end_survey(partition, topic_id, leader_epoch)
         forgotten_offset = log.forgotten_offset
         if forgotten_offset == ANYWHERE and 0 <= log.known_from <= epoch_end_offset:
-            forgotten_offset = log.known_from  # the log has all batches that the journal does not remember
+            # All acknowledged batches that the journal does not remember are before `epoch_end_offset`. The log has
+            # lost nothing before that offset, so it still has these batches.
+            forgotten_offset = log.known_from
         remembered = _is_remembered(suspicion, loss, acked, forgotten_offset, recreated=recreated)
         moved = self._relocate(acked, loss)
         lost = sorted((acked[index] for index in loss.indexes), key=lambda batch: batch.rank)
@@ -465,16 +468,17 @@ def _is_remembered(
     """
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
-    # If that offset is before `forgotten_offset`, a remembered batch that ends there proves nothing. Another
-    # batch, which the journal does not remember, may have ended there before. If so, the log has lost that batch, and
-    # the remembered one was appended in its place.
+    # If the last acknowledged offset is before `forgotten_offset`, a remembered batch that ends at it proves nothing.
+    # An earlier batch, which the journal does not remember, may have ended at the same offset. If so, the log has lost
+    # the earlier batch, and the remembered batch was appended in its place.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
     # The answer is yes in two more cases. In the first case, batches of this lane cover every suspected offset up to
-    # that offset. In the second case, a remembered batch ends at that offset. Also, each suspected batch that the spool
-    # has deleted has a known offset, and the log has a batch of this lane there.
+    # the last acknowledged one. In the second case, two things are true: a remembered batch ends at the last
+    # acknowledged offset, and the log has a batch of this lane at the offset of each suspected batch that the spool has
+    # deleted (all these offsets are known).
     return last < loss.ours_until or (loss.released_there and is_end)
 
 
