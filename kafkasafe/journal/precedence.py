@@ -91,8 +91,8 @@ class Precedence:
         return self._halted or self.is_held(partition, batch)
 
     def is_in_front(self, batch: u.Member) -> bool:
-        """Whether it is the turn of a unit's batch: all batches before it in its queue belong to units, and nothing
-        holds this batch back.
+        """Whether a unit's batch is at the front of its queue, and nothing holds the batch back. Batches of units do
+        not count as being before it, because the units have an order of their own (see `units.order`).
         """
         partition = self._partitions.get(batch.destination)
         if partition is None:
