@@ -91,8 +91,8 @@ class Precedence:
         return self._halted or self.is_held(partition, batch)
 
     def is_in_front(self, batch: u.Member) -> bool:
-        """Whether a unit's batch is at the front of its queue, and nothing holds the batch back. Batches of units do
-        not count as being before it, because the units have an order of their own (see `units.order`).
+        """Whether only batches of units are before a unit's batch in its queue, and nothing holds the batch back. The
+        order of the batches of units is decided in `units.order`.
         """
         partition = self._partitions.get(batch.destination)
         if partition is None:
