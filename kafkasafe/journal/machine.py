@@ -30,7 +30,7 @@ class Turn(NamedTuple):
 
     Attributes:
         partition: The partition.
-        head: The first batch that is not acknowledged, if any batch is left.
+        head: The first batch that is not acknowledged; None if there is no such batch.
         now: The current time in seconds.
         now_ms: Wall clock, ms since the epoch.
     """
@@ -199,7 +199,7 @@ class Machine:
                 self._flow(partition, now, now_ms)
 
     def _prepare(self, partition: Partition) -> None:
-        """Give ids to the next batches, if a batch within the window has no id."""
+        """If a batch within the window has no id, give ids to the next batches that have none."""
         if any(batch.identity is None for batch in islice(partition.queue.near, self._window)):
             self._identities.prepare(partition)
 
@@ -211,16 +211,16 @@ class Machine:
         """
         return (
             # The survey may put lost batches into the queue, before all waiting ones. So the survey comes first, and
-            # the journal decides about the waiting batches afterwards. No pause is needed before the survey: if lost
-            # batches must be sent again, the survey itself waits until no broker can append a late request with one of
-            # them.
+            # the journal decides about the waiting batches afterwards. No pause is needed before the survey. If the
+            # survey finds lost batches that must be sent again, the journal pauses after the survey, until no broker
+            # can append a late request with one of these batches.
             _Rule(is_suspected, self._survey),
             # While a broker may still append a late request, any answer may already be out of date. Without this rule,
             # the next one would ask again and again.
             _Rule(has_late_requests, self._wait_for_late),
-            # This rule puts batches in doubt again. Their judgement depends on `partition.doubt`, which records whether
-            # the leader refused a sequence, and whether a newer epoch exists. So the next rule must not reset
-            # `partition.doubt`.
+            # This rule puts batches in doubt again. How the journal judges these batches depends on `partition.doubt`,
+            # which records whether the leader refused a sequence, and whether a newer epoch exists. So the next rule
+            # must not reset `partition.doubt`.
             _Rule(was_asked_early, self._ask_again),
             # A later rule may put a batch in doubt. What the leader said about other batches does not apply to that
             # batch.

@@ -114,8 +114,8 @@ class Denial:
         scope: What the journal rejects if the refusal lasts too long.
         handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
         since: When the refusal began, in seconds.
-        counted_from: The time (seconds) from which the duration of the refusal is counted. A request without an answer
-            sets this to -1, until the next refusal.
+        counted_from: The time (seconds) from which the duration of the refusal is counted. If a request gets no
+            answer, this is -1 until the next refusal.
         last_at: When the last answer came, in seconds.
         answers: How many refusals came.
         reported: The refusal was reported by a notice.

@@ -134,7 +134,7 @@ class Owed:
         return max(self.open, default=-1) + 1
 
     def addresses(self, before: int) -> frozenset[Address]:
-        """Addresses of unfinished batches whose records were first written before the position `before`."""
+        """Addresses of the unfinished batches whose records were first written at positions below `before`."""
         numbers = {number for number, origin in self.open.values() if origin < before}
         return frozenset(self._addresses[number] for number in numbers if number in self._addresses)
 

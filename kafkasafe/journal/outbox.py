@@ -88,7 +88,7 @@ def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
 
     Args:
         unit: The unit.
-        first: Index of the first of these batches in the group's manifest.
+        first: Index, in the group's manifest, of the first of these batches.
         batches: How many of these batches there are.
     """
     marks: list[m.Mark] = [m.Unit(unit.unit_id, first, batches, unit.transactional_id, unit.offsets)]
@@ -114,7 +114,7 @@ class UnitGroup:
 
 @dataclass(slots=True)
 class Persist:
-    """The groups to write and make durable together: groups of batches, and one group for each new unit.
+    """The batches, marks and new units to write and make durable next. Each new unit is written as a separate group.
 
     Attributes:
         batches: The batches to write, in this order.
@@ -190,7 +190,9 @@ class Persist:
         self.units = [unit for part in rest for unit in part.units]
 
     def keep_batches(self, first: int) -> None:
-        """Keep only the batches from this index on, because earlier batches and all decisions are durable."""
+        """Drop the batches before index `first`, all marks, and `after`: these batches and marks are durable, and the
+        consequences in `after` are applied.
+        """
         del self.batches[:first]
         self.marks, self.after = [], []
 
@@ -329,8 +331,8 @@ class Aside:
 
     Attributes:
         destination: Destination number.
-        batches: The batches in the order of the queue, each of them in the spool. One fsync can make the copies of all
-            these batches durable.
+        batches: The batches to copy, in queue order. All of them are in the spool. One fsync can make all the copies
+            durable.
     """
 
     destination: int
@@ -424,9 +426,10 @@ class Outbox:
 
     Attributes:
         ready: The actions decided since the last `take`.
-        touched: Numbers of partitions that changed, in the order in which the next `ready` evaluates them.
-        postponed: Numbers of partitions whose survey has to wait, because a unit still has a request to the partition
-            in flight. The next `ready` evaluates them again.
+        touched: Destination numbers of the changed partitions, in the order in which the next `ready` evaluates these
+            partitions.
+        postponed: Destination numbers of partitions whose survey has to wait. A survey waits until the
+            transactions that contain the partition have ended. The next `ready` evaluates these partitions again.
         committing: The partitions, by number, with acknowledged batches that no mark names yet.
     """
 
@@ -453,7 +456,7 @@ class Outbox:
         self.postponed[partition.number] = None
 
     def touch_postponed(self) -> None:
-        """Let this `ready` evaluate the partitions that an earlier one postponed."""
+        """During this call of `ready`, also evaluate the partitions that an earlier call postponed."""
         self.touched.update(self.postponed)
         self.postponed.clear()
 

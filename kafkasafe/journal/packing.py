@@ -1,8 +1,8 @@
-"""Packs the batches far back in a long backlog, and unpacks each of them before it is sent. Recovery uses this module,
-too.
+"""Packs the batches that are far back in a long backlog, and unpacks each of these batches before it is sent. Recovery
+uses this module, too.
 
-Call `touch` after changing a partition. If only few batches in the partition's queue are unpacked, `touch` unpacks
-more. The next `ready` then evaluates the partition.
+Call `touch` after changing a partition. If the partition's queue has packed batches, and only a few unpacked ones,
+`touch` unpacks more. The next `ready` then evaluates the partition.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Packer:
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
-            # If the batch has an id, the id must be durable. So the mark that gives the batch its id must already be
-            # written.
+            # If the batch has an id, the id must be durable. So the batch is packed only after the mark that gives the
+            # batch this id is written.
             named = batch.state is BatchState.PREPARED and not partition.ids.stale
             if not (
                 batch.durable
@@ -140,7 +140,7 @@ class RereadBacklogs:
         self._packer = packer
         self._out = state.out
         self.sent_at_most = max(state.settings.window, WINDOW)
-        """Of a queue's batches with an id, at most this many can have been sent: the first ones."""
+        """How many of a queue's batches with an id can have been sent, at most. They are the first ones with an id."""
 
     def pack(self, numbers: Iterator[int]) -> None:
         """Pack long backlogs. Each packed batch takes the next number."""

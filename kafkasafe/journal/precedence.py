@@ -91,8 +91,8 @@ class Precedence:
         return self._halted or self.is_held(partition, batch)
 
     def is_in_front(self, batch: u.Member) -> bool:
-        """Whether it is the turn of a unit's batch: all batches before it in its queue belong to units, and nothing
-        holds this batch back.
+        """Whether only batches of units are before a unit's batch in its queue, and nothing holds the batch back. The
+        order of the batches of units is decided in `units.order`.
         """
         partition = self._partitions.get(batch.destination)
         if partition is None:

@@ -301,7 +301,7 @@ class PartitionQueue:
             yield from islice(self.near, keep, None)
 
     def pack(self, rows: Iterable[BacklogRow], keep: int) -> None:
-        """Replace the first `candidates` with these rows. Each row takes the place of one batch."""
+        """Replace the first batches that `candidates` yields with these rows. Each row replaces one batch."""
         if not self.packed.count:
             self.packed = PackedRows()
             self._fresh.extendleft(self.near.pop() for _ in range(len(self.near) - keep))

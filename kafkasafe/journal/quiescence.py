@@ -1,8 +1,8 @@
 """Stores how long brokers may still append this lane's requests, so that the next incarnation waits no longer than
 that.
 
-1. An incarnation ends normally. Its last group has a QUIET mark (`marks.Quiet`): the time after which no broker can
-   append the incarnation's requests.
+1. An incarnation ends normally. Its last group has a QUIET mark (`marks.Quiet`), which gives the time after which no
+   broker can append the incarnation's requests.
 2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time has passed.
 3. Before the next incarnation sends anything, it revokes the mark, and waits until the revocation is durable. Otherwise
    a third incarnation would believe the first one's mark, and would not wait for the requests of the second one.
@@ -24,7 +24,7 @@ _CLOCKS_DIFFER_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The current time, in a form that another incarnation can compare with its own.
+    """The current time, in a form that another incarnation can compare with its own current time.
 
     Attributes:
         wall_ms: Ms since the epoch. The clock may be set, even backwards.

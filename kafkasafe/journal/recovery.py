@@ -1,7 +1,8 @@
 """Rebuilds the journal's state from the batches and marks that earlier incarnations left in the spool. Takes them in
 log order.
 
-Recovery writes and sends nothing. The journal asks the cluster about batches in doubt once the log is read.
+Recovery writes and sends nothing. When the whole log has been read, the journal asks the cluster about the batches in
+doubt.
 """
 
 from __future__ import annotations
@@ -132,13 +133,13 @@ class Recovery:
         self._index.reach(position + count)
 
     def _put_in_order(self, part: Batch, rank: tuple[int, ...]) -> None:
-        """Move a part of a divided batch to the place that its rank gives it.
+        """Move a part of a divided batch to its place in the order, which follows from the part's rank.
 
         1. A batch is divided because it was refused. Its parts are written behind batches that were accepted later.
         2. The parts are copied forward. The spool deletes the segment with the divided batch, but not yet the one in
            which its parts were first written.
-        3. The next incarnation reads the parts there and cannot know their place in the order. Only the marks of the
-           copies record this place: it is the rank.
+        3. The next incarnation reads the parts in that segment, which does not show their place in the order. Only the
+           marks of the copies record this place: they contain the parts' ranks.
         """
         destination = self._all[part.destination]
         self._backlogs.reach(destination, rank[0])
@@ -235,7 +236,8 @@ class Recovery:
 
         Args:
             mark: The mark.
-            ended: The batches of units that earlier marks of this group ended, by position.
+            ended: The batches of the units whose end is recorded by earlier marks of this group. Maps a batch's
+                position to the batch.
             repeats: Whether the mark only repeats an earlier one. The journal repeats the mark of the newest
                 acknowledged batch before the spool deletes the segment with the earlier mark.
         """
@@ -293,7 +295,7 @@ class Recovery:
         first = mark.first
         if self._replay.divides_unit(first):
             return
-        # A divided unit keeps the turn of its first UNIT mark, even if that mark was in a deleted segment.
+        # A divided unit keeps its place among the units, even if its first UNIT mark was in a deleted segment.
         accepted_at = self._replay.origin_from(first, position)
         read = self._units.lines.by_id.get(mark.unit_id) or self._units.replay.recover(
             mark, position, accepted_at
@@ -304,8 +306,8 @@ class Recovery:
         """Record that a data batch is damaged. If `destination` is 0, a whole group is damaged, including its marks.
 
         A lost mark may have given a batch its first id or a new id, or may have said that other batches replace the
-        batch. So the journal cannot determine what happened to unfinished batches before the group: a batch without an
-        id may have been sent, and a batch with an old id may have been sent under a newer one.
+        batch. So the journal cannot determine what happened to the unfinished batches before the damaged group. A
+        batch without an id may have been sent. A batch with an old id may have been sent under a newer id.
         """
         if destination:
             lost = self._replay.take()
@@ -329,14 +331,14 @@ class Recovery:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """End the last group. Recovery ends any other group when it reads the marks of the next one."""
+        """End the last group of the log. Recovery ends each earlier group when it reads the group after it."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach_sent(partition)
 
     def pack_recovered(self, numbers: Iterator[int]) -> None:
-        """Pack the parts of long backlogs that recovery has already read. The shell calls this between two groups of
-        the log.
+        """If a backlog is long, pack the part of it that recovery has already read. The shell calls this method between
+        two groups of the log.
 
         Args:
             numbers: Yields numbers; each packed batch takes the next number.
@@ -387,9 +389,9 @@ class Recovery:
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # The journal sends only batches at the front of a queue. So only the first few batches with an id can have
-            # been sent. (Lost batches may stand in front of these, but they have no id.) But if marks are lost, any
-            # batch with an id can have been sent.
+            # The journal sends only batches at the front of a queue. So of the batches with an id, only the first few
+            # can have been sent. (Batches without an id may be before these: lost batches that must be sent again.) If
+            # marks are lost, however, any batch with an id can have been sent.
             most = None if blind else self._backlogs.sent_at_most
             doubt = list(
                 islice((batch for batch in partition.queue.near if batch.identity is not None), most)
@@ -537,7 +539,7 @@ class Recovery:
 
 
 def _explain_gap(destination: Destination) -> None:
-    """Record that a sequence gap in the partition's log is expected: a batch may never have been appended to it."""
+    """Record that a sequence gap in the partition's log is expected, because a batch may never have been appended."""
     if isinstance(destination, Partition):
         destination.loss.explain()
 

@@ -16,8 +16,8 @@ from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Denial
 
 SILENCE_S: Final = 300.0
-"""If more than this many seconds pass between two refusals, the duration is counted from the second one, because a
-different answer may have been lost in between.
+"""If the time between two refusals is longer than this many seconds, the duration of the refusal is counted from the
+later one. Between the two refusals, the cluster may have given a different answer, which was lost.
 """
 CONFIRMED_S: Final = 1.0
 """A refusal that lasts for this long is not a stray answer."""
@@ -126,7 +126,7 @@ engine delivers other partitions.
 
 @dataclass(slots=True)
 class Rejection:
-    """The batches that one partition still has to reject.
+    """The batches of one destination that the journal still has to reject.
 
     Attributes:
         waiting: The batches after the portion that is being written, in the order of the queue.

@@ -62,7 +62,7 @@ class Rejecter:
                 self.reject_all(partition, code, reason)
 
     def next_aside(self, destination: int) -> None:
-        """Request copies of the next portion of rejected batches, after `set_aside`."""
+        """Let the engine copy the next portion of rejected batches to `rejected/`."""
         partition = self._all[destination]
         if partition.progress.flow is not Flow.REJECTING:
             return
@@ -151,8 +151,8 @@ class Rejecter:
         if durable:
             self.put_aside(partition, durable, FlowEvent.REJECTS)
         elif partition.progress.is_asking:
-            # The batches are only in memory, and must be on disk before they are rejected. So the journal lets them be
-            # written, and asks the cluster again after a pause.
+            # The batches are only in memory, and must be on disk before they are rejected. So the journal has these
+            # batches written to disk, and asks the cluster again after a pause.
             self._out.pause(partition, FlowEvent.REFUSED_IN_MEMORY, reason)
 
     def put_aside(self, partition: Destination, batches: Sequence[Batch], event: FlowEvent) -> None:

@@ -21,7 +21,8 @@ class ReadPlace(NamedTuple):
         unit: The batch's unit; None if the batch belongs to no unit.
         parent: The batch that this batch replaces, wholly or partly; None if it replaces none.
         origin: Position where the batch's records were first written; -1 if that is the batch's current position.
-        given: Ranges of consecutive records in the batch for which the caller gave the partition.
+        given: The partitions that the caller gave for the batch's records, with one entry for each run of consecutive
+            records: see `marks.Given.runs`.
     """
 
     moved: m.Move | None
@@ -37,9 +38,9 @@ class Replay:
 
     Attributes:
         index: Index of the next batch in the group.
-        blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. A lost
-            mark may have changed the id of a batch before this position. So neither an id nor a missing id shows
-            whether such a batch was sent.
+        blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. Batches
+            before this position may have other ids than the spool shows, because a lost mark may have changed their
+            ids. So neither an id nor a missing id shows whether such a batch was sent.
         quiet: The QUIET mark of the previous incarnation's last group. After the mark's time, no broker can append a
             request of that incarnation. None if that incarnation wrote no such mark, or revoked it.
         parents: The batches that the group replaces, each with the indexes of the batches that replace it.
@@ -80,7 +81,7 @@ class Replay:
         self._units.append((unit, members))
 
     def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:
-        """Store the partitions that the caller gave for runs of consecutive records of a batch."""
+        """Store the partitions that the caller gave for a batch's records: one for each run of consecutive records."""
         self._given[index] = runs
 
     def move(self, moves: tuple[m.Move, ...]) -> None:

@@ -47,20 +47,20 @@ class Snapshots:
         return marks
 
     def doubt(self) -> None:
-        """Record that a group could not be written. The group may have contained the marks of the newest acknowledged
-        batches, so `newest` returns these marks once more.
+        """Record that a group could not be written. That group may have contained the marks of the newest
+        acknowledged batches. So the next call of `newest` returns these marks, even if an earlier call returned them.
         """
         for partition in self._destinations.partitions.values():
             partition.log.tell(-1)
 
     def states(self, partition: Destination) -> list[m.State]:
-        """The STATE mark to repeat for the partition. Recovery takes a mark without contents for a reset of the
-        partition. So if the mark would have no contents, but the journal remembers batches, the list is empty. For
-        example:
+        """The STATE mark to repeat for the partition. Recovery interprets a STATE mark without contents as a reset of
+        the partition. So if the mark would have no contents although the journal remembers batches, this method returns
+        no mark. For example:
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit, but reports no offsets.
         2. The lane sent nothing else to the partition, so no baseline is known.
-        3. A new segment begins. The journal remembers the unit's batches, but nothing that the mark could contain.
+        3. A new segment begins. The journal remembers the unit's batches, but has no data for the STATE mark.
         """
         mark = state_mark(partition)
         remembers = bool(partition.log.acked) or partition.number in self._revivals.by_destination
@@ -122,8 +122,8 @@ def _gap_marks(partition: Destination) -> list[m.Identified]:
     1. A power cut leaves a batch incomplete. Later batches of the same group are intact.
     2. The next incarnation copies the later batches forward, and deletes the segment. The process is killed before
        these batches get new ids.
-    3. Without the mark, the incarnation after that would report the incomplete batch as missing, although this batch
-       was never reported as durable to any caller.
+    3. Without the mark, the following incarnation would report the incomplete batch as missing. That report would be
+       wrong, because no caller was ever told that the batch was durable.
     """
     gaps = partition.loss.gaps if isinstance(partition, Partition) else {}
     # Each entry has the position 0, because it describes a gap and not a batch. No data batch has this position, so

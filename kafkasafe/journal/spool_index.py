@@ -118,8 +118,8 @@ class SpoolIndex:
                 break
 
     def pack(self, batch: Batch) -> None:
-        """Remove a packed batch from this index. Of the packed batches, the index has only the first position of each
-        destination (`note_packed`).
+        """Remove a packed batch from this index. The index stores only the position of each destination's first packed
+        batch (`note_packed`).
         """
         self._batches.pop(batch.position)
 
@@ -188,7 +188,10 @@ class SpoolIndex:
         self.suspected.pop(destination, None)
 
     def pin_everything(self) -> None:
-        """Keep the whole spool for the pending checks, which may depend on a leader epoch in the first segment."""
+        """Delete nothing from the spool while checks are pending. A check compares the log with a leader epoch, and the
+        mark with this epoch may be in the first segment. If the process dies, the next incarnation needs this mark to
+        check again.
+        """
         self.suspected = dict.fromkeys(self.suspected, 0)
 
     # -- what may be released ------------------------------------------------------------------------------------------
@@ -206,7 +209,7 @@ class SpoolIndex:
         return min((first, *self._resent.values(), *self.suspected.values(), *others))
 
     def held_position(self, others: Sequence[int]) -> int:
-        """The position before which the spool may delete everything, once the unfinished batches there are copied
-        forward.
+        """If all unfinished batches before this position are copied forward, the spool may delete everything before
+        this position.
         """
         return min((*self._resent.values(), *self.suspected.values(), *others), default=self.end)

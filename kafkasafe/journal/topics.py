@@ -132,8 +132,8 @@ class Topics:
         self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
-        """Record the topic id even if the baseline is not known yet. A unit may be staged before the baseline is known,
-        and the recorded topic id shows later whether the topic was recreated.
+        """Record the topic id even if the baseline is not known yet. A unit may be staged before the baseline is known.
+        Later, the recorded topic id shows whether the topic was recreated meanwhile.
         """
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:

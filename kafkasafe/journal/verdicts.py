@@ -1,5 +1,5 @@
-"""Decides what becomes of batches in doubt. The decision follows from the leader's producer state or from the
-partition's log, or the user makes it.
+"""Decides what becomes of batches in doubt. The leader's producer state or the partition's log shows whether a batch
+was appended. If neither shows it, the user decides.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Verdicts:
             return
         self._refusals.note_answer(partition)
         if partition.doubt.is_partial and shrunk_to < 0:
-            # After asking, the journal found that the log must be read from a lower offset than it had asked for. So
-            # the answer is incomplete.
+            # After the journal asked its question, it found that the log must be read from a lower offset than the
+            # question named. So the answer is incomplete.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
@@ -100,8 +100,8 @@ class Verdicts:
             and absent[0].fault.code == TOO_SLOW
             and now < partition.doubt.dead_at
         ):
-            # The batch's parts will get new ids. So the journal searches for the batch again once no broker can append
-            # a request with it any more.
+            # The batch's parts will get new ids. So the journal first waits until no broker can append a request with
+            # this batch, and then searches for the batch once more.
             self._out.wait_for_late(partition, now, absent[0].fault.message)
             return
         early = partition.doubt.is_early

@@ -189,7 +189,8 @@ class Views:
         return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
 
     def identified_since_ms(self) -> list[int]:
-        """For each partition, the newest timestamp in its oldest unfinished batch with an id.
+        """For each partition, the largest timestamp in its first unfinished batch that has an id. Partitions without
+        such a batch are left out.
 
         Any thread may call this.
         """
@@ -238,8 +239,8 @@ class Views:
         return any(partition.queue for partition in self._destinations.unassigned.values())
 
     def portion_bytes(self, topic: str) -> int:
-        """For a topic whose partitions are not known yet: total size of those of its waiting batches that are not
-        packed. The engine divides these batches first, once it knows the partitions.
+        """For a topic whose partitions are not known yet: total size of its waiting batches, without the packed ones.
+        When the engine knows the partitions, it divides these batches first.
         """
         known = self._destinations.unassigned.get(topic)
         return 0 if known is None else sum(batch.size_bytes for batch in known.queue.near)

@@ -113,7 +113,7 @@ class SendWindow:
         self.answered = True
 
     def use_answer(self) -> None:
-        """Reset `answered`, because the journal has acted on it, or no batch waits any more."""
+        """Reset `answered`. Either the journal has acted on the answer, or no batch waits any more."""
         self.answered = False
 
 
@@ -134,8 +134,8 @@ class BrokerClock:
         self._at_least_ms = 0
 
     def show(self, broker_ms: int, now_ms: int) -> bool:
-        """Record a broker's timestamp. Returns whether our clock is so far behind that brokers may drop our state at
-        any moment.
+        """Record a broker's timestamp. Returns whether our clock is so far behind that even our newest batches look old
+        to brokers. Brokers may then drop our producer state at any moment.
         """
         self._behind_ms = max(0, broker_ms - now_ms)
         self._at_least_ms = 0
@@ -156,5 +156,5 @@ class BrokerClock:
         return max(0.0, (self.now_ms(now_ms) - batch.max_timestamp) / 1000)
 
     def is_old(self, batch: Batch, now_ms: int) -> bool:
-        """Whether this batch is so old that a leader may drop the producer state if it has no newer batch."""
+        """Whether a leader that has no newer batch of ours may drop our producer state because of this batch's age."""
         return self.now_ms(now_ms) - batch.max_timestamp > self.state_age_s * 1000
