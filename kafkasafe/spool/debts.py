@@ -118,8 +118,7 @@ class LaneReader:
             self._read.append(name)
         now = self._before.copy()
         if names:
-            # The owner may have just deleted this segment. The next call of `owed` will read the segment that follows
-            # it.
+            # If the owner has just deleted this segment, the next call of `owed` reads the following segment instead.
             with contextlib.suppress(FileNotFoundError):
                 self._segment(names[-1], None, now)
         return now

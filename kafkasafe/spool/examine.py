@@ -30,9 +30,9 @@ class SpoolOutcome(enum.Enum):
     RESENT = "resent"
     """The cluster rejected the batch. It is no longer in `rejected/`, because it was resent or deleted by hand."""
     DROPPED = "dropped"
-    """The batch belongs to an atomic batch that was dropped, so it is not delivered. The batch is not in `rejected/`
-    any more, or never was: either someone resent or deleted it by hand, or the atomic batch contains a consumer's
-    offsets, so the consumer reads the same input again.
+    """The batch belongs to an atomic batch that was dropped, so it is not delivered. `rejected/` does not contain the
+    batch. Either someone resent, discarded or deleted it; or it was never put there, because the atomic batch contains
+    a consumer's offsets, and the consumer reads the same input again.
     """
     REPLACED = "replaced"
     """The records of the batch are in other batches now."""
@@ -203,8 +203,8 @@ class ExaminedBatch:
 
     Attributes:
         evidence: Human-readable text: the observations that led to `finding`.
-        offsets: Base offsets of the batch in the partition. There are several if the log contains the batch more than
-            once.
+        offsets: Base offsets of all copies of the batch that were found in the partition's log. Normally there is one
+            copy at most.
     """
 
     finding: Finding

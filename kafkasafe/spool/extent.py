@@ -1,8 +1,7 @@
 """The file `extent` (see `docs/spool-format.md`): claims about where a lane's log begins and ends, each with a
 checksum.
 
-Whole segment files can vanish. The rest of the log does not show whether segments are missing at its beginning or at
-its end.
+Whole segment files can vanish. If the first or the last segments are missing, the remaining segments do not show this.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class LogEndClaim:
             always has the number 0.
         position: In a claim about the beginning, the log's first position. Every record at or after this position must
             exist. In a claim about the end, the position after the last record. Everything before this position was
-            durable.
+            durable when the claim was written.
         records: Number of data records before `position`, counted since the file `extent` was created.
     """
 

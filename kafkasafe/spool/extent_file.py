@@ -52,8 +52,8 @@ class ExtentFile:
             self._drop()
 
     def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
-        """Write the claim that the log begins after its first `going` segments, because the caller deletes these
-        segments next. The claim is durable on return.
+        """Write a new claim about the log's beginning: the log begins after the first `going` segments, which the
+        caller will delete next. The claim is durable on return.
 
         Raises:
             OSError: The claim could not be written, and the file with the old claim could not be deleted.
@@ -99,8 +99,8 @@ class ExtentFile:
         return self._handle < 0 or self._files.identity_of(self._path) == self._files.identity(self._handle)
 
     def restore(self, segments: Sequence[StoredSegment], position: int) -> None:
-        """Write the claims again. The new claim about the end is that everything before `position` is durable. The
-        claims are durable on return, unless the file cannot be written.
+        """Write both claims again, with `position` as the end of the log. The claims are durable on return, unless the
+        file cannot be written.
 
         The claim about the beginning keeps its number. The disk may still contain a claim with a larger number, and
         that claim must stay valid.

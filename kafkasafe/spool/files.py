@@ -117,8 +117,8 @@ class Files(Protocol):
         Args:
             source: The old name.
             target: The new name, in the same file system; otherwise OSError (EXDEV).
-            at: Handle of the directory where `source` starts.
-            to: Handle of the directory where `target` starts.
+            at: Handle of the directory to which the path `source` is relative.
+            to: Handle of the directory to which the path `target` is relative.
         """
 
     def lock(self, handle: int) -> bool:
@@ -204,7 +204,8 @@ class OsFiles:
     def preallocate(self, handle: int, size: int) -> bool:
         """With reserved space, 1 MB writes with fdatasync are 10–20 % faster (measured on ext4).
 
-        posix_fallocate() is not an option: it changes the size, and Kafka's tools stop at a tail of zeros.
+        posix_fallocate() is not an option: it extends the file with zeros, and Kafka's tools cannot read past these
+        zeros.
         """
         if _fallocate is None:
             return False
@@ -552,8 +553,8 @@ def replace_whole(files: Files, path: Path, content: bytes) -> None:
     """Atomically replaces a small file's content. Durable on return.
 
     Raises:
-        OSError: An operation failed. The file has either the old or the new content. Even if it has the new content, it
-            may have the old one again after a power failure.
+        OSError: An operation failed. The file has either the old or the new content. Even if the file has the new
+            content now, it may have the old content again after a power failure.
     """
     beside = path.with_name(path.name + ".new")
     write_whole(files, beside, content)

@@ -59,8 +59,8 @@ class Inspected:
         size_bytes: Size of all segments.
         next_position: Position after the last record.
         damage: One sentence per damaged range.
-        untold: Those sentences of `damage` whose range has no copy in `quarantine/`. No producer has reported these
-            ranges yet.
+        untold: The sentences of `damage` about ranges that have no copy in `quarantine/`. No producer has reported
+            these ranges yet.
         torn_bytes: Number of bytes in the torn tail, which recovery would cut off. No caller was informed that these
             bytes are durable.
         closed: Whether the last owner closed the lane in an orderly way.
@@ -70,7 +70,8 @@ class Inspected:
         waiting: Undelivered records, by partition.
         rejected_bytes: Size of the files in `rejected/`.
         rejected_unreadable: One sentence per damaged file in `rejected/`.
-        rejected_missing: One sentence per file of `rejected/` that was deleted, but neither resent nor discarded.
+        rejected_missing: One sentence per file that someone deleted from `rejected/` without a resend or a discard of
+            its records.
         rejected_discarded: Number of records that `kafkasafe spool discard` has discarded.
         extent: The problem with the lane's `extent` (see `extent_of`); empty if the extent is valid.
         oldest_ms: When the oldest undelivered batch was written (ms since the epoch); -1 if there is none.
@@ -127,8 +128,8 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """Returns the marks about resent files in this lane's log. A resent file is a file from `rejected/`, of this lane
-    or of another, whose records were moved into this lane.
+    """Returns all marks `Resent` of this lane's log. Each of them names a resent file: a file from `rejected/`, of this
+    lane or of another, whose records were moved into this lane.
     """
     return [
         mark
@@ -145,7 +146,7 @@ def unreadable(kept: Sequence[KeptFile]) -> tuple[str, ...]:
 
 
 def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]) -> tuple[str, ...]:
-    """Names of files of `rejected/` that were deleted, but neither resent nor discarded.
+    """Names of files that someone deleted from `rejected/` without a resend or a discard of their records.
 
     Args:
         files: The disk.
@@ -180,7 +181,7 @@ def with_same_id(lane_ids: Mapping[str, bytes | None]) -> dict[str, list[str]]:
 
 
 def missing_text(name: str, records: int) -> str:
-    """The message about a deleted file, whose name comes from `missing`."""
+    """The message about a deleted file. The function `missing` returns the names of such files."""
     return f"rejected/{name}: {counted(records, 'record')} deleted, neither resent nor discarded"
 
 
@@ -195,7 +196,9 @@ def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
 
 
 def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
-    """For each group: its marks, and a pair for each of its batches: the batch's position, and whether it has an id."""
+    """Returns a pair for each group: the group's marks, and a list of its batches. The list contains (position, whether
+    the batch has an id) for each batch.
+    """
     groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
     for entry in log.entries:
         match entry:
@@ -213,7 +216,7 @@ def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
 def read_lane(lane: Path, *, files: Files) -> Log:
     """Reads a lane, without changing anything or taking its lock.
 
-    The lane's owner may write and delete segments meanwhile. If this disturbs the reading, this function reads the lane
+    The lane's owner may write and delete segments meanwhile. If such a change disturbs the reading, the lane is read
     again.
 
     Raises:

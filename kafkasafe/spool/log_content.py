@@ -128,8 +128,8 @@ class Log:
         manifest: Maps (segment, byte offset) of each damaged data batch to its entry in the manifest of its group.
         skipped: Positions of torn batches that are followed by intact batches of the same group.
         extent: The claims of the lane's `extent`.
-        records_after_end: Number of records in intact batches after the end of the log that `extent` claims. The claim
-            may be older than these batches.
+        records_after_end: Number of records in intact batches that lie after the log's end according to `extent`. The
+            claim about the end may be older than these batches.
     """
 
     segments: list[StoredSegment]

@@ -1,7 +1,7 @@
 """Files in memory, for `spool="never"`. The files are lost when the process ends. They need no system calls.
 
-The journal needs a log for its marks, and with `spool="never"` the log is in these files. No caller is ever informed
-that anything in these files is durable.
+The journal needs a log for its marks, and with `spool="never"` the log is in these files. kafkasafe never reports data
+in these files as durable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from kafkasafe.spool.files import Buffer, Identity
 
 _FREE_BYTES: Final = 1 << 60
-"""`Pump.room` limits the amount of waiting data, so this disk needs no limit."""
+"""`Pump.room` limits the amount of waiting data, so these files need no limit of their own."""
 
 
 class MemoryFiles:

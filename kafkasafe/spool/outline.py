@@ -4,11 +4,12 @@ almost as fast as one whose lane contains small batches.
 Kafka's brokers also trust the segments before their recovery point, and check a batch only when they read it.
 
 When a producer starts, it needs only the headers of the batches. Without the content, the CRC of a batch cannot be
-checked. So other data confirm the header: the manifest of the group confirms bytes 0 to 20, the positions confirm the
-number of records, and the preceding batch of the same sequence confirms the id. If there is no preceding batch, the
-content is read. The content is also read if a batch is a copy of an earlier one: the log may still contain the
-original, and recovery uses the original if the copy is damaged. So skipping the content of one batch does not change
-what recovery decides about other batches. Before the batch is sent, `Spool.read` checks all of its bytes.
+checked. So other data confirm the header. The manifest of the group confirms bytes 0 to 20, and the positions confirm
+the number of records. The id is confirmed if the batch continues the sequence numbers of the previous batch with the
+same destination, producer id and epoch. If an id is not confirmed, the content is read. The content is also read if a
+batch is a copy of an earlier one: the log may still contain the original, and recovery uses the original if the copy is
+damaged. So skipping the content of one batch does not change what recovery decides about other batches. Before the
+batch is sent, `Spool.read` checks all of its bytes.
 """
 
 from __future__ import annotations

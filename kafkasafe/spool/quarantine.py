@@ -99,7 +99,8 @@ def keep_torn(files: Files, lane: Path, found: Log) -> None:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            # Open the lane without the copy: no caller was informed that the bytes of a torn tail are durable.
+            # Open the lane without the copy. The bytes are then lost, but if a crash tore them, no caller was informed
+            # that they are durable.
             log.warning(
                 "%s: no room for a copy of the torn tail of %s",
                 lane,

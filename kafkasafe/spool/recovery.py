@@ -182,8 +182,8 @@ class _Whole:
     """Processes the groups before the first one that is not intact. Nothing later in the log can change the meaning of
     these groups.
 
-    So they are processed while they are read. If `each` is given, it gets the entries of these groups, and the entries
-    are not kept. All later groups are kept until it is known up to which position the log was durable.
+    So these groups are processed while the log is read. If `each` is given, it gets the entries of these groups, and
+    the entries are not kept. All later groups are kept until it is known up to which position the log was durable.
 
     Attributes:
         extent: The claims, as they were before the log was read.
@@ -219,7 +219,7 @@ class _Whole:
         self.closed = False
         self.end_position = -1
         self.between = self.after = 0
-        # (segment, end position, end byte) of each group that is not yet proven to have been durable.
+        # (segment, end position, end byte) of each group for which there is no proof yet that it was durable.
         self._unproven: deque[tuple[int, int, int]] = deque()
 
     def end(self) -> None:
@@ -356,8 +356,8 @@ class _Rest:
             self.torn, self.next_position = (item.segment, cut[0]), cut[1]
 
     def _batches(self, item: ReadGroup, missing: set[int], cut: int | None) -> None:
-        """Adds those batches of a group that begin before the byte `cut`. A crash tore the batches that begin at the
-        bytes `missing`.
+        """Adds those batches of a group that begin before the byte offset `cut`. `missing` contains the byte offsets of
+        the batches that a crash tore.
         """
         segment = self._segments[item.segment]
         for at, entry, header in item.batches:
@@ -458,7 +458,7 @@ def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) ->
     else:
         first = 0 if begin is None else begin.position
         end_position = max(0 if end is None else end.position, first)
-        # The last segment is never released. So if there have been segments, one must still exist.
+        # The last segment is never released. So if the lane ever had a segment but has none now, files are missing.
         if end_position == first and (begin is None or not begin.records):
             return None
     return Damage(lane / segment_name(first), 0, 0, first, 0, end_position)
@@ -468,8 +468,8 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
     """Returns the damage, with the number of records in each damaged range. The number is calculated from positions, or
     from the totals in `extent`.
 
-    `before` is the number of records that lie between the claimed beginning and the claimed end, but are not in
-    `entries`.
+    `before` is the number of records between the claimed beginning and the claimed end that were passed to a callback,
+    so that `entries` does not contain them.
     """
     follows = {entry.position: following.position for entry, following in itertools.pairwise(entries)}
     counted = []

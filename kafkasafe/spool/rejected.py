@@ -65,8 +65,8 @@ class KeptFile:
 
     @property
     def void(self) -> bool:
-        """Whether the file can be read, but none of its entries counts as rejected: all of its batches are unfinished
-        in the log.
+        """True if the file can be read, and none of its entries counts as rejected, because all of its batches are
+        unfinished in the log.
         """
         return self.content is not None and not self.entries
 

@@ -71,11 +71,11 @@ class RejectedContent:
     Attributes:
         entries: The batches, all of one destination, in the order in which they were sent.
         number: Destination number in the lane.
-        topic: Topic name. Empty in a file of an earlier version: in this case, the lane's log contains the topic name
-            for the destination number.
+        topic: Topic name. Empty if an earlier version of kafkasafe wrote the file. In this case, the topic name is in
+            the lane's log, under the destination number.
         partition: Partition; -1 if it was never chosen.
         cluster_id: Id of the cluster that the batches were for, empty if unknown.
-        lane_id: Id of the lane. Empty in a file of an earlier version.
+        lane_id: Id of the lane. Empty if an earlier version of kafkasafe wrote the file.
     """
 
     entries: tuple[Entry, ...]

@@ -6,10 +6,10 @@ purpose.
 
 1. First the file becomes durable in `rejected/`, then its note is made. After a crash between these steps, the lane's
    next owner makes the note.
-2. A resend removes the note, then the file, and then the note again. The reason for the last step: if an owner opens
-   the lane when only the note is removed, the owner makes a new note. If a crash interrupts the resend, the mark of the
-   resend is still in the log of the lane that now has the records. The next owner of that lane repeats the whole
-   removal.
+2. A resend removes the note, then the file, and then the note again. The last step is necessary because an owner may
+   open the lane between the first two steps. The owner then finds a file without a note, and makes a new note. If a
+   crash interrupts the resend, the mark of the resend is still in the log of the lane that now has the records. The
+   next owner of that lane repeats the whole removal.
 3. A discard marks the note, then removes the file. After a crash between these steps, the file counts as rejected until
    the discard is repeated.
 

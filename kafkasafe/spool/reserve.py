@@ -60,7 +60,7 @@ class Reserve:
         self._lane = lane
 
     def forget(self) -> None:
-        """Forget the size, because the lane's files were written again. The next use reads the size again."""
+        """Forget the reserve's size, because the lane's files were restored. The next use reads the size again."""
         self._size = None
 
     @staticmethod

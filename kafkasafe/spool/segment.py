@@ -115,7 +115,7 @@ class StoredSegment:
         self.records += records
 
     def prove(self, end: int) -> None:
-        """Record that all bytes before the byte `end` are proven to have been durable."""
+        """Record that all bytes before the byte offset `end` have certainly been durable."""
         self.proven_bytes = end
 
     # -- while it is written -----------------------------------------------------------------------------------------

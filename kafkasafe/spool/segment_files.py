@@ -16,8 +16,8 @@ from kafkasafe.spool.files import Files, Identity, size_of, write_all
 from kafkasafe.spool.segment import StoredSegment
 
 _HELD: Final = 64
-"""Maximum number of segments that are held open. If the file of a segment that is not held open is deleted or renamed,
-this process may be unable to read its content.
+"""Maximum number of segments whose files are held open. If the file of another segment is deleted or renamed, this
+process may be unable to read that segment.
 """
 _READERS: Final = 16
 """Maximum number of segments that stay open after they were read. Segments that are held open do not count. Those that
@@ -85,7 +85,8 @@ class SegmentFiles:
         return handle
 
     def is_whole(self, segment: StoredSegment) -> bool:
-        """Whether the segment's name leads to its file, and the file has all bytes that were written.
+        """Whether the segment's path still leads to the segment's file, and the file was not cut. Checks the size only
+        of a file that is held open.
 
         Raises:
             OSError: This cannot be determined.

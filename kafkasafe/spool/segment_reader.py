@@ -27,9 +27,10 @@ OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not co
 _SECTOR_BYTES: Final = 512
 # If a sector ends with this many zeros, they count as bytes that were not written.
 _ZEROS: Final = 4
-# A complete batch may itself end with this many zeros. Their origin depends on the compression:
-# - none: the last record has no headers, and the number of headers is its last byte;
-# - lz4: the frame's end mark; gzip: the size of the content;
+# A complete batch may itself end with this many zeros. Where the zeros come from depends on the compression:
+# - none: the last byte is the last record's number of headers, which may be 0;
+# - lz4: the end mark of the frame consists of zeros;
+# - gzip: the last bytes are the size of the content, which may end with zeros;
 # - snappy and zstd: content that could not be compressed is stored as it is, and may end with zeros.
 _LAST_ZEROS: Final[dict[int, int]] = {Compression.NONE: 1, Compression.LZ4: 5}
 _LAST_ZEROS_COMPRESSED: Final = 3
@@ -218,8 +219,8 @@ def _may_miss_more(
 def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
     """Whether these bytes may come from a crash during the writing of a group."""
     head = content[at : min(at + codec.HEADER_BYTES, end)]
-    # After a crash, each byte has its intended value or 0. The bytes compared here have the same intended values in all
-    # control batches.
+    # After a crash, each byte has its intended value or 0. Only bytes that are the same in all intact control batches
+    # are compared here.
     for start, meant in ((12, b"\x00\x00\x00\x00\x02"), (21, b"\x00\x20")):
         if any(byte not in {0, wanted} for byte, wanted in zip(head[start:], meant, strict=False)):
             return False
@@ -235,9 +236,9 @@ def _may_be_torn(content: Content, start: int, end: int) -> bool:
     """Whether a crash may have left the batch in this state. If not, the batch was complete once, and was changed
     later.
 
-    Disks write whole sectors, so a sector that was never written is all zeros. If the process was still writing to a
-    sector, only the end of the sector may be zeros. Data that the file system had not written yet is missing at the end
-    of the file. etcd's write-ahead log has a similar rule: an entry with a sector of zeros counts as torn.
+    Disks write whole sectors, so a sector that was never written is all zeros. If a sector was written before the
+    process had filled it, only the end of the sector is zeros. Data that the file system had not written yet is missing
+    at the end of the file. etcd's write-ahead log has a similar rule: an entry with a sector of zeros counts as torn.
     """
     if end > len(content):
         return True
@@ -271,8 +272,8 @@ def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> boo
 
 def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
     """Whether a crash may have caused the damage to this address. The body that follows the address is complete. So the
-    missing bytes must end at the next sector boundary. If this boundary is not inside the address but in the body, all
-    bytes of the body before the boundary must be zeros.
+    missing bytes must end at the next sector boundary. If this boundary lies in the body, all bytes of the body before
+    the boundary must be zeros, because missing bytes are read as zeros.
     """
     found = content[at : at + len(meant)]
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES
@@ -283,8 +284,8 @@ def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
 
 
 def _batch_at(content: Content, at: int, entry: m.ManifestEntry) -> codec.BatchHeader | None:
-    """The header of the data batch that a manifest entry describes; None if the checksums do not prove every byte of
-    the batch.
+    """The header of the data batch that a manifest entry describes; None if the bytes do not match the batch's CRC or
+    the manifest entry.
     """
     body = memoryview(content)[at : at + entry.size_bytes]
     if len(body) < entry.size_bytes:

@@ -111,7 +111,7 @@ class SegmentWriter:
         self._preallocated = wanted if self._files.preallocate(self._handle, wanted) else _NEVER_PREALLOCATED
 
     def sync(self) -> None:
-        """Make everything that was written to the last segment durable."""
+        """Sync the last segment. Everything written to it so far is durable on return."""
         self._files.sync_data(self._handle)
 
     def drop_cache(self) -> None:
@@ -157,8 +157,8 @@ class SegmentWriter:
     def put_back(self, position: int) -> None:
         """Remove everything at and after `position`, which is the end of the log at the last call of `promise`.
 
-        The spool never continues a segment whose fsync failed. The spool continues a segment if a write failed only
-        because the disk was full. Otherwise, this could happen:
+        The spool never continues a segment whose fsync failed. But after a failed write, the spool continues the
+        segment if the only cause was a full disk. Otherwise, this could happen:
 
         1. The disk has room for marks, but not for the next batch.
         2. Each attempt to write the batch fails, and is followed by a mark.
@@ -179,7 +179,7 @@ class SegmentWriter:
                         self._files.truncate(handle, segment.size_bytes)
                         if continues:
                             # 1. Half of a batch was written, and is cut off.
-                            # 2. A mark is written in its place, and power fails before the mark is synced.
+                            # 2. A mark is written where the half batch was. Power fails before the mark is synced.
                             # 3. Without this sync, the cut may not be durable: recovery could find the mark followed by
                             # remains of the half batch, and report them as damage.
                             self._files.sync_data(handle)

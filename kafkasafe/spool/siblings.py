@@ -1,4 +1,4 @@
-"""Finds the spool directories beside the default one that contain undelivered records.
+"""Finds other spool directories with undelivered records, in the parent directory of the default spool directory.
 
 The name of the default directory depends on the client id and on the exact text of the brokers' addresses. If one of
 them changes, the program uses another directory. Without this module, undelivered records in the former directory would
@@ -28,7 +28,7 @@ class LeftBehind:
         path: The spool directory.
         cluster_id: Id of the cluster to which the records belong; None if no producer that used the directory ever
             reached a cluster.
-        same_client: Whether the directory's producers had the client id of the producer that searches.
+        same_client: Whether the client id in the directory's name is the client id of the searching producer.
         lanes: Numbers of the lanes that hold these records.
         batches: Number of undelivered batches. An atomic batch with offsets but without records counts as one batch.
         records: Number of undelivered records.
@@ -61,7 +61,7 @@ class Siblings:
         self, stop: Callable[[], bool] = lambda: False, *, same_client: bool = False
     ) -> list[LeftBehind]:
         """Returns all directories where earlier processes left undelivered records, sorted by path. `stop` may end the
-        search early. Then the result lacks directories, and the next search finds them.
+        search early. Then some directories are missing from the result; the next search finds them.
 
         Args:
             stop: Returns whether to end early.
@@ -85,7 +85,7 @@ class Siblings:
                     continue
                 one = self._look_into(path)
             except (SpoolError, OSError):
-                continue  # not readable for this user, or from a newer version, so it cannot be judged
+                continue  # not readable for this user, or written by a newer version: its content is unknown
             if one is not None:
                 found.append(one)
         return found

@@ -124,7 +124,7 @@ class Spool:
         Raises:
             SpoolCorruptError: The log has damage other than a torn tail. Nothing was changed.
             SpoolFormatError: A newer kafkasafe has written the lane. Nothing was changed.
-            SpoolError: The files cannot be read or written; the message says which.
+            SpoolError: A file cannot be read or written. The message contains the cause.
         """
         try:
             found = scan(files, lane, each)
@@ -221,10 +221,10 @@ class Spool:
         return positions
 
     def sync(self, *, always: bool = False) -> int:
-        """Make everything written so far durable.
+        """Make everything written so far durable, unless the option `sync` is "os".
 
         Args:
-            always: Whether to sync even with the option "os".
+            always: Whether to make the data durable even if the option `sync` is "os".
 
         Returns:
             `synced_position`, which is now the end of the log.
@@ -391,7 +391,7 @@ class Spool:
         """Restore the files that were deleted, renamed or cut. Their content is copied from the files that are held
         open. The new files are durable on return.
 
-        Call this method only after everything that was written was synced.
+        Call this method only when everything written so far has been synced.
 
         Returns:
             (first position, end position) of each segment whose content is lost.

@@ -13,8 +13,8 @@ from kafkasafe.spool.examine import ExchangeStep
 
 @dataclass(slots=True)
 class BatchTimes:
-    """When the spool recorded the steps of a plain batch (ms since the epoch). -1 if the step is not recorded, or if
-    its time is no longer known.
+    """Times at which the spool recorded the steps of a plain batch (ms since the epoch). A time is -1 if its step is
+    not recorded, or if the time is no longer known.
 
     Attributes:
         prepared_ms: When the batch was written to the spool.
@@ -137,8 +137,8 @@ def steps_of(
     the log.
 
     Args:
-        groups: A tuple for each group: the time at which it was written (ms since the epoch), its marks, and a pair
-            for each of its batches: the batch's position, and whether it has an id.
+        groups: A tuple (time, marks, batches) for each group. `time` is when the group was written (ms since the
+            epoch). `batches` has a pair for each batch of the group: (position, whether the batch has an id).
     """
     steps = _Steps()
     for written_ms, marks, batches in groups:
@@ -260,9 +260,9 @@ class _Steps:
         Args:
             written_ms: When the group was written.
             batches: A pair for each batch: its position, and whether it has an id.
-            members: Maps the index of a batch to a pair: the atomic batch that contains it, and a position. For a part
-                of a divided batch, the position is that of the divided batch; otherwise it is -1.
-            moved: Maps the index of each batch that is a copy of an earlier one to the position of the original.
+            members: Index of a batch → (the atomic batch that contains it, position). The position is that of the
+                divided batch if the batch is a part of a divided batch, otherwise -1.
+            moved: Index of a batch → position of the original. Contains the batches that are copies of earlier ones.
         """
         replaced: dict[int, list[int]] = {}
         for index, (position, identified) in enumerate(batches):
@@ -290,8 +290,8 @@ def undecidable_in(
     position of the group that contains the batch's mark `Undecidable`.
 
     Args:
-        groups: A tuple for each group: its position, its marks, and a pair for each of its batches: the batch's
-            position, and whether it has an id.
+        groups: A tuple (position, marks, batches) for each group. `batches` has a pair for each batch of the group:
+            (position, whether the batch has an id).
     """
     found: dict[int, int] = {}
     for at, marks, batches in groups:

@@ -55,8 +55,8 @@ class SpoolDirectory:
     Attributes:
         path: The directory.
         owners: Finds out which processes own the lanes.
-        strange: Entries that have a lane's name, but are not lanes: number in the name → reason. `dead_lanes` adds
-            these entries.
+        strange: Entries that are named like lanes, but are not lanes. Maps the number in the name to the reason why the
+            entry is not a lane. `dead_lanes` fills this map.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
@@ -223,8 +223,8 @@ class SpoolDirectory:
         return [number for number in self.lanes() if self.owners.client(number) in {"", client}]
 
     def _take_any(self, client: str) -> LaneLock | None:
-        """Takes the lowest free lane of `_mine`, or else a new lane. Takes no new lane if another process has adopted a
-        lane of `_mine`, because the caller can ask that process for the lane.
+        """Takes the lowest free lane of `_mine`, or else a new lane. But if another process has adopted a lane of
+        `_mine`, takes no new lane: the caller can ask that process to hand back the adopted lane.
         """
         mine = self._mine(client)
         for candidate in mine if client else range(_MAX_LANES):
@@ -280,9 +280,9 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def births(self) -> Iterator[None]:
-        """Context manager for taking a lane, and for finding out whether a lane has an owner. Finding this out locks
-        the lane for a moment. So processes enter one after the other; otherwise one process could mistake the short
-        lock of another for the lock of an owner. A process that has waited for 5 s enters anyway.
+        """Context manager for taking a lane, and for finding out whether a lane has an owner. A process that finds this
+        out locks the lane for a moment, and another process could mistake this process for the owner. So only one
+        process at a time enters the context. A process that has waited for 5 s enters anyway.
 
         Raises:
             OSError: The lock cannot be opened.
@@ -398,8 +398,8 @@ class SpoolDirectory:
         If the lane was deleted, an empty lane replaces it, and the caller has to write the content again.
 
         Raises:
-            LaneBusyError: The lane's lock was deleted and another process has taken the lane, or running processes own
-                all lanes.
+            LaneBusyError: Either the lane's lock was deleted and another process has taken the lane, or running
+                processes own all lanes of the directory.
             SpoolError: The directory cannot be restored at the moment. Some steps may have been carried out.
         """
         try:
@@ -562,7 +562,9 @@ class SpoolDirectory:
         return lock
 
     def _take(self, lane: Path) -> tuple[int, int] | None:
-        """Locks a lane. Returns the handles of directory and lock file; None if another process owns the lane."""
+        """Locks a lane. Returns the handles of the lane's directory and of its lock file; None if another process owns
+        the lane.
+        """
         for _ in range(_TAKE_TRIES):
             self._files.make_directory(lane)
             with contextlib.ExitStack() as opened:

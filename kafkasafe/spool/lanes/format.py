@@ -86,8 +86,8 @@ def make_format(path: Path, files: Files) -> None:
 
 
 def has_format(path: Path, files: Files) -> bool:
-    """Whether the directory has a file FORMAT with valid content. A file that cannot be read counts as valid, because
-    the process may have too many open files.
+    """Whether the directory has a file FORMAT with valid content. A file that cannot be read counts as valid: perhaps
+    it is valid, and the process only has too many open files to read it.
 
     Raises:
         OSError: It cannot be determined whether the file exists.

@@ -81,7 +81,7 @@ class DirectoryStanding(enum.Enum):
 class LaneLock:
     """The ownership of one lane, until `release` or the end of the process.
 
-    The lane is the directory that was locked, even after that directory was moved: the object keeps the directory open.
+    The object keeps the locked directory open. So even if the directory is moved, the object still belongs to it.
 
     Attributes:
         path: The lane's directory.

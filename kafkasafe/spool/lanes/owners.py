@@ -23,7 +23,7 @@ so one byte may become three.
 
 
 class Owners:
-    """Reads the lock files of lanes. The text may come from a dead owner. Only `is_owned` is certain."""
+    """Reads the lock files of lanes. The text in them may come from a dead owner. Only `is_owned` tests the lock."""
 
     __slots__ = ("_files", "_path_of")
 
@@ -57,7 +57,8 @@ class Owners:
 
     def client(self, number: int) -> str:
         """Client id of the producer that wrote a lane's records; empty if unknown."""
-        # Require a separator after the client id: a power failure may leave only the beginning of an unsynced text.
+        # Require a separator after the client id. Without it, the client id may be incomplete: the text is not synced,
+        # so a power failure may leave only its beginning.
         match = re.search(r"\b(?:client|adopts) (\S+)\s", self._lock_text(number))
         return unquote(match[1]) if match and match[1] != NO_CLIENT else ""
 
@@ -80,8 +81,8 @@ class Owners:
         """Pid of the process that seems to own the lane, 0 if none does. The result may be wrong, because this method
         does not test the lock. Before a caller changes the lane, it must take the lock.
 
-        Uses the owner's text in the lock file, and the kernel's list of locks if there is one. `is_owned` is certain,
-        but it takes the lock for a moment. A producer that starts at this moment would choose another lane.
+        Uses the owner's text in the lock file, and the kernel's list of locks if there is one. `is_owned` tests the
+        lock, but must take it for a moment. A producer that starts at this moment would choose another lane.
         """
         pid, text = self.owner(number)
         if not pid or f"host {platform.node()} " not in text:
@@ -98,8 +99,8 @@ class Owners:
         return pid if held else 0
 
     def strays_to(self, number: int) -> Path | None:
-        """The path of the directory that the owner has open as this lane, if it is not the lane's own path; otherwise
-        None. The owner is the process that the lock file names.
+        """Returns the current path of the lane directory that the owner has open; None if this is the lane's own path.
+        The owner is the process that the lock file names.
 
         If the result is a path, the directory was moved or replaced while its producer was running. The result is also
         None for a process of another user or on another host, because the operating system shows nothing about such a
@@ -112,7 +113,7 @@ class Owners:
             for handle in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     path = handle.readlink()
-                    # Compare the text, because the pid may have been reused.
+                    # Compare the whole text of the lock file, because another process may have the pid now.
                     if (
                         path.name == LOCK_NAME.name
                         and handle.read_bytes().decode(errors="replace").strip() == text
