@@ -98,12 +98,15 @@ class ExtentFile:
         """Whether the open file is still the lane's `extent`. Also true if no file is open."""
         return self._handle < 0 or self._files.identity_of(self._path) == self._files.identity(self._handle)
 
-    def restore(self, segments: Sequence[StoredSegment], position: int) -> None:
-        """Write both claims again, with `position` as the end of the log. The claims are durable on return, unless the
-        file cannot be written.
+    def restore(self, segments: Sequence[StoredSegment], position: int | None) -> None:
+        """Write both claims again. The claims are durable on return, unless the file cannot be written.
 
         The claim about the beginning keeps its number. The disk may still contain a claim with a larger number, and
         that claim must stay valid.
+
+        Args:
+            segments: All segments of the log.
+            position: Everything before this position is durable. None: the claim about the end stays as it was.
         """
         try:
             if self._handle < 0 or not self.in_place:
@@ -112,7 +115,8 @@ class ExtentFile:
                 self._handle = self._files.open(self._path, write=True, create=True)
             if self._begin is None:
                 self._write_begin(segments[0].first_position, self._before)
-            self._end = self._end_at(position, segments)
+            if position is not None:
+                self._end = self._end_at(position, segments)
             self._write_claims()
         except OSError:
             self._drop()

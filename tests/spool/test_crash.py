@@ -89,6 +89,26 @@ def test_without_fsync_a_beginning_is_left(seed):
     live_os(seed)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_without_fsync_a_restored_file_says_nothing_of_the_end_of_the_log(seed):
+    """Otherwise a loss of power would look like damage: the claim would say that everything was durable."""
+    rng = random.Random(seed)
+    disk = Disk()
+    owner = Owner(disk, segment_bytes=1500, sync="os")
+    for _ in range(6):
+        owner.commit([owner.group(rng, batches=2, size=500)])
+    disk.remove(owner.spool.segments[0][0])
+    assert owner.spool.restore() == []
+    restored = len(disk.operations)
+    for _ in range(4):
+        owner.commit([owner.group(rng, batches=2, size=500)])
+    written = [what for _, what in owner.promised]
+    for state in disk.crash_states(samples=6, seed=seed, start=restored):
+        found = recover(state.disk)
+        assert [what for _, what in found.items] == written[: len(found.items)]
+        found.close()
+
+
 @pytest.mark.parametrize("seed", in_tiers(8, fast=2))
 def test_what_an_owner_cut_off_does_not_come_back_after_the_next_one_began(seed):
     """The next owner finds it cut already, and relied on that: but the cut was never synced."""
