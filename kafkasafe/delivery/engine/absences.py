@@ -11,8 +11,8 @@ from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.leader import RunningInquiry
 
 _GRACE_S: Final = 60.0
-"""If only one of several brokers answers, a partition counts as missing only after that broker has reported this for so
-many seconds.
+"""If only one of several brokers answers, a partition counts as missing only when that broker has reported it as
+missing for this many seconds.
 """
 
 

@@ -16,8 +16,8 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError, WrongClusterError
 from kafkasafe.spool.inspection import inspect
 
 _ASTRAY_S: Final = 2.0
-"""If another cluster answers for this many seconds, and ours does not, the engine concludes that ours was replaced.
-Until then, the reason may be a single wrong address. Meanwhile the transport tries other brokers.
+"""If only another cluster answers for this many seconds, the engine concludes that this cluster has replaced the
+producer's own one. Until then, the reason may be a single wrong address. Meanwhile the transport tries other brokers.
 """
 
 
@@ -28,8 +28,8 @@ class Binding:
         context: The engine's state.
         ledger: What callers see.
         disk: Writes to the disk.
-        reading: Returns the paths of the lanes that are being read back. A lane that is still being read is not among
-            the context's lanes yet. It may be in another spool directory.
+        reading: Returns the paths of the lanes that are being read from disk now. A lane that is still being read is
+            not among the context's lanes yet. It may be in another spool directory.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Binding:
         self._reading = reading
         self._astray_since: float | None = None
         self._begun_again = False
-        """Whether the first cluster that answered was replaced by another one."""
+        """Whether the engine has treated a later cluster as the first one that answered (see `_begin_again`)."""
 
     def bind(self, cluster_id: str) -> None:
         """Before anything is sent to a cluster, check that the records in the spool directory are for that cluster."""
@@ -141,11 +141,12 @@ class Binding:
                 self.bind(cluster_id)
 
     def _begin_again(self, cluster_id: str) -> None:
-        """Treat another cluster as if it had answered first. The cluster that really answered first is gone. The
-        directory was not bound to that cluster, because its brokers had not reported a cluster id yet.
+        """From now on, treat this cluster as the first one that answered. Another cluster had answered before, but does
+        not answer any more. The directory was not bound to that cluster: its brokers had reported their cluster id, but
+        no list of brokers.
 
-        Metadata of the cluster that is gone may still arrive. Then `bind` binds the directory to that cluster after
-        all. For this case, `bind` also pins the cluster to which it binds the directory.
+        Metadata of the former cluster may still arrive. Then `bind` binds the directory to the former cluster after
+        all. In this case, `bind` also tells the transport to accept only connections to that cluster.
         """
         self._astray_since = None
         self._begun_again = True
@@ -171,8 +172,8 @@ class Binding:
     def _drained(self) -> bool:
         """Whether the spool directory has no pending records for the cluster that it is bound to.
 
-        Until a cluster has answered, records that this process accepted do not count: they are for no particular
-        cluster.
+        Until a cluster has answered, records that this process accepted are ignored here: they are not tied to a
+        cluster yet.
         """
         directory = self._context.directory
         met = self._context.own_cluster.cluster_id is not None

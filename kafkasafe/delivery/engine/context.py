@@ -25,7 +25,9 @@ from kafkasafe.stats import Stats
 log = EventLog("producer")
 
 _REFUSED_PAUSE_S: Final = 30.0
-"""Longest pause between two tries if only an operator can end a refusal (grant a permission, create a topic)."""
+"""Longest pause between two tries while only an operator can end a refusal, by granting a permission or creating a
+topic.
+"""
 
 
 class DeletedTopics:
@@ -44,7 +46,7 @@ class DeletedTopics:
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
-        """Remove a topic from this list: it exists again, records wait for it, or the journal has forgotten it."""
+        """Remove a topic from this list: it exists again, or records wait for it, or the journal has forgotten it."""
         self._since.pop(topic, None)
 
 

@@ -68,8 +68,8 @@ class DiskWriter:
             self.write_out(lane)
 
     def write_out(self, lane: Lane) -> bool:
-        """Write all pending groups. Decisions come first, because they free space on a full disk. Returns False if a
-        write failed.
+        """Write all pending groups. Groups with decisions are written first, because segments can be deleted once these
+        decisions are on disk, and this frees space on a full disk. Returns False if a write failed.
         """
         looked = False
         backlog = lane.write_backlog
@@ -169,13 +169,13 @@ class DiskWriter:
             while parts:
                 self._write_unit(lane, parts[0])
                 parts.pop(0)
-                # If the next write fails, `persist` holds only the part that is not durable yet.
+                # If the next write fails, `persist` holds only what is not durable yet.
                 persist.keep_rest(parts)
             return
         if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
             self._write_group(lane, persist)
             return
-        # One fsync for each batch. If a write fails, `persist` holds only the part that is not durable yet.
+        # One fsync for each batch. If a write fails, `persist` holds only the batches that are not durable yet.
         while persist:
             first = j.Persist(persist.batches[:1], persist.marks, after=persist.after)
             self._write_group(lane, first)
@@ -209,8 +209,9 @@ class DiskWriter:
                     )
                 lane.spool.sync()
             finally:
-                # `write_group` wrote each batch's position and destination into its bytes. Reset them even after a
-                # failure: with spool="on_error", the bytes may go to a broker next.
+                # `write_group` wrote each batch's position and destination into its bytes. Reset both even if the write
+                # failed: with spool="on_error", these bytes may be sent next, and a broker refuses a batch that
+                # contains a position.
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
@@ -222,7 +223,9 @@ class DiskWriter:
             lane.divisions.count_waiting(waits or lane.divisions.waiting_bytes)
         if persist.atomic:
             lane.divisions.written()
-        self.publish_used()  # now, before callers see that fewer bytes wait to be written
+        # Publish the new size before the written parcels cease to count as waiting. Otherwise callers would see too
+        # much free space.
+        self.publish_used()
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         # If the log is only in memory, nothing becomes durable, and the parcels keep their bytes.
         if in_memory:
@@ -363,8 +366,8 @@ class DiskWriter:
             freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
             lane.journal.released(lane.spool.first_position)
             if excess > freed:
-                # Pending batches need the space more than delivered ones, so delivered ones are deleted even during an
-                # outage.
+                # Pending batches need the space more than delivered ones, which are kept only in case the cluster loses
+                # them. So delete delivered ones.
                 freed += self._give_way(lane, position, excess - freed)
         except SpoolError as error:
             lane.release.fail(now + _AGAIN_S)
@@ -391,7 +394,7 @@ class DiskWriter:
     def tell_newest(self, lane: Lane, position: int) -> None:
         """Before segments up to `position` are deleted, write the marks of the newest acknowledged batches once more.
 
-        While writes fail, skip the marks, because a full disk may accept no write before the deletion has freed space.
+        While writes fail, do not write these marks: a full disk may accept no write until the deletion has freed space.
         """
         starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
         if starts and not lane.write_backlog.attempt:
@@ -490,8 +493,8 @@ class DiskWriter:
 def _is_written(parcel: Parcel) -> bool:
     """Return whether the spool has the bytes of this parcel.
 
-    1. Small batches of a partition are durable. The engine joins them into one batch, whose records are therefore
-       durable.
+    1. Small batches of a partition are durable. The engine joins them into one batch. Its parcel counts as durable,
+       because its records are on disk in the small batches.
     2. Before the joined batch is written, another group is written, and the batches in memory exceed their limit.
     3. The bytes of the joined batch are in memory only, so they must not be dropped.
     """

@@ -1,4 +1,6 @@
-"""Finds signs that acknowledged records were lost: the log, or the leader epoch of a record, ends before the record."""
+"""Finds signs that acknowledged records were lost: the log ends before such a record, or the record's leader epoch ends
+before it.
+"""
 
 from __future__ import annotations
 
@@ -122,8 +124,8 @@ class EndCheck:
             journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
 
     def _compare_begin(self, log_start: int) -> None:
-        """If the log begins after all acknowledged records, report this, because nothing proves that the log ever had
-        these records.
+        """If the log begins after all acknowledged records, report this. Retention may have deleted these records, or
+        the present leader's log may never have contained them. Nothing shows which of the two is true.
         """
         check, lane = self._check, self._lane
         if log_start <= check.last_acked_offset:

@@ -86,7 +86,8 @@ class Endings:
             for parcel in finished:
                 self._ledger.durable(parcel)
             given_up = any(parcel.done for parcel in finished)
-        # `Ledger.finish` does nothing for parcels that already failed with `delivery_timeout_ms`, so notify here.
+        # `Ledger.finish` does nothing for parcels that already failed with `delivery_timeout_ms`. So wake the callers
+        # that wait for such parcels here.
         if given_up and self._ledger.waiters:
             self._ledger.waiters.notify_all()
         for parcel in finished:
@@ -256,8 +257,8 @@ class Endings:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first. If `topic` is given, the result has only
-        destinations that delay records of this topic.
+        """Refused destinations with pending records, oldest first. If `topic` is given, the result has only those
+        destinations because of which records of this topic wait.
 
         Any thread may call this method.
         """

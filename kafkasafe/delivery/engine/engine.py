@@ -76,15 +76,15 @@ from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
 
 _LOOK_AGAIN_S: Final = 0.1
-"""Time between two checks whether a displaced lane is back in its place, while a caller waits for this."""
+"""While a caller waits until a displaced lane is back in its place: the time between two checks of the lane."""
 
 
 class PlaceLooks:
     """Answers callers who ask whether the producer's own lane is in its place. One check answers all earlier questions.
 
     Attributes:
-        looked: Number of the latest answered question. A question is answered when a later check finds the lane in its
-            place. Any thread may read it.
+        looked: Number of the latest answered question. A check that finds the lane in its place answers all questions
+            that were asked before the check. Any thread may read this number.
     """
 
     def __init__(self, context: EngineContext, ledger: Ledger, disk: DiskWriter) -> None:
@@ -117,7 +117,8 @@ class Engine:
         context: The state that all parts of the engine share.
         choose: Chooses the partitions of records that were accepted before the topic was known: (topic, partitions,
             keys, values) → partition of each record.
-        on_topic: Called with a topic and its partition count, once each accepted record of the topic has a partition.
+        on_topic: Called with a topic and its partition count, when no record of the topic waits for its partition to be
+            chosen.
         newest_reading: Returns the number of the newest reading of any consumer in this process.
     """
 
@@ -321,8 +322,8 @@ class Engine:
         """The deadline, in monotonic seconds, of a caller that began to wait at `began`. Any thread may call this
         method.
 
-        While the engine reads spools, deliveries count as paused: reading gigabytes may take long, and nothing is
-        delivered meanwhile.
+        While the engine reads spools, deliveries count as paused: reading gigabytes can take a long time, during which
+        nothing is delivered.
         """
         reads = self._lanes.reads() or self.surroundings.looking
         return self._context.progress.patience_ends(patience, began, paused=reads)
@@ -342,8 +343,8 @@ class Engine:
         """Close network and lanes. Parcels without an outcome get an error; batches on disk stay for the next owner."""
         lanes = self._context.lanes
         self.left = left = self._left_at_end()
-        # Close the network first: a lane that is closed records when its last request was sent, so no request may
-        # follow.
+        # Close the network first. When a lane is closed, the time of its last request is written to its log, so no
+        # request may be sent after that.
         self._context.cluster.close(2.0)
         for lane in lanes:
             with contextlib.suppress(Exception):

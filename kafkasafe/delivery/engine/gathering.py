@@ -1,4 +1,6 @@
-"""Joins small pending batches: a leader handles one request after another, so many small batches take long."""
+"""Joins small pending batches. A leader handles requests one after another, so many small batches would take a long
+time.
+"""
 
 from __future__ import annotations
 

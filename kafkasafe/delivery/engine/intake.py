@@ -39,7 +39,7 @@ _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
 """Approximate number of bytes that marks and the spool's reserve need while batches are divided."""
 _PART_BYTES: Final = 256
-"""Maximum size of the control batch entries that the spool writes for each part of a divided batch."""
+"""For each part of a divided batch, the spool writes control batch entries. This is their maximum size."""
 
 
 @dataclass(slots=True, eq=False)
@@ -221,7 +221,8 @@ class Intake:
                 missing = self._divide(lane, divide)
                 if missing:
                     stuck += todo[index:]
-                    # The batches that were divided before this one are written first, which may make space.
+                    # The batches that were divided before this one are written first. Then segments with the original
+                    # batches may be deleted, which makes space.
                     if not lane.divisions.unwritten_bytes:
                         self._wait_for_room(lane, divide.batch, missing)
                     break

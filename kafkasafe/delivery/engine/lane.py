@@ -130,7 +130,7 @@ class Divisions:
         self.room_attempt = 0
 
     def take(self) -> Sequence[j.Divide]:
-        """Take the pending divisions. The caller gives back the divisions that it could not carry out (`leave`)."""
+        """Take the pending divisions. The caller passes the divisions that it could not carry out to `leave`."""
         pending, self.pending = self.pending, ()
         return pending
 
@@ -204,13 +204,16 @@ class ReleaseCheck:
         """
 
     def is_due(self, position: int, excess: int, more: int, now: float) -> bool:
-        """Whether a check is due. This is so if `position` has changed since the last check, if the excess is positive
-        and has grown by more than `more` bytes, or if the pause after a failed deletion is over.
+        """Whether to check now which segments can be deleted. A check is due if `position` has changed since the last
+        check. It is also due if the excess is positive and has grown by more than the argument `more`, in bytes.
+        Finally, it is due when the pause after a failed deletion is over.
         """
         return position != self._position or excess > max(self._excess + more, 0) or now >= self._again_at
 
     def note(self, position: int, excess: int) -> None:
-        """Record that a check was made with this release position and this excess."""
+        """Record that the lane was checked for segments to delete, at this release position and with this excess in
+        bytes.
+        """
         self._position, self._excess = position, excess
         self._again_at = float("inf")
 
@@ -221,7 +224,7 @@ class ReleaseCheck:
         self._again_at = again_at
 
     def freed(self, size: int) -> None:
-        """Record that segments of this size were deleted."""
+        """Record that segments with this total size were deleted."""
         self._excess -= size
 
 
@@ -321,8 +324,8 @@ class LossChecks:
         self._epochs: dict[int, int] = {}
         """Maps a destination to the leader epoch under which its log was last checked for lost records."""
         self._unproven: dict[int, int] = {}
-        """Maps a destination to an acknowledged offset. The engine has reported that nothing proves that this offset is
-        in the log.
+        """Maps a destination to an acknowledged offset. The engine has reported that there is no proof that the present
+        log ever contained this offset.
         """
 
     def see_leader(self, destination: int, epoch: int) -> bool:
@@ -332,12 +335,14 @@ class LossChecks:
         return before is None or epoch > before
 
     def forget_leader(self, destination: int) -> None:
-        """Forget the partition's leader epoch after a failed check, so that the next metadata cause another check."""
+        """Forget the partition's leader epoch after a failed check, so that the next metadata answer causes another
+        check.
+        """
         self._epochs.pop(destination, None)
 
     def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
-        """Record that nothing proves that this offset is in the log. Returns whether this is the first such report
-        about the offset.
+        """Record that there is no proof that the present log ever contained this offset. Returns whether this is the
+        first such report about the offset.
         """
         if self._unproven.get(destination) == last_acked_offset:
             return False
@@ -345,7 +350,7 @@ class LossChecks:
         return True
 
     def clear(self) -> None:
-        """Forget all results, because another cluster answers."""
+        """Forget all results: they are about the former cluster, and another cluster answers now."""
         self._epochs.clear()
         self._unproven.clear()
 
@@ -397,11 +402,11 @@ class Copying:
         return now >= self._look_at or used_bytes >= self._looked_bytes + growth_bytes
 
     def look(self, used_bytes: int, next_at: float) -> None:
-        """Record a check, and the log's size at this check. The next check follows at `next_at` at the latest."""
+        """Record that a check was made, and how large the log was. The next check follows at `next_at` or earlier."""
         self._looked_bytes, self._look_at = used_bytes, next_at
 
     def forget_size(self) -> None:
-        """Record that there is enough space: the next check is due as soon as space is scarce."""
+        """Record that there is enough space. The next check is then due at once when space becomes scarce."""
         self._looked_bytes = 0
 
     def begin(self, before: int) -> None:

@@ -37,7 +37,9 @@ back.
 """
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""Added to the number of failures. The sum determines the length of the pause, so even the first pause is long."""
+"""The pause after a failure grows with the number of failures. This is added to that number, so that even the first
+pause is long.
+"""
 _MISSING_GRACE_S: Final = 60.0
 """How long a topic may be missing before the producer reports this: brokers that have just started know no topics."""
 _LAST_WRITES: Final = 3
@@ -521,8 +523,8 @@ class LaneKeeper:
             self._disk.forget(lane)
             left = bool(lane.journal.views.unfinished)
             if left:
-                # From now on, somebody else can rename the lane, and then this producer can adopt it again. If it still
-                # knew the former path, it would take the renamed lane for a copy.
+                # From now on, somebody else can rename the lane, and this producer may adopt it again under its new
+                # name. If `_lane_ids` still had the former path, the renamed lane would be refused as a copy.
                 self._lane_ids.pop(lane.spool.lane_id, None)
             lane.lock.release(drained=not left)
 
@@ -538,8 +540,8 @@ def _give_back(lane: Lane) -> None:
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:
-    """Yield entries in order of position. Drop each entry from the list, because the batches that are made from the
-    entries need the memory.
+    """Yield entries in order of position. Remove each entry from the list when it is yielded, to free memory for the
+    batches that are made from the entries.
     """
     entries.reverse()
     while entries:

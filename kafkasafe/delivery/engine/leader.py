@@ -25,7 +25,8 @@ class RunningInquiry:
     Args:
         context: See `EngineContext`.
         name: The name of the inquiry in transcripts.
-        procedure: Yields an `Ask` or a `Pause`, and receives the answer with `send`. At most one request is in flight.
+        procedure: A generator that yields an `Ask` or a `Pause`. The inquiry passes each answer to the generator's
+            `send` method. At most one request is in flight.
     """
 
     def __init__(self, context: EngineContext, name: str, procedure: Procedure[None]) -> None:
@@ -82,8 +83,8 @@ def good(result: A | Failure) -> A:
 
 
 def trouble(result: Answer | Failure) -> tuple[int, str]:
-    """(error code, reason) of a failed request or an error answer; (0, "") of a good answer. The code is 0 if Kafka
-    gave none.
+    """(error code, reason) if the request failed or the answer reports an error, otherwise (0, ""). The code of a
+    failure is 0 if Kafka gave none.
     """
     if isinstance(result, Failure):
         return result.code or 0, text(result.error)

@@ -3,7 +3,8 @@
 The engine changes this state with `lock` held. Callers take the lock only while they hold `SafeProducer._lock`. So a
 signal handler that calls the producer can tell from `SafeProducer._lock` whether it interrupted another call. The locks
 are reentrant, so the handler can take both. The handler releases them while it waits (`Accumulator.released`). All code
-takes the lock by `with`: if a signal handler raised (Ctrl-C) right after an acquire(), the lock would stay taken.
+takes the lock in a `with` statement. If code called acquire() instead, a signal handler that raises right after this
+call (Ctrl-C) would leave the lock taken.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ class Ledger:
             cluster about them.
         names: Maps a user's transactional id to None if the id was taken over, or to the error with which the cluster
             refuses it.
-        name_trouble: Maps a transactional id to the reason why it was neither taken over nor refused yet; to an empty
-            string once it was.
+        name_trouble: Maps a transactional id to the reason why it was neither taken over nor refused yet. The reason is
+            an empty string once the id was taken over or refused.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -123,8 +124,8 @@ class Ledger:
         return self._guard.waiters
 
     def forked(self, error: BaseException) -> None:
-        """Accept nothing more in a forked child. Create a new lock: the thread that holds the old one may not exist in
-        the child.
+        """Accept nothing more in a forked child. Create a new lock, because the old one may be held by a thread that
+        does not exist in the child.
         """
         self._guard.renew()
         self.failure = error
@@ -185,9 +186,9 @@ class Ledger:
     def settled(self, number: int) -> bool:
         """Whether all parcels up to `number` have a final outcome, and `flush` has nothing else to wait for.
 
-        Besides parcels, `flush` waits for three things. The engine must have found out, for each partition, whether the
-        cluster still has all acknowledged records. Lost records that the engine sent again must have a final outcome.
-        Lanes that earlier producers left must be drained or have another owner.
+        Besides parcels, `flush` waits for three things. It waits until the engine has found out, for each partition,
+        whether the cluster still has all acknowledged records. It waits until lost records that the engine sent again
+        have a final outcome. And it waits until lanes that earlier producers left are drained or have another owner.
         """
         # Read `doubted` before `parcels`: the engine puts lost parcels into `parcels` again before it removes their
         # partition from `doubted`.
@@ -232,9 +233,9 @@ class Ledger:
         """Whether `close` has nothing left to wait for.
 
         If so, the producer's own lane has no unfinished records, and there is no doubt about its acknowledged records.
-        Lanes that earlier producers left in its own directory are drained. So are all adopted lanes, also those in
-        other directories. No other directory can hold records to adopt. With `spool="never"`, `close` also waits for
-        records whose `delivery_timeout_ms` is over, because no file has them.
+        All lanes that earlier producers left in this producer's directory are drained. So are all adopted lanes,
+        including those in other directories. No other directory can hold records to adopt. With `spool="never"`,
+        `close` also waits for records whose `delivery_timeout_ms` is over, because no file has them.
         """
         return (
             not self.doubted
@@ -268,7 +269,7 @@ class Ledger:
             parcel.end()
             self.parcels.remove(parcel)
             self.ahead.finish(parcel)
-            # Call the watcher before waiting callers wake: they may rely on what it has done.
+            # Call the watcher before callers that wait are woken: they may rely on what the watcher has done.
             watcher = parcel.take_watcher()
             if watcher is not None:
                 watcher(parcel)
@@ -310,7 +311,7 @@ class Ledger:
         """End the producer: every parcel without a final outcome gets an error.
 
         Args:
-            error: The error for durable parcels; if `final`, the error for all parcels.
+            error: The error that durable parcels get. If `final` is true, all parcels get it.
             final: Whether the producer was ended by an error, and not by `close`.
             elsewhere: Where the producer's own lane is, if it is not in its place.
         """

@@ -188,8 +188,8 @@ class LossWatch:
         )
 
     def check_acked(self) -> None:
-        """Check idle partitions for losses of acknowledged records. In active partitions, replies to batches reveal
-        losses.
+        """Check idle partitions for losses of acknowledged records. If a partition is active, the answers to its
+        Produce requests already reveal losses.
         """
         # Requests refer to topics by name, so only metadata show that a topic was created again.
         topics = {

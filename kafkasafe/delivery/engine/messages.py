@@ -242,8 +242,8 @@ class EpochCheckDue:
 
 @dataclass(frozen=True, slots=True)
 class InquiryDue:
-    """An inquiry continues after a pause. During the pause, the number of recent failures became small enough, or
-    replicas had time to catch up.
+    """An inquiry begins or continues after a pause. The pause was necessary because it was not the inquiry's turn yet,
+    too many requests had failed recently, or replicas had to catch up.
     """
 
     inquiry: Inquiry
@@ -285,7 +285,7 @@ class UnitDue:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The producer's own lane takes over a transactional id of the user, and fences the id's previous owner."""
+    """The producer's own lane takes over a transactional id that the user chose. This fences the previous owner."""
 
     transactional_id: str
 

@@ -32,7 +32,7 @@ class RefusedNames:
 
         Returns:
             Whether the error concerns the topic or partition for which an offset is committed, and has lasted for
-            `blocked_timeout_s`. The offset is a user's offset or a marker.
+            `blocked_timeout_s`. The offset is committed for a user's group, or as the marker of a transaction.
         """
         name, group = _name(lane, action)
         unreadable, destination = _of_marker(lane, action) if code == _FORBIDDEN_TOPIC else ("", -1)
@@ -104,8 +104,8 @@ class RefusedNames:
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
-    """Yields the refused names that make units wait. With `topic`, yields only names that make records of that topic
-    wait. Any thread may call this function.
+    """Yields the refused names because of which units wait. If `topic` is given, yields only the names because of which
+    records of that topic wait. Any thread may call this function.
     """
     for lane in lanes:
         for name, found in lane.names.items():
@@ -135,7 +135,8 @@ def _is_of_offsets(action: u.Request) -> bool:
 
 
 def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
-    """Returns the permission that is needed to write a unit's marker, as text; and the marker's destination.
+    """Returns two things: the permission that writing a unit's marker needs, such as "READ on orders", and the marker's
+    destination.
 
     The marker is a committed offset. Its destination is the partition of the unit's first batch. The commit needs READ
     permission, which writing records does not need. The result is ("", -1) if the request writes no such marker.

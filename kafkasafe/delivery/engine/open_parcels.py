@@ -22,9 +22,9 @@ _NONE: Final = float("inf")
 class Ahead:
     """Measures how far callers run ahead of the cluster: the bytes of submitted parcels whose outcome is not known yet.
 
-    Only the pump's thread changes the counts, because a Ctrl-C in a caller could interrupt an addition and leave a
-    wrong sum. A caller only registers its parcels. Batches that earlier runs of the program left in the spool do not
-    count.
+    Only the pump's thread changes the counts, because Ctrl-C never interrupts this thread. In a caller's thread, Ctrl-C
+    could interrupt an addition and leave a wrong sum. So a caller only registers its parcels. Batches that earlier runs
+    of the program left in the spool do not count.
 
     Call the methods with the ledger's lock held. Any thread may read `is_far` and `has_eased` without the lock.
 
@@ -151,7 +151,7 @@ class OpenParcels:
         self.open.pop(parcel.number, None)
 
     def take_all(self) -> list[Parcel]:
-        """Take all parcels without a final outcome, at the end of the producer. Call with the ledger's lock held."""
+        """The producer ends: remove and return the parcels without a final outcome. Call with the lock held."""
         undone = [*self.open.values(), *list(self._live.values())]
         self.open.clear()
         self._live.clear()
@@ -241,8 +241,8 @@ class OpenParcels:
         return self.flushed(max(number, self._revived_number))
 
     def records(self, number: int) -> int:
-        """Approximate number of records in the parcels up to `number`. If a packed parcel is among these parcels, the
-        records of all packed parcels are included.
+        """Approximate number of records in the parcels up to `number`. If one of these parcels is packed, the result
+        includes the records of all packed parcels, because only their total is known.
         """
         packed = self._packed_records if self._first_packed <= number else 0
         return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)

@@ -27,8 +27,8 @@ from kafkasafe.spool.refusals import counted
 _LOOK_EVERY_S: Final = 0.1
 _READ_EVERY_S: Final = 0.5
 _STORED_MOST_S: Final = 30.0
-"""Maximum time for which other producers wait until a dropped producer has written everything that it accepted. After
-this time, they assume that the thread of the dropped producer hangs.
+"""Maximum time that other producers wait for a dropped producer to write everything that it accepted. After this time,
+they assume that the thread of the dropped producer hangs.
 """
 _NAMED: Final = 5
 """Maximum number of lanes that a log message names."""
@@ -43,7 +43,7 @@ class LaneOrder:
         self._readers: dict[Path, LaneReader] = {}
         self._views: dict[Path, Owed] = {}
         """Maps the lane of another process to the records that were undelivered when the lane was last read. A lane
-        that could never be read counts as a lane without such records.
+        that could not be read even once counts as a lane without undelivered records.
         """
         self._unread: set[Path] = set()
         """Lanes of other processes that held-back batches depend on."""
@@ -58,9 +58,9 @@ class LaneOrder:
         self._given_up: set[Path] = set()
         self._reported: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
-        """The dropped producers that may not have written all accepted records yet. Each has two values: the position
-        in our own lane from which batches wait for that producer, and the latest time at which they stop waiting
-        (monotonic seconds).
+        """Maps a dropped producer that may not have written all accepted records yet to two values. The first is a
+        position in this producer's own lane: batches from this position on wait for the dropped producer. The second is
+        the latest time at which these batches stop waiting (monotonic seconds).
         """
         self._followed: set[Predecessor] = set()
         """Dropped producers that still own their lanes."""
@@ -80,8 +80,8 @@ class LaneOrder:
         try:
             with directory.births():
                 # The logs are read later. Each log already contains everything that earlier incarnations wrote. `begun`
-                # separates these records from those of the present owner: before an owner writes anything, it announces
-                # where its incarnation begins.
+                # is the position where the records of the present owner begin: an owner announces this position before
+                # it writes anything.
                 others = [
                     (number, directory.owners.begun(number), directory.owners.is_owned(number))
                     for number in directory.lanes()
@@ -125,8 +125,8 @@ class LaneOrder:
         self.look()
 
     def _owed_by_dropped(self, lane: Lane) -> int:
-        """Once a dropped producer has written all records that it accepted, make this producer's own lane wait until
-        those records are delivered.
+        """When a dropped producer has written all records that it accepted, make this producer's own lane wait for the
+        delivery of those records.
 
         Returns:
             A position in this producer's own lane. Batches at or after it wait until dropped producers have written

@@ -1,4 +1,4 @@
-"""Encoded batches that callers hand over and wait for, the parts that they are divided into, and units of parcels."""
+"""Parcels: encoded batches that callers hand over and wait for. A parcel may be divided, and may be part of a unit."""
 
 from __future__ import annotations
 
@@ -72,18 +72,19 @@ class Parcel:
         log_append_time: Timestamp that the broker gave the records, ms since the epoch; -1 if the broker gave none.
         children: The parcels that now contain the records of this parcel: its parts if it was divided, or the parcel
             into which it was joined. Each is (child, indexes of the child's records in this parcel).
-        parent: The parcel of which this one is a part; if small parcels were joined into this one, the first of
+        parent: The parcel of which this parcel is a part. If small parcels were joined into this parcel, the first of
             `parents`.
         parents: The small pending parcels that were joined into this one, if any.
-        shift: Index of this parcel's first record in the parcel that this one was joined into, if any.
+        shift: If this parcel was joined into another parcel, the index that this parcel's first record has there.
         given: The partitions that the caller gave for some of the records (see `journal.Batch`). Used while `partition`
             is UNCHOSEN.
         unit_handle: The handle of the parcel's unit; None if the parcel is not part of a unit. The first parcel of a
             unit has no records: it stands for the whole unit.
         watcher: A function that is called once, with the parcel as its argument, when the parcel is done. The lock is
             held during the call. Parts of the parcel inherit the function.
-        keeper: Set while the parcel's batch is packed. During that time only callers hold the parcel, so `watch` adds
-            it to this dict, by number, to keep it alive.
+        keeper: A dict of parcels by number, set while the parcel's batch is packed. During that time only callers refer
+            to the parcel, and they may drop it. If the parcel has a watcher, `watch` adds the parcel to this dict, to
+            keep it alive.
     """
 
     topic: str
@@ -155,8 +156,8 @@ class Parcel:
         self.loose = False
 
     def writable(self) -> bytearray | None:
-        """The parcel's bytes, for a caller that changes them. If a socket may still use the original bytes, the result
-        is a copy. None while only the spool has the bytes.
+        """Returns the parcel's bytes to a caller that changes them in place. If a socket may still use the parcel's
+        bytes, this method first replaces them by a copy. Returns None while only the spool has the bytes.
         """
         data = self.data
         if data is not None and self.loose:
@@ -198,8 +199,8 @@ class Parcel:
             child.follow(self)
         self.children = children
         self.first_open = 0
-        # `children` is set, so now read the watcher. A caller sets the watcher, then reads `children`. So at least one
-        # of the two sees the other's value.
+        # Read the watcher only now that `children` is set. A caller does the reverse: it sets the watcher, then reads
+        # `children`. So at least one of the two sees the other's value.
         for child, _ in children:
             child.inherit_watcher(self)
 
@@ -219,7 +220,7 @@ class Parcel:
         self.first_open = 0
 
     def has_done_children(self) -> bool:
-        """Whether all children are done. Each call continues at the child that was not done in the previous call."""
+        """Whether all children are done. Each call begins at the first child that was not done in the previous call."""
         children = self.children or ()
         while self.first_open < len(children):
             if not children[self.first_open][0].done:
@@ -257,8 +258,8 @@ class Parcel:
     def watch(self, watcher: Callable[[Parcel], None]) -> None:
         """Set the watcher, from any thread."""
         self.watcher = watcher
-        # `watcher` is set, so now read the keeper. The pump sets the keeper, then reads `watcher`. So at least one of
-        # the two sees the other's value.
+        # Read the keeper only now that `watcher` is set. The pump does the reverse: it sets the keeper, then reads
+        # `watcher`. So at least one of the two sees the other's value.
         keeper = self.keeper
         if keeper is not None:
             keeper[self.number] = self
@@ -305,8 +306,8 @@ def leaves(parcel: Parcel) -> list[Parcel]:
 
 def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
     """Decide how to divide a refused batch. If the broker named some records as bad, the parts are runs of good and of
-    bad records. If the broker named no record or all of them, the batch is divided into parts of about the same size:
-    two parts, or up to four without `halves`.
+    bad records. If the broker named no records, or named all of them, the parts have about the same size. Then there
+    are two parts if `halves` is true, and otherwise up to four.
     """
     if (not bad or len(bad) == count) and not halves:
         return np.array_split(np.arange(count), min(4, count))

@@ -126,7 +126,7 @@ class PlaceKeeper:
         return lane in self._troubles
 
     def take_lost(self, lane: Lane) -> Sequence[tuple[int, int]]:
-        """Take the ranges of positions (first, end) whose files were lost since the last call."""
+        """Return the ranges of positions (first, end) that were in lost files. Each range is returned only once."""
         return self._gone.pop(lane, ())
 
     def look(self, lane: Lane) -> bool:

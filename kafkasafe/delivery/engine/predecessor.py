@@ -10,8 +10,9 @@ from kafkasafe.spool.lanes import lane_name
 class Predecessor:
     """What other producers can find out about a dropped producer.
 
-    A program may drop a producer after it has created another one on the same directory: if a notebook cell with
-    `producer = SafeProducer(...)` is run a second time, it creates the second producer before it drops the first.
+    A program may create a second producer on a directory before it drops the first one. This happens if a notebook cell
+    with `producer = SafeProducer(...)` is run a second time: Python drops the old value of `producer` only after it has
+    created the new one.
 
     1. The first one has accepted record 1. No broker answers, so the record waits in lane-000.
     2. The second one is made, on lane-001. Lane-000 has a living owner, so its records do not count as records of an

@@ -211,8 +211,9 @@ class OutcomeInquiry:
         """Whether the producer state can be believed.
 
         A leader that lost its log accepts any sequence number. If it accepts one late request, its producer state looks
-        as if the log had all earlier batches. So a state that contains several of the batches in doubt needs a proof:
-        the leader must report that its log still reaches the lowest offset that these batches can have.
+        as if the log had all earlier batches. So if the state contains several of the batches in doubt, it is believed
+        only after a check: the leader must report that its log still reaches the lowest offset that these batches can
+        have.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
@@ -263,12 +264,13 @@ class OutcomeInquiry:
         whole, cut_at = True, -1
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
         if epoch >= 0 and ask.from_offset > 0:
-            # If the log was truncated and has grown again, it may contain the batches in doubt below the last
-            # acknowledged offset.
+            # If the log was truncated and has grown again, the batches in doubt may have lower offsets than the last
+            # acknowledged record.
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
-                # A log that begins before `from_offset`, but does not contain the leader epoch, is another log.
+                # If a log begins before `from_offset` but lacks the leader epoch, it is not the log that acknowledged
+                # the earlier batches.
                 cut_at = end_offset if end_offset >= 0 else log_start
                 whole = end_offset >= ask.from_offset
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
@@ -303,14 +305,14 @@ class OutcomeInquiry:
 
     def _require_same_leader(self) -> None:
         if self._leader.epoch != self._leader_epoch:
-            # The inquiry does not know which leader's log it has read. So it is also unknown which of the log's records
-            # a later leader must have.
+            # The inquiry does not know which leader's log it has read. So it is also unknown which of these records a
+            # later leader is certain to have.
             raise NoAnswerError("another leader was elected while the log was read")
 
     def _note(self, judgement: Judgement, method: str, *, stable: bool) -> None:
         if judgement.present:
             self._context.progress.note()
-            if stable:  # otherwise a probe follows, and its acknowledgement counts
+            if stable:  # otherwise a probe follows, and only its acknowledgement ends the outage
                 self._sender.found(self._leader.address)
         stats = self._context.stats
         stats.in_doubt_resolved["present", method] += judgement.present
@@ -370,10 +372,10 @@ class LossInquiry:
     def _require_same_topic(self, topic_id: bytes) -> Procedure[None]:
         """Check that the log that was read is the log of this topic.
 
-        Requests refer to the topic by name. So the leader may have read the log of a recreated topic, although the
-        metadata still had the former topic's id: the broker that sent the metadata did not know the new topic yet. A
-        broker knows a topic's id before it answers requests for the topic's log. So ask the leader for the topic's id
-        after the survey: by then, it knows the id of the topic whose log the survey read.
+        Requests refer to the topic by name. If the topic was recreated, the leader may have read the log of the new
+        topic, while the metadata came from a broker that still knew only the former topic's id. A broker knows a
+        topic's id before it answers requests for the topic's log. So ask the leader for the topic's id after the
+        survey: by then, the leader knows the id that belongs to the log that the survey read.
         """
         if not any(topic_id):
             return
@@ -390,7 +392,8 @@ class LossInquiry:
             ended: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(
                 ask.leader_epoch, "epoch"
             )
-            # The epoch's end only makes the result more precise. Old brokers do not support the request.
+            # The result is correct without the end of the epoch, but more precise with it. Old brokers do not support
+            # the request.
             if not isinstance(ended, t.Failure) and not ended.error_code:
                 epoch_end = ended.end_offset
                 # If the leader does not know the epoch (-1), the log may lack all acknowledged records, so read all of

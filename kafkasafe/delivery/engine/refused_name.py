@@ -23,7 +23,8 @@ class RefusedName:
         transactional_id: The transactional id whose units wait; empty if the units of the lane's own ids wait. If
             `group` is set, `group` alone decides which units wait.
         group: The group whose offsets the waiting units would commit; empty if the refusal is not about a user's group.
-        destination: Only units whose first batch is for this destination wait; -1 if the first batch does not matter.
+        destination: Number of a destination: only units whose first batch is for this destination wait. If it is -1,
+            the units wait whatever their first batch is for.
         reported: Whether the refusal was reported.
     """
 
@@ -38,7 +39,7 @@ class RefusedName:
     reported: bool = False
 
     def begin_again(self, now: float) -> None:
-        """Measure the duration of the refusal from `now`, because the cluster gave another answer, or no answer."""
+        """Count the duration of the refusal from `now` on: the cluster gave another answer meanwhile, or none."""
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:
@@ -71,7 +72,7 @@ class RefusedName:
 
 
 class NameRefusals:
-    """The transactional ids and groups that the cluster does not let one lane use. The key of each is a text such as
+    """The transactional ids and groups that the cluster forbids a lane to use. Each has a text as its key, such as
     "group orders".
 
     Any thread may read this object.

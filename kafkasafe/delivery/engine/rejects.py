@@ -117,8 +117,8 @@ class Rejects:
         return Refused(batch.position, data, batch.fault.code, batch.fault.message, batch.given)
 
     def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
-        """Handle a damaged batch. Returns whether the batch is in quarantine/ and given up. If not, its partition
-        waits.
+        """Handle a damaged batch. Returns True if the batch was copied to quarantine/ and will not be sent. If the
+        result is False, the batch's partition waits.
         """
         if batch.handle in lane.rejections:
             return True

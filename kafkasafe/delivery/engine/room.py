@@ -76,7 +76,8 @@ class RoomKeeper:
             batches = lane.journal.to_rescue(first, end)
             if batches is None:
                 return
-            # A batch that was unpacked, and has no parcel yet, is not in memory.
+            # Only batches whose bytes are in memory can be copied. The bytes of a batch that was unpacked, but has no
+            # parcel yet, are only on disk.
             batches = [
                 batch
                 for batch in batches

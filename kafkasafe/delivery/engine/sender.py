@@ -40,11 +40,11 @@ from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 _CALM: Final = 8
-"""The engine counts the failed requests for a partition, and the requests that ask about such failures. It begins the
-next attempt or inquiry for the partition only if there were at most this many in the last `_CALM_S` seconds. At most
-eleven more requests can follow before the next check of this limit: four of an inquiry (producer state, log start, log
-end, log), five with batches that fail, and two of a loss check (end of a leader epoch, log start). So there are at most
-19 such requests in two seconds, whatever the brokers answer.
+"""The engine counts, for each partition, the requests that failed, and the requests that ask about such failures. It
+begins the next attempt or inquiry for the partition only if it counted at most this many in the last `_CALM_S` seconds.
+Before the engine checks this limit again, it can count at most eleven more: an inquiry sends four (producer state, log
+start, log end, log), five are requests with batches, and a loss check sends two (end of a leader epoch, log start). So
+there are at most 19 such requests in two seconds, whatever the brokers answer.
 """
 _CALM_S: Final = 2.0
 
@@ -59,8 +59,8 @@ normal while brokers start.
 _TURN_S: Final = 0.01
 """Average time between two inquiries of the producer. Each takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
-"""A token bucket limits the rate of inquiries. While no inquiry begins, time accumulates, up to this many seconds. An
-inquiry begins immediately if at least `_TURN_S` has accumulated, and uses up `_TURN_S` of it.
+"""A token bucket limits the rate of inquiries. It fills with the time that passes, and holds at most this many seconds.
+Each inquiry takes `_TURN_S` from the bucket. If the bucket holds less than this, the inquiry waits.
 """
 
 
@@ -170,13 +170,13 @@ class Sender:
 
         If the partition was refused as missing, a new leader does not count as a change:
 
-        1. A topic is missing for an hour, so the pauses have grown to half a minute.
+        1. A topic has been missing for an hour, so the pauses have grown to half a minute.
         2. The topic is there for some seconds. The metadata contain it, so the pause ends, and the leader takes the
            batches.
         3. The topic is deleted, but one broker does not know this yet: the metadata that it sends still contain the
            topic. The pause ends once. The leader refuses the batch, as before. At this attempt, the metadata already
-           contained the topic, so the next pause does not end early. The attempts stay rare, and `blocked_timeout_ms`
-           continues to run.
+           contained the topic. So the topic in the metadata is no longer a change, and the next pause does not end
+           early. The attempts stay rare, and `blocked_timeout_ms` continues to run.
         """
         leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
         if leader is None or leader.leader < 0:
@@ -397,7 +397,7 @@ class Sender:
         self.reasons[address] = name
 
     def in_trouble(self, topic: str, partition: int) -> None:
-        """Record a request for this partition that failed, or a request that asks about such a failure; see `_CALM`."""
+        """Count a failed request for this partition, or a request that asks about such a failure; see `_CALM`."""
         times = self._troubles.get((topic, partition))
         if times is None:
             times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
@@ -410,7 +410,9 @@ class Sender:
         return times[0] + _CALM_S - self._context.clock.monotonic()
 
     def when_calm(self, topic: str, partition: int, inquiry: Inquiry) -> None:
-        """Begin an inquiry when it is its turn, and few enough requests for its partition failed lately (`_CALM`)."""
+        """Begin an inquiry, if necessary after a pause. The pause lasts until it is the inquiry's turn (`_TURN_S`), and
+        few enough requests for the partition failed recently (`_CALM`).
+        """
         now = self._context.clock.monotonic()
         self._turn = max(self._turn + _TURN_S, now - _AT_ONCE_S)
         pause_s = max(self._calm_in_s(topic, partition), self._turn - now)

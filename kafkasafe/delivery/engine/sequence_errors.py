@@ -1,4 +1,6 @@
-"""Counts the sequence errors that brokers return. A repeated error counts once: when its meaning is known."""
+"""Counts the sequence errors that brokers return. An error that repeats is counted only once, when its meaning becomes
+known.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class SequenceErrors:
 
     def absent(self, address: Address) -> None:
         """Record that the batch is not in the log, and that no acknowledged record is missing. If the partition's
-        pending error is UNKNOWN_PRODUCER_ID, count it: its meaning is known now.
+        pending error is UNKNOWN_PRODUCER_ID, its meaning is known now, so add the error to the statistics.
         """
         name, trimmed = self._pending.get(address, ("", False))
         if name == _UNKNOWN_PRODUCER:

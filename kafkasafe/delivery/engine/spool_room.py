@@ -141,7 +141,7 @@ class SpoolRoom:
         return self._undurable.size_bytes if self._config.in_memory else self.used
 
     def lacks(self, needed: int) -> tuple[Limit, str]:
-        """The limit that leaves no space for `needed` more bytes, and a text that explains this to humans."""
+        """Why there is no space for `needed` more bytes: which limit prevents it, and an explanation for users."""
         config = self._config
         backlog = self._undurable.size_bytes
         limit: Limit = "spool_max_bytes"

@@ -40,7 +40,7 @@ class Surroundings:
         self._taken: dict[Path, tuple[tuple[str, int], ...]] = {}
         self._looks_first = False
         self.looking = False
-        """Whether a thread is reading the directories beside this producer's."""
+        """Whether a thread is reading the directories next to this producer's spool directory."""
         self.left_behind_records = 0
         self.unread: dict[Path, int] = {}
         """Directories of this cluster and client id whose lanes are not all open yet: path → number of undelivered
@@ -60,7 +60,7 @@ class Surroundings:
 
     def look_around(self) -> None:
         """Look for directories whose names spell the addresses differently, or have another client id."""
-        # If a broker answers during the first search, nothing begins here: `looked_around` starts another one later.
+        # If a broker answers during the first search, begin no second search here: `looked_around` begins it later.
         if self._siblings is not None and not (self.looking or self._context.close_state.closing):
             self._look(self._siblings, same_client=False)
 
@@ -107,7 +107,7 @@ class Surroundings:
         self._context.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
     def _expect(self, found: Sequence[LeftBehind]) -> None:
-        """While no broker has answered, make `close` wait for found records that may be for this producer's cluster."""
+        """No broker has answered yet: make `close` wait if the found records may be for this producer's cluster."""
         try:
             own = self._context.directory.cluster_id()
         except SpoolError:

@@ -22,7 +22,7 @@ _PORTION_BYTES: Final = 8 * 1024 * 1024
 """Batches whose partitions are not chosen yet are divided in memory, one portion at a time. A portion ends once it has
 this many bytes.
 """
-_ASKED_FOR_S: Final = 300.0  # KafkaProducer remembers a requested topic for the same time
+_ASKED_FOR_S: Final = 300.0  # KafkaProducer, too, remembers a requested topic for this long
 _FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
 
 
@@ -31,7 +31,8 @@ class TopicKeeper:
 
     Args:
         drive: Carries out the decisions of a lane's journal.
-        on_topic: Called with a topic's partition count once no records wait for the topic.
+        on_topic: Called with a topic and its partition count, when no record of the topic waits for its partition to be
+            chosen.
     """
 
     def __init__(

@@ -122,8 +122,8 @@ class Transactor:
         if kept is None:
             self._init(lane, action, None)
             return
-        # The open transaction is the lane's own, so it is aborted with EndTxn. InitProducerId would abort the
-        # transaction under a newer epoch, as if another producer had taken over the id.
+        # The open transaction is the lane's own, so it is aborted with EndTxn. InitProducerId would abort it too, but
+        # raise the epoch for that. This would look as if another producer had taken over the id.
         keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
         self._context.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
@@ -246,8 +246,8 @@ class Transactor:
 
     @staticmethod
     def _marker_place(lane: Lane, transaction: u.Transaction) -> tuple[str, int] | None:
-        """The partition under which the marker is committed. The marker is an offset, so the partition must exist. None
-        if the transaction has no partition.
+        """The partition of the marker's offset; None if the transaction has no partition. The marker is a committed
+        offset, and an offset can be committed only for a partition that exists.
         """
         if transaction.batches:
             return lane.journal.views.address(transaction.batches[0].destination)

@@ -106,16 +106,16 @@ class UnitPauses:
         """Use new metadata: end the pauses of units that were refused because a topic was missing, if the topic is
         there now.
 
-        New metadata end such a pause only in two cases, just as for other batches (see `Sender`). In one case, a
-        partition of the unit was missing from the metadata when the pause began. In the other, a topic was recreated
-        since the last attempt. So attempts stay rare while a broker names a topic that was deleted.
+        New metadata end such a pause only in two cases, just as for other batches (see `Sender`). Either a partition of
+        the unit was missing from the metadata when the pause began, or a topic was recreated since the last attempt. So
+        attempts stay rare while the metadata of a broker still contain a topic that was deleted.
         """
         for waiting in [each for each in self._waiting if self._has_news(each)]:
             self._end(waiting.due)
             self._ended.append(waiting.due)
 
     def retry(self, due: UnitDue) -> None:
-        """End a pause whose timer fires, unless it ended early."""
+        """End a pause when its timer fires, unless the pause has already ended early."""
         for index, ended in enumerate(self._ended):
             if ended is due:
                 del self._ended[index]

@@ -1,4 +1,6 @@
-"""How callers wait: without a lock, because a signal handler on the same thread may need the lock."""
+"""How callers wait: they hold no lock while they wait. If a signal handler interrupted a caller that held a lock, the
+pump could not get the lock until the handler returned.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,9 @@ class WaitingCallers:
     """The waiting callers, each with its own wake flag. Unlike callers that wait on a Condition, they hold no lock
     while they check.
 
-    A signal handler may interrupt any Python code of the main thread. If a handler interrupted a thread that waits on a
-    Condition, that thread might hold the lock. Then the pump could not get the lock before the handler returns.
+    A signal handler may interrupt any Python code of the main thread. If callers waited on a Condition, a handler might
+    interrupt a caller that holds the lock of the Condition. Then the pump could not get this lock until the handler has
+    returned.
     """
 
     def __init__(self) -> None:
