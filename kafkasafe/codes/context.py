@@ -51,8 +51,8 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
         if code == 46 and context.in_log is False:
             return Cell(
                 ErrorAction.FATAL,
-                "Stop and find out which client shares this producer id: the broker calls the batch a duplicate of one"
-                " that its log does not have.",
+                "Stop and find out which client shares this producer id: the broker says that this batch is a"
+                " duplicate, but the broker's log does not contain the batch.",
                 at_risk=True,
             )
         if code == 59:
@@ -89,14 +89,14 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
     if context.resend:
         return Cell(
             ErrorAction.ASK_BROKER,
-            "Ask DescribeProducers (or read the log) before sending again: the batch is usually committed already;"
-            " if the log does not have it, records before it are missing.",
+            "Ask DescribeProducers (or read the log) before sending again: usually the batch is committed already; if"
+            " not, the broker expected a lower sequence, so records before this batch are missing.",
         )
     return Cell(
         ErrorAction.ASK_BROKER,
         "Ask DescribeProducers (or read the log): this batch was not appended, because records before it are missing;"
-        " if those were acknowledged, this is data loss; if they failed without an acknowledgement and will still be"
-        " sent, it is not.",
+        " this is data loss if the missing records were acknowledged, but not if they failed without an acknowledgement"
+        " and will still be sent.",
         at_risk=True,
     )
 
@@ -113,15 +113,15 @@ def _unknown_producer(context: ErrorContext) -> Cell | None:
     if not 0 <= start <= _MAX_OFFSET:
         return Cell(
             ErrorAction.RETRY,
-            "Retry the same bytes under the same sequence; if the error persists, treat it as data loss; the response"
-            " has no log start offset (Produce before v5), so it does not show whether records were lost.",
+            "Retry the same bytes under the same sequence; if the error persists, treat it as data loss, because the"
+            " response has no log start offset (Produce before v5) that would show whether records were lost.",
             note=_PRODUCER_RETRIES,
         )
     if acked is None or acked < 0:
         return Cell(
             ErrorAction.RESET_SEQUENCE,
             "Wait until no older request can arrive, then send all unacknowledged records again, in order, under a new"
-            " epoch from sequence 0; no record was ever acknowledged, so this sends all of them, and nothing is lost.",
+            " epoch from sequence 0: nothing is lost, because no record was ever acknowledged.",
             note=_PRODUCER_RETRIES,
         )
     if start > acked:
@@ -163,8 +163,8 @@ def _out_of_range(context: ErrorContext) -> Cell | None:
     if context.tiered:
         return Cell(
             ErrorAction.ASK_BROKER,
-            "Keep the position, do not reset, and ask for the log start: if it is not beyond the position, remote"
-            " storage is not ready (KIP-1007), so retry.",
+            "Do not reset the position, but ask for the log start offset: if that offset is at or before the position,"
+            " remote storage is merely not ready yet (KIP-1007), so retry.",
             at_risk=True,
         )
     return None

@@ -80,11 +80,11 @@ _CODES: Final[Mapping[str, int]] = MappingProxyType(
 
 
 def code_of_name(name: str) -> int | None:
-    """The code with this name; None if no code matches. The name is a present or former name in Kafka, or a Java
-    exception class.
+    """The code with this name; None if no code matches. The name is Kafka's present or former name of the error, or the
+    name of its Java exception class.
 
-    Case and punctuation do not matter. The name of a Java class may begin with the package. For a nested class, it may
-    begin with the enclosing class, as in logs.
+    Case and punctuation do not matter. The name of a Java class may contain the package. The name of a nested class may
+    contain the enclosing class (`Outer$Inner`), as Java writes it in logs.
     """
     name = class_name(name)
     found = _CODES.get(_squeezed(name))

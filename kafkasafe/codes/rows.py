@@ -3,12 +3,12 @@
 The table has one row for each code of Apache Kafka 4.x (−1 … 133). Later versions of Kafka may add codes, which have no
 row. A row may have a separate cell for Produce requests (class `Produce`), with facts that only the journal needs. The
 most important of these facts is whether the answer *proves* that the broker did not append the batch. Without that
-proof, the journal asks the broker before it sends the batch again. If it did not ask, a broker that has lost the
-producer's state could append the batch a second time. `BY_API` has the cells of other request kinds.
+proof, the journal asks the broker before it sends the batch again. If the journal did not ask, a broker that has lost
+the producer's state could append the batch a second time. `BY_API` has the cells of other request kinds.
 
 Kafka's `org.apache.kafka.common.protocol.Errors` assigns an exception class to each code. The flags of a row follow
-from that class. A subclass of `RetriableException` is retriable. A subclass of `RefreshRetriableException`, the parent
-of `InvalidMetadataException`, is retriable after a refresh of the metadata. A test compares the flags with the class. A
+from that class. A subclass of `RetriableException` is retriable. A subclass of `RefreshRetriableException`, such as
+`InvalidMetadataException`, is retriable after a refresh of the metadata. A test compares the flags with the class. A
 row whose flags deliberately differ from the class says why in its `note`.
 """
 
@@ -61,8 +61,7 @@ class Scope(enum.Enum):
     NONE = "none"
     """Nothing: the cluster is merely not ready."""
     DESTINATION = "destination"
-    """All batches for the topic or partition. The destination is missing, forbidden or invalid, which an operator may
-    repair.
+    """All batches for the topic or partition. It is missing, forbidden or invalid. An operator can perhaps repair it.
     """
     BATCH = "batch"
     """Only this batch: the broker fails on this batch each time."""
@@ -179,7 +178,7 @@ _ROWS: Final = (
         "Retry with back-off within a deadline; if the error persists, its cause is in the answering broker's log.",
         note=(
             "In Kafka, this error is not retriable. Brokers answer with this code while they start and while remote"
-            " storage is not ready (KIP-1007); a bounded retry of the same request loses nothing."
+            " storage is not ready (KIP-1007); repeating the same request for a limited time loses nothing."
         ),
         produce=_produce(
             AnswerAction.RETRY, "the broker failed for a reason it does not name", scope=Scope.BATCH
@@ -190,8 +189,8 @@ _ROWS: Final = (
         1,
         "OFFSET_OUT_OF_RANGE",
         _ASK,
-        "Before any reset, compare the position with the log's start and end, and the position's leader epoch with"
-        " those of the log: a reset may skip records that were not read.",
+        "Before any reset, compare the position with the log's start and end, and compare the position's leader epoch"
+        " with the leader epochs of the log: a reset may skip records that were not read.",
         at_risk=True,
     ),
     _row(
@@ -262,8 +261,8 @@ _ROWS: Final = (
         10,
         "MESSAGE_TOO_LARGE",
         _REJECT,
-        "Divide the batch; a single record that is too large needs a higher max.message.bytes on the"
-        " topic, or less data.",
+        "Divide the batch; if a single record is too large, raise the topic's max.message.bytes, or make the record"
+        " smaller.",
         produce=_produce(
             AnswerAction.REJECT_BATCH, "larger than max.message.bytes of the topic", absent=True, split=True
         ),
@@ -446,7 +445,7 @@ _ROWS: Final = (
         43,
         "UNSUPPORTED_FOR_MESSAGE_FORMAT",
         _FATAL,
-        "Raise the topic's message format version: it is older than idempotence or headers.",
+        "Raise the topic's message format version: it is too old for idempotence or headers.",
         produce=_produce(AnswerAction.REJECT_BATCH, "the topic has an old message format", absent=True),
     ),
     _row(
@@ -578,7 +577,7 @@ _ROWS: Final = (
         66,
         "DELEGATION_TOKEN_EXPIRED",
         _FATAL,
-        "Renew the delegation token before it expires; get a new one now.",
+        "Get a new delegation token; from then on, renew the token before it expires.",
     ),
     _row(67, "INVALID_PRINCIPAL_TYPE", _FATAL, 'Use principals of the type "User".'),
     _row(68, "NON_EMPTY_GROUP", _FATAL, "Stop all members of the group first."),
@@ -702,7 +701,8 @@ _ROWS: Final = (
         97,
         "PRINCIPAL_DESERIALIZATION_FAILURE",
         _FATAL,
-        "Give brokers and controllers the same principal builder: a forwarded request could not be read.",
+        "Give brokers and controllers the same principal builder: the controller could not read the principal of a"
+        " request that a broker forwarded.",
     ),
     _row(98, "SNAPSHOT_NOT_FOUND", _FATAL, _INTERNAL),
     _row(99, "POSITION_OUT_OF_RANGE", _FATAL, _INTERNAL),
@@ -782,7 +782,7 @@ _ROWS: Final = (
         115,
         "UNSUPPORTED_ENDPOINT_TYPE",
         _FATAL,
-        "Ask a broker: this kind of endpoint does not serve the request.",
+        "Send the request to a broker: this kind of endpoint does not serve it.",
     ),
     _row(116, "UNKNOWN_CONTROLLER_ID", _FATAL, _INTERNAL),
     _row(
@@ -830,8 +830,8 @@ _ROWS: Final = (
         _REFRESH,
         "Start again from bootstrap.servers (KIP-1102), then retry.",
         note=(
-            "In Kafka, the class of this error is not retriable. But Kafka's clients do not look at"
-            " the class in this case: they bootstrap again, and continue."
+            "In Kafka, the class of this error is not retriable. But in this case Kafka's clients ignore the class:"
+            " they bootstrap again, and continue."
         ),
     ),
     _row(130, "STREAMS_INVALID_TOPOLOGY", _FATAL, "Correct the Streams topology that was sent."),
@@ -906,8 +906,9 @@ BY_API: Final[Mapping[tuple[str, int], Cell]] = MappingProxyType(
         ),
         ("list_offsets", 5): Cell(
             _REFRESH,
-            "Refresh metadata and retry, and never use an older answer instead: an election is in progress, or the high"
-            " watermark has not caught up after it (KIP-207; brokers send this code only up to ListOffsets v4).",
+            "Refresh metadata and retry, but do not fall back on an older answer: either an election is in progress, or"
+            " the high watermark has not caught up since the election (KIP-207; brokers send this code only up to"
+            " ListOffsets v4).",
         ),
         ("list_offsets", 7): Cell(_RETRY, "Retry with back-off: a look-up in remote storage was too slow."),
         ("list_offsets", 9): Cell(

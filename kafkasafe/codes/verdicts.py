@@ -1,12 +1,12 @@
 """What an error code of Kafka means for a request, and for a batch that was sent.
 
 `classify_code` decides for `kafkasafe.classify`, and `classify_produce` for the journal after an answer to Produce.
-Both read the table in the module `rows`. The first of these sources that has a verdict decides:
+Both read the table in the module `rows`. They ask these sources in order; the first one that has a verdict decides:
 
 1. the known facts about the failed request (`ErrorContext`);
-2. the table's cell for this kind of request (`BY_API`);
-3. for a Produce request, what the code's row says about answers to Produce;
-4. the code's row.
+2. the cell in `BY_API` for this code and this kind of request;
+3. for a Produce request, the verdict on answers to Produce in the row of this code;
+4. the general verdict in the row of this code.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Verdict:
 
     @property
     def retriable(self) -> bool:
-        """The request may be sent again, in the way that `action` names, and may then succeed."""
+        """Whether it makes sense to send the request again, in the way that `action` names."""
         return self.action in _RETRIABLE
 
     @property
@@ -113,7 +113,8 @@ _RETRIABLE: Final = frozenset(
 
 
 _JOURNAL: Final = (
-    "The action differs from that for other requests: it is what SafeProducer does if Produce gets this code."
+    "This action is what SafeProducer does if a Produce request gets this code. For other requests, the action is"
+    " different."
 )
 _SAME_BYTES: Final = "; the batch may have been appended, so send the same bytes under the same sequence"
 
@@ -217,7 +218,7 @@ def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
     Args:
         messages: The broker's messages about the records. From Kafka 3.6 on, these messages name the accepted range, by
             the broker's clock.
-        now_ms: Our own clock, which is used if the broker names no range.
+        now_ms: This machine's time. It is the result if no message names a range.
     """
     for message in messages:
         named = _RANGE.search(message)

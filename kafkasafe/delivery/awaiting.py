@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _SLICE: Final = 256
 """Maximum number of checks and wake-ups in one iteration of the loop."""
 _FEW: Final = 8
-"""The notifying thread itself checks up to this many subjects or parcels for progress before it wakes the loop. If
-there are more, it wakes the loop without a check.
+"""If there are at most this many subjects or parcels, the notifying thread checks them, and wakes the loop only if one
+of them has progressed. If there are more, the thread wakes the loop without a check.
 """
 
 
@@ -151,7 +151,7 @@ class _Group:
         self.again = False
 
     def look(self, most: int) -> int:
-        """Checks at most `most` coroutines, and wakes those that can continue. Returns the number of checks."""
+        """Checks up to `most` coroutines, and wakes those that can continue. Returns the number of checks."""
         if not self.left:
             if not self.again:
                 return 0
@@ -271,7 +271,7 @@ class LoopWaits:
         group.entries[waiter] = entry
         timer = None
         try:
-            # If no coroutine waited for the subject before, the subject's last change may not have woken this loop.
+            # While no coroutine waits for a subject, changes of the subject may not wake this loop. So check it now.
             if known is None and group.subject.is_ready(entry):
                 return True
             if timeout_s is not None:

@@ -82,8 +82,8 @@ class GivenOffsets:
     continues from a dropped one.
 
     kafkasafe cannot move back the consumer that read up to these offsets. So after a batch is dropped, the next batch
-    that has an offset for one of the dropped batch's partitions is refused. Batches after the refusal are assumed to
-    contain records that were read again.
+    with an offset for any of the same partitions is refused, unless the program was told about the drop. Batches that
+    the program makes after a refusal are assumed to contain records that were read again.
 
     Args:
         numbers: Draws the numbers of the readings.
@@ -92,12 +92,13 @@ class GivenOffsets:
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
         # Draw the number now, not when the program gives the first offsets. Until then, batches of earlier incarnations
-        # may commit offsets. Because of the early number, these commits count as made after the reading began.
+        # may commit offsets. Because the number is drawn before these commits, they count as later than the reading's
+        # beginning.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
-        """Whether one of these offsets differs from the previous batch's offset for the same partition, or is the first
-        offset that was given for its partition.
+        """Whether any of these offsets is new: the previous batch had another offset for the partition, or no offset
+        was given for the partition before.
         """
         runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
         return any(
@@ -155,7 +156,7 @@ def offering(consumer: object) -> Offer | None:  # noqa: ARG001  # decides by it
     """Returns the function that passes a consumer's positions to an atomic batch; None if the consumer is not a
     SafeConsumer.
 
-    The modules of the consumers register their classes.
+    A module that defines a consumer class registers the class here.
     """
     return None
 
@@ -170,8 +171,8 @@ def check_settings(consumer: Any) -> None:
     3. The batch is dropped, or the machine is lost.
     4. The group continues at 10, and records 0 to 9 are in no output.
 
-    A consumer that does not require stable offsets may read input records a second time, while an atomic batch with
-    their results and offsets is still under way:
+    A consumer that does not require stable offsets may read records again although an atomic batch with the results of
+    these records is still under way:
 
     1. The batch with records 0 to 9 waits in the spool of another process, or its markers are being written.
     2. The partition is assigned to this consumer, and the group has no offset yet.

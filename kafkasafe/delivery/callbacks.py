@@ -25,7 +25,7 @@ log = EventLog("producer")
 _DUE_LIMIT: Final = 100_000
 """If this many callbacks are due, `send` waits for some of them to finish."""
 _DUE_MOST: Final = 1_000_000
-"""If this many callbacks are due, `send` waits even if no callback finishes."""
+"""If this many callbacks are due, `send` waits even while no callback makes progress (see `_STUCK_S`)."""
 _STUCK_S: Final = 1.0
 """If no callback ends for this long, the running callback may be waiting for a thread that itself waits in `send`. So
 `send` then waits only if `_DUE_MOST` callbacks are due.
@@ -76,7 +76,8 @@ class CallbackThread:
         """
         if self._started:
             return
-        # If Ctrl-C interrupts these lines, the next call starts another thread, and one of the two ends at once.
+        # If Ctrl-C comes after the start of the thread, but before `_started` is set, the next call starts a second
+        # thread. One of the two threads then ends at once.
         with contextlib.suppress(RuntimeError):
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
             self._started = True
@@ -97,7 +98,7 @@ class CallbackThread:
             functions: The application's functions. If one of them raises an exception, the thread logs it and calls the
                 others.
             arguments: The argument of each function, in the same order.
-            due: This call reduces the number of due callbacks by this number (see `hand`).
+            due: By how much this call reduces the number of due callbacks (see `hand`).
         """
         self._current = functions_left = iter(functions)
         self._taken += due
@@ -154,7 +155,7 @@ class CallbackThread:
         Returns:
             Number of callbacks that have not run yet.
         """
-        self._stopping = True  # set this first: if a later job starts the thread, it then ends by itself
+        self._stopping = True  # set this first, so that a thread that a later job starts ends by itself
         if not self._started:
             self._run_here()
             return 0

@@ -45,8 +45,8 @@ class Clocks:
         """
 
     def sent(self, address: _Address, max_timestamp: int) -> None:
-        """Record the largest timestamp of one of this producer's batches, so that it is not taken for another clock's
-        timestamp.
+        """Record the largest timestamp in a batch of this producer, so that it is not mistaken for a timestamp of
+        another producer.
         """
         if max_timestamp > self._ours.get(address, -1):
             self._ours[address] = max_timestamp
@@ -73,7 +73,7 @@ class Clocks:
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
         """Record the answer about a partition. It replaces the previous answer about this partition. `at_least_ms` is
-        computed from the latest timestamp of all partitions.
+        computed from the largest timestamp that another producer wrote to any of the partitions.
 
         Args:
             address: The partition.

@@ -29,11 +29,11 @@ def copy_before(
 ) -> int:
     """Waiting batches that lie before the returned position are to be copied to the log's end; -1: copy none.
 
-    The less room is left, the more is copied:
+    How much is copied depends on the size of the log:
 
     - If the log uses at most half of its limit, nothing is copied.
-    - If the log uses more, the waiting batches of the first segments are copied, provided that these batches make up at
-      most half of the segments' bytes. As few segments as possible are chosen.
+    - If the log uses more, some of its first segments are chosen: as few as possible, such that waiting batches make up
+      at most half of the bytes of the chosen segments. These waiting batches are copied.
     - If the log uses more than three quarters of its limit, "at most half" becomes "at most three quarters".
 
     Args:

@@ -54,7 +54,7 @@ from kafkasafe.spool.refusals import RefusedDestination
 
 _BACKLOG: Final = 64
 """If this many messages wait, callers should pause. A turn of the pump handles all waiting messages before it advances
-other work, so more messages would delay that work.
+other work. So a larger number of messages would delay the other work.
 """
 
 
@@ -85,7 +85,7 @@ class _Retire:
 
 @dataclass(frozen=True, slots=True)
 class _SetPatience:
-    """A caller that waits for a retiring pump to end gives the pump another `patience`."""
+    """Changes the `patience` of a retiring pump. Sent by a caller that waits for the pump to end."""
 
     patience: Patience
 
@@ -105,7 +105,7 @@ class Pump:
         on_topic: Called with a topic and its partition count, when no record of the topic waits for a partition to be
             chosen.
         released: Context manager that is entered while a caller waits. It releases the locks that the caller's thread
-            holds; a signal handler, for example, may run while its thread holds locks.
+            holds. For example, the caller may be a signal handler that has interrupted code with locks.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class Pump:
         return self._context.own.journal.views.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
-        """For each topic for which no records wait: the partition count that an earlier incarnation knew."""
+        """The partition counts that an earlier incarnation knew, by topic. Only topics without waiting records."""
         journal = self._context.own.journal
         return {
             name: topic.partition_count
@@ -201,7 +201,7 @@ class Pump:
 
     def _beside(self, job: Callable[[], None]) -> None:
         """Runs a slow job on a thread of its own. If the process cannot start another thread, runs the job on this
-        thread. Callers then wait longer, but the job is done.
+        thread. Callers then wait longer, but the job still runs.
         """
         thread = threading.Thread(
             target=apart()(job), name=f"kafkasafe-look-{self._config.client_id}", daemon=True
@@ -228,9 +228,10 @@ class Pump:
         """Waits until `ready()` returns True. Returns False on timeout.
 
         The caller's thread evaluates `ready` without `lock`. So `ready` may only read values that change atomically.
-        The pump may make several changes without releasing `lock` in between. If one of them makes `ready` return True,
-        all of them are complete when this method returns. With `choosy`, the pump evaluates `ready` before it wakes the
-        caller. In that case, callers must also be notified after each change that can affect the result of `ready`.
+        The pump may make several changes without releasing `lock` in between. If one of these changes makes `ready`
+        return True, this method returns only after the pump has made all of them. With `choosy`, the pump evaluates
+        `ready` before it wakes the caller. In that case, callers must also be notified after each change that can
+        affect the result of `ready`.
         """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -266,15 +267,15 @@ class Pump:
         self._post(SpillAsked())
 
     def ask_look(self) -> int:
-        """Ask the engine to check whether the producer's lane is in its place, where the next start finds it. See
-        `has_looked`.
+        """Ask the engine to check whether the producer's lane is in its place. The next start looks for the lane there.
+        See `has_looked`.
         """
         number = next(self._looks)
         self._post(LookAsked(number))
         return number
 
     def has_looked(self, number: int) -> bool:
-        """Whether the check with this number found the producer's lane in its place, or put the lane back there. After
+        """Whether check `number` has succeeded: the producer's lane was in its place, or was moved back there. After
         the end of the pump, always True.
         """
         return self.engine.looks.looked >= number or not self._thread.is_alive()
@@ -391,12 +392,11 @@ class Pump:
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decides undecidable batches: sends them again (they may be in the log twice), or treats them as delivered.
 
-        The decision covers the batches that the last raised error is about. If no error was raised, the decision covers
-        all undecidable batches. If a batch becomes undecidable after that error, call this method once more for that
-        batch.
+        The decision covers the batches that the last UndecidableError was about. If none was raised since the last
+        decision, it covers all undecidable batches. If a batch becomes undecidable after that error, call this method
+        once more for that batch.
         """
-        # Remove the batches now from those about which `send` raises an error. The engine handles the decision only
-        # later.
+        # From now on, `send` must raise no error about these batches. The engine handles the decision only later.
         decided = self.ledger.errors.take_shown()
         self._post(Decided(decided, resend=resend))
 
@@ -509,7 +509,7 @@ class Pump:
                 self._turn()
             self._last_turn()
         except SpoolError as error:
-            # Log no traceback, because the message says which records are safe, and what to do.
+            # Log no traceback: the user needs only the message, which says which records are safe, and what to do.
             self._log.error(
                 "The producer ended: %s", error, error=type(error).__name__, event="producer_ended"
             )
@@ -577,7 +577,7 @@ class Pump:
 
     @property
     def left(self) -> LeftAtEnd:
-        """The pending records on disk, and the questions that are still open, after the end of the producer."""
+        """What the producer left when it ended: its pending records on disk, and open questions about partitions."""
         return self.engine.left
 
     @property
@@ -598,8 +598,8 @@ class Pump:
         ]
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Destinations (of this topic, or of all) that wait because the cluster refuses them, oldest first. Callable
-        from any thread.
+        """Destinations (of this topic, or of all topics) that wait because the cluster refuses them, oldest first.
+        Callable from any thread.
         """
         return self.engine.endings.refused(topic)
 

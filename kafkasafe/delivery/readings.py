@@ -1,5 +1,5 @@
-"""Decides when a consumer must go back to its group's offset: after one of its batches was dropped or left undecided,
-or if something other than its batches moved that offset.
+"""Decides when a consumer must go back to its group's offset. It must do so if one of its batches was dropped or left
+undecided, or if anything but its batches moved that offset.
 
 A *reading* is one run of a consumer through a partition: from the position where the consumer is placed until the
 consumer is moved away. Each atomic batch with the consumer's offsets continues the previous one. If one of these
@@ -12,8 +12,8 @@ reading's own batches committed (`Readings.goes_on`).
 
 A batch may outlive its reading: if the program has closed the batch's producer, another process may deliver the batch
 at any time. The batches of one lane are compared with one another (`units.ReadingOrder`), but not with batches of other
-lanes. So before a batch is committed through another lane, the consumer makes sure that the undecided batches of a
-closed producer can no longer be committed (`Earlier`).
+lanes. So before a consumer commits a batch through another lane, it makes sure that no undecided batch of a closed
+producer can still be committed (`Earlier`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ProducerLane(Protocol):
 
     @property
     def in_memory(self) -> bool:
-        """Whether the lane exists only in memory, until its producer ends."""
+        """Whether the lane exists only in memory, and so is gone when its producer ends."""
 
     def __hash__(self) -> int: ...
 
@@ -112,7 +112,7 @@ class Carrier:
 
         Args:
             now: The consumer's current membership. None if the consumer is not a member at the moment; the group may
-                then still accept offsets of the former membership.
+                then still accept offsets that are committed with the former generation id and member id.
         """
         return self.member is not None and now is not None and now != self.member
 
@@ -159,7 +159,7 @@ class ReadingRun:
         self.broken = False
         self._claims: deque[OffsetClaim] = deque()
         self._left: list[OffsetClaim] = []
-        """Batches whose producer the program closed before there was an outcome."""
+        """Batches that had no outcome yet when the program closed their producer."""
 
     def place(self, first: int) -> None:
         """Set the position where the reading begins. Called only if this position is not a committed offset of the
@@ -198,13 +198,13 @@ class ReadingRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a batch with the reading's offsets that the program has neither committed nor dropped."""
+        """Whether a batch of the reading is still open: the program has neither committed nor dropped it."""
         return any(claim.fate() is OffsetsFate.OPEN for claim in self._claims)
 
     @property
     def undecided(self) -> list[OffsetClaim]:
-        """The batches that may still move the group. The producer that made a batch can deliver it. Once that producer
-        has ended, another producer can.
+        """The batches that may still move the group's offset. The producer that made a batch can deliver it. Once that
+        producer has ended, another producer can.
         """
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
@@ -315,7 +315,7 @@ class Readings(Generic[_Partition]):
             run.end()
 
     def suspect(self) -> None:
-        """After a rebalance, suspect all readings: meanwhile other members may have owned the consumer's partitions."""
+        """After a rebalance, suspect all readings: other members may have owned the partitions in between."""
         self._suspects.update(self._runs)
 
     def look(self, assigned: Iterable[_Partition]) -> list[_Partition]:
@@ -338,9 +338,9 @@ class Readings(Generic[_Partition]):
         """Whether the reading continues: none of its batches was dropped or left undecided, and nothing but its own
         batches has moved the group's offset.
 
-        Otherwise another reading begins at the group's offset, even if the consumer's position equals that offset. The
-        consumer may have handed out records that are in no batch, and other members may have processed these records
-        meanwhile.
+        If not, a new reading has to begin at the group's offset. This holds even if the consumer is at that offset
+        already: it may have handed out records that are in no batch, and other members may have processed these records
+        in the meantime.
 
         Args:
             partition: The partition. No batch with its offsets waits for an outcome.
@@ -366,11 +366,11 @@ class Earlier(Generic[_Partition]):
         self._tidy(partition)
 
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
-        """Return the batches that may still be committed by a lane other than the lane of `mine`.
+        """Return the batches of all lanes, except the lane of `mine`, that may still be committed.
 
         Three kinds of batches are left out. The lane of `mine` compares its own batches with one another. The group
-        refuses the batches of a former member. Batches that were left in memory are lost. If the last request of a lost
-        batch began a transaction, the group's offset is not stable until that transaction ends.
+        refuses the batches of a former member. Batches that were left in memory are lost. If a request for a lost batch
+        has begun a transaction, brokers report the group's offset as unstable until that transaction ends.
 
         Args:
             partition: The partition.
@@ -386,8 +386,8 @@ class Earlier(Generic[_Partition]):
         ]
 
     def forget(self, partition: _Partition, claim: OffsetClaim) -> None:
-        """Forget a decided batch. If other batches of the same carrier were left (`OffsetsFate.LEFT`), they are decided
-        now, too, so forget them as well.
+        """Forget a decided batch. All batches that were left (`OffsetsFate.LEFT`) by the same carrier are decided
+        together, so forget these batches, too.
         """
         self._claims[partition] = [
             each

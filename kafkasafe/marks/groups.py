@@ -43,8 +43,8 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
         timestamp: Ms since the epoch.
 
     Raises:
-        MarkError: The format gives no meaning to a value in `group` or in one of `marks`. `decode_group` would refuse
-            such a group, so this function does not write it.
+        MarkError: A value in `group` or in one of the `marks` is not valid in the spool format. `decode_group` would
+            refuse such a group, so this function does not write it.
     """
     _check(group, marks)
     try:

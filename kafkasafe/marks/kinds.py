@@ -46,7 +46,7 @@ class Group:
     """The record at the beginning of every group.
 
     Attributes:
-        format_version: 2. Versions of kafkasafe that did not yet use the file `extent` wrote 1.
+        format_version: 2; or 1, if a version of kafkasafe that had no file `extent` yet wrote the group.
         lane_id: Random id of the lane, 16 bytes, made together with the lane.
         position: Position of this control batch.
         synced_position: All batches before this position were durable when the group was written.
@@ -100,7 +100,7 @@ class State:
     """The progress of a destination.
 
     A STATE mark is a reset if its `knows_nothing` is true. After a reset, the lane writes to the log of another cluster
-    or another topic. Marks before the reset may name acknowledged batches; the other log has none of these batches.
+    or another topic. Marks before the reset may name acknowledged batches; the new log contains none of these batches.
 
     Attributes:
         baseline_offset: The end offset that the partition had before this lane's first batch; -1 if there is no such
@@ -177,8 +177,8 @@ class Committed:
 class Replaced:
     """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
 
-    Several marks may name the same data batches. The age of these data batches is then the age of the batch that the
-    first of these marks replaces.
+    Several marks may name the same data batches. These data batches then count as being as old as the batch that the
+    first of the marks replaces.
 
     Attributes:
         position: Position of the replaced batch, which is in an earlier group.
@@ -259,7 +259,7 @@ class Revived:
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """This lane's log holds the records of a file in `rejected/` of this or another lane.
+    """This lane's log now contains the records of a file. The file is in `rejected/`, in this lane or in another one.
 
     If the group is atomic, the group's own data batches hold the records; otherwise, batches of earlier groups hold
     them.

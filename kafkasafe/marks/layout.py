@@ -1,7 +1,7 @@
 """Layouts of control records: their fields in order, and the descriptions of the fields in docs/spool-format.md.
 
 A `Layout` is made of *parts*. The layout writes an object as bytes, reads the object back, and describes the bytes for
-the document. Integers are big-endian.
+that document. Integers are big-endian.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class Text:
 
     Attributes:
         says: The document's description of the text.
-        cut: Whether a text above 32,767 bytes is cut to this length. Without the cut, a mark with a broker's long
-            message could not be written.
+        cut: Whether a text of more than 32,767 bytes is shortened to this length. If it were not shortened, a mark with
+            a long message of a broker could not be written.
     """
 
     name: str
@@ -198,8 +198,8 @@ def each(name: str, count: str, *parts: Part, make: Callable[..., object] | None
         name: Name of the attribute, whose value is a tuple.
         count: The letter that stands for the list's length in the document.
         parts: Parts of one entry.
-        make: The entry's class; None: an entry with several parts is a tuple, and an entry with one part is the value
-            itself.
+        make: The class of an entry. If it is None, an entry is a tuple of the values of its parts, or the value itself
+            if there is only one part.
     """
     if make is not None:
         return Entries(name, count, Layout(make, *parts))
@@ -333,7 +333,7 @@ class Layout(Generic[T]):
 
     @property
     def says(self) -> str:
-        """The document's description of an object that is an entry of a list."""
+        """The text with which docs/spool-format.md describes an object in a list."""
         return f"({self.text})"
 
     @property

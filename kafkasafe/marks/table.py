@@ -88,7 +88,7 @@ class MarkRow(Generic[M]):
         mark: The mark's class.
         parts: The parts of the mark's body, in the order of the attributes.
         readers: The readers that use the mark. All other readers skip it.
-        valid: Returns whether the format gives a meaning to the values of the mark, given the mark's group.
+        valid: Called with a mark and its group. Returns whether the mark's values are valid in this group.
         means: The text that the document adds after its description of the body.
 
     Attributes:

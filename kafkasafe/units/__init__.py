@@ -19,9 +19,9 @@ outcome is never assumed: InitProducerId ends an open transaction, and then the 
 
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
 committed only after all earlier units of its lines are committed or refused. Its batches must also come after those of
-the earlier units in each partition's log. Because this is checked, several units may be in progress at once. For each
-consumer group and partition, the units that move the group's offset also form a line. They are committed in order, and
-a unit writes the offset only after all earlier units are committed or refused.
+the earlier units in each partition's log. Because this is checked, several units may be in progress at once. There is
+another kind of line: all units that move a consumer group's offset for the same partition. They are committed in order,
+and a unit writes the offset only after all earlier units are committed or refused.
 
 Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading continues the unit before it.
 So if a unit is dropped, the later units of the same reading are also dropped (`Transitions.follow_drops`).

@@ -86,7 +86,7 @@ class TransactionalIds:
         return sum(tid.fencing and tid.transaction is None for tid in self._known.values())
 
     def is_open(self, destination: int) -> bool:
-        """Whether a transaction with this partition may still be open, or has ended but its end is not durable yet."""
+        """True if a transaction with this partition may still be open, or if its end is not durable yet."""
         return any(
             destination in tid.aborting
             or (tid.transaction is not None and destination in tid.transaction.destinations)
@@ -113,7 +113,7 @@ class TransactionalIds:
         self._out.ask(InitProducerId(tid, tid.turn, late or keep, timed_out=late is not None))
 
     def fence_late(self, action: InitProducerId) -> bool:
-        """Ask the coordinator again, with the epoch that the coordinator sets when a transaction times out. Returns
+        """Repeat InitProducerId with the epoch that the coordinator has set if the transaction timed out. Returns
         False, and sends nothing, if such a request cannot help.
         """
         tid = action.tid
@@ -126,20 +126,20 @@ class TransactionalIds:
     def may_be_anothers(self, tid: TransactionalId) -> bool:
         """Whether a refused epoch may mean that another producer holds the id now.
 
-        The answer is no if an earlier incarnation staged a transaction under the id: this incarnation takes such an id
-        over in any case.
+        Returns False if an earlier incarnation staged a transaction under the id: this incarnation then takes the id
+        over, whoever holds it.
         """
         return not self.is_own(tid.name) and not tid.fresh and tid.grant is not None
 
 
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
-    """If the coordinator refused `keep` because the transaction timed out, another grant is current now: return it.
-    Return None if another producer may hold that grant.
+    """The coordinator has refused the grant `keep`. Return the grant that is current now if the reason was a timeout of
+    the transaction. Return None if another producer may hold that grant.
 
     Let E be the epoch of `keep`. After a timeout, the coordinator aborts the open transaction under epoch E + 1. A
-    successor that takes over an open transaction gets epoch E + 2. So if a transaction was open, no producer is ever
-    granted epoch E + 1, but E + 1 is the current epoch until a successor takes over. If no transaction was open, a
-    successor may hold epoch E + 1. With protocol 2, a successor may even hold `keep`, the grant that was refused.
+    successor that takes over an open transaction gets epoch E + 2. So if a transaction was open, epoch E + 1 is granted
+    to no producer: it is only the current epoch until a successor takes over. If no transaction was open, a successor
+    may hold epoch E + 1. With protocol 2, a successor may hold even epoch E, that is, the refused grant.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

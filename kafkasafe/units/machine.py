@@ -43,8 +43,8 @@ class Units:
     Attributes:
         lines: The unfinished units, and their order on each line.
         ids: The transactional ids of the lane.
-        out: The decisions that are not carried out yet. From this object, the journal gets the marks to write, and what
-            has to happen when they are durable.
+        out: The decisions that are not carried out yet. This object gives the journal the marks to write, and the units
+            and transactions that continue once these marks are durable.
         replay: Restores the units from the marks of earlier incarnations.
 
     Args:
@@ -92,8 +92,7 @@ class Units:
         return self.lines.all
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether units that `decide` leaves unfinished hold this unit up: it waits for one of them, or shares a
-        transaction with one.
+        """Whether this unit waits for units that `decide` leaves unfinished, or shares a transaction with one of them.
 
         Any thread may call it.
         """
@@ -180,17 +179,17 @@ class Units:
         self.out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """Record the answer to the EndTxn that is sent before an InitProducerId with `keep`. Returns whether to send
-        InitProducerId, or None if this is not decided yet.
+        """Record the answer to EndTxn. An InitProducerId request whose `keep` is set is preceded by this EndTxn.
+        Returns whether to send InitProducerId, or None if this is not decided yet.
 
         The coordinator checks the epoch of InitProducerId only if no transaction is open. So InitProducerId would also
         end an open transaction of a successor. Therefore a producer whose EndTxn is refused does not send
-        InitProducerId. The exception is a producer that got no answer to an earlier InitProducerId: the newer epoch may
-        be its own.
+        InitProducerId. Only a producer that got no answer to an earlier InitProducerId nevertheless sends another: the
+        newer epoch may be its own.
 
         After a timeout, EndTxn is sent twice, with a pause in between. A successor's first InitProducerId gets error
-        51, and raises the epoch just as a timeout does. Within a second, the successor repeats the request. From then
-        on, the coordinator refuses EndTxn. So the second EndTxn shows whether there is a successor.
+        51, but nevertheless raises the epoch, just as a timeout does. Within a second, the successor repeats the
+        request. From then on, the coordinator refuses EndTxn. So the second EndTxn shows whether there is a successor.
         """
         if not _valid(action) or (code in FENCED_CODES and not action.tid.unsure):
             return False
@@ -313,7 +312,7 @@ class Units:
             code: Kafka's error code; None without an answer.
             reason: Human-readable.
             sent: The request may have reached a broker.
-            lasting: The same answer has come for longer than the producer is willing to wait.
+            lasting: The request has failed with the same answer for longer than the producer is willing to wait.
         """
         if _valid(action):
             self._failures.failed(action, RequestFailure(code, reason, sent, lasting))

@@ -13,8 +13,8 @@ from kafkasafe.units.unit import Entry, Transaction, Unit
 class Lines:
     """Holds the unfinished units by id, their order in each line, and the last committed offset of each log.
 
-    The units of a transaction follow each other directly in each line, and the transaction takes their place there. So
-    the rules for the order of single units also hold for transactions.
+    In each line, the units of a transaction are adjacent, and the line contains the transaction instead of them. So the
+    rules for the order of single units also hold for transactions.
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
@@ -169,7 +169,7 @@ class Lines:
         return all(self._lines[line][0] is entry for line in lines)
 
     def all_issued_before(self, transaction: Transaction) -> bool:
-        """Whether all earlier entries on the transaction's destinations are transactions with `issued` set."""
+        """Whether all earlier entries in the lines of its destinations are transactions whose `issued` is True."""
         return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
 
     def _issued_before(self, transaction: Transaction, destination: int) -> bool:

@@ -11,7 +11,8 @@ from kafkasafe.units.unit import Transaction, Unit
 
 
 class UnitOutbox:
-    """Holds requests, marks and the consequences of marks. Also remembers whether there may be more to decide.
+    """Holds requests and marks, and the units and transactions that continue once the marks are durable. Also remembers
+    whether there may be more to decide.
 
     Attributes:
         staging: Transactions whose STAGED marks `take_marks` returns next.

@@ -9,13 +9,13 @@ from kafkasafe.units.terms import GroupPartition
 from kafkasafe.units.unit import Transaction, Unit
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""Maps a group partition to two numbers: that of the newest reading with a dropped unit, and that of the first dropped
-unit of any reading.
+"""Maps a group partition to two numbers: the number of the newest reading with a dropped unit, and the number of the
+first dropped unit, whichever its reading is.
 """
 
 
 class ReadingOrder:
-    """Remembers which readings are broken off, and how far committed units moved each group partition."""
+    """Remembers in which readings a unit was dropped, and how far committed units moved each group's offsets."""
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
@@ -23,8 +23,8 @@ class ReadingOrder:
         dropped, unless their reading is newer than this reading.
         """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """Maps a group partition to three facts about the last commit: the committed offset, the number of the reading
-        whose unit committed it, and the number of the newest reading at that time.
+        """Maps a group partition to three facts about its last commit: the committed offset, the number of the reading
+        whose unit committed this offset, and the number of the reading that was the newest one during the commit.
         """
 
     def is_broken(self, unit: Unit) -> bool:
@@ -35,8 +35,8 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether the unit is superseded. This is so if, after the unit's reading began, another reading moved the
-        group's offset past the start of the unit's reading.
+        """Whether the unit is superseded: a unit of another reading has moved the group's offset past the start of this
+        unit's reading. A move counts only if it came after the beginning of this unit's reading.
 
         1. A consumer uses `assign`, so it has no generation. The consumer is closed while its unit with records 0 to 9
            waits in the spool.
@@ -61,8 +61,8 @@ class ReadingOrder:
                 self._reached[line] = at.offset, transaction.reading(line).number, newest
 
     def break_off(self, unit: Unit, broken: Break) -> None:
-        """Record that a unit is dropped. Later, a newly accepted unit is also dropped if its reading of the same group
-        partition is the dropped unit's reading, or an older one.
+        """Record that a unit is dropped. A unit that is accepted later is also dropped if, for the same group
+        partition, it belongs to the dropped unit's reading or to an older reading.
         """
         for line in unit.group_lines:
             mine = unit.reading(line).number

@@ -49,7 +49,7 @@ class UnitReplay:
         return unit
 
     def recover_readings(self, mark: m.Read) -> None:
-        """Take a READ mark, which follows the mark of its unit."""
+        """Process a READ mark. In the log, it comes after the UNIT mark of the same unit."""
         unit = self._lines.by_id.get(mark.unit_id)
         if unit is None:
             return

@@ -1,4 +1,4 @@
-"""The requests that use a transactional id, and other actions for units. `Units` has a method for the answer to each.
+"""The requests that use a transactional id, and other actions for units. For each answer, `Units` has a method.
 
 `outcome_of` reads the answer to `DescribeTxn`.
 """
@@ -84,8 +84,8 @@ class DescribeTxn:
 class FindOutcome:
     """Find out from the marker or the log whether the transaction was committed (answer: `outcome_found`).
 
-    With `by_log`, only the log counts. The marker then proves nothing: if the request that writes it arrived late, it
-    became part of a successor's transaction.
+    With `by_log`, only the log counts. The marker then proves nothing, because a delayed request may have written the
+    marker as part of a successor's transaction.
     """
 
     tid: TransactionalId
@@ -153,7 +153,7 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
         # With protocol 1, this description means that the transaction timed out or was fenced while it was open. A
         # description that says "committed" would prove nothing: with protocol 1, a commit does not raise the epoch, so
         # the description may be about an earlier transaction. For an id that a user chose, even "aborted" proves
-        # nothing: the description may be about another producer's transaction. So the shell first sends InitProducerId,
-        # and then finds out the outcome.
+        # nothing: another producer may use the id, and the coordinator may have described that producer's transaction.
+        # So the shell first sends InitProducerId, and then finds out the outcome.
         return False
     return None

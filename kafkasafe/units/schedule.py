@@ -50,7 +50,7 @@ class Schedule:
         self._only: frozenset[bytes] | None = None
         """Ids of the units that may be committed; None: all."""
         self.paused = False
-        """Whether no new unit is begun. Staged units are still brought to their ends."""
+        """Whether no new unit is begun. Units that are staged already can still be committed."""
 
     def pause(self, only: frozenset[bytes] | None) -> None:
         """Begin no more units, and commit only these units (None: all)."""
@@ -65,8 +65,8 @@ class Schedule:
             self._go_on()
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether units that `Units.decide` leaves unfinished hold this unit up: it waits for one of them, or shares a
-        transaction with one.
+        """Whether this unit waits for units that `Units.decide` leaves unfinished, or shares a transaction with one of
+        them.
 
         Any thread may call it.
         """
@@ -86,10 +86,10 @@ class Schedule:
         """Requeue the units of a partition before the partition's log is compared with the batches that the log should
         contain.
 
-        The topic may have been recreated, without the batches of a prepared transaction. The coordinator would
-        nevertheless commit that transaction: it identifies topics by name, so it does not notice that the topic is a
-        new one. So a transaction that can be aborted is aborted, and prepared again later. If a transaction may already
-        be committed, it is brought to its end first, and its batches are compared after that.
+        The topic may have been deleted and created again, so that its log lacks the batches of a prepared transaction.
+        The coordinator would nevertheless commit that transaction: it identifies topics by name, so it does not notice
+        that the topic is a new one. So a transaction that can be aborted is aborted, and prepared again later. If a
+        transaction may already be committed, its outcome is found out before its batches are compared with the log.
 
         Returns:
             True if the partition has no transaction any more. If the result is False, call this method again after each

@@ -1,4 +1,4 @@
-"""The terms of units: phases and their transitions, grants, readings."""
+"""What all modules for units share: phases and their transitions, grants, readings."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class Sharing:
                 and len(found) < fellows
                 and members.admit(other)
                 and fits(other)
-                # On lines that `other` shares with the units found so far, no other entry is in between. On the
-                # remaining lines of `other`, it waits only for entries for which the first unit waits, too.
+                # In each line that `other` shares with the units found so far, `other` comes directly after them. In
+                # its remaining lines, `other` waits only for entries for which the first unit waits, too.
                 and all(
                     heads[at] is other if at in heads else self._is_right_after(other, at, ahead)
                     for at in other.lines
@@ -99,7 +99,7 @@ class Sharing:
 
 
 def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> Transaction:
-    """The transaction that replaces these units in their lines (see `Lines.unite`)."""
+    """Make the transaction of these units. `Lines.unite` then puts it into the lines instead of the units."""
     if len(units) == 1:
         [unit] = units
         offsets, readings, batches = unit.offsets, unit.readings, unit.batches

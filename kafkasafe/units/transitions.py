@@ -1,4 +1,4 @@
-"""Moves units into transactions and back into their lines, and ends them."""
+"""Moves units into transactions and back into their lines, and ends transactions and units."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOVED_ON: Final = (
 
 
 class Transitions:
-    """Moves units into transactions and back into their lines, and ends them.
+    """Moves units into transactions and back into their lines, and ends transactions and units.
 
     Args:
         lines: The unfinished units.
@@ -152,8 +152,8 @@ class Transitions:
     def ask_outcome(self, transaction: Transaction) -> None:
         """Find out whether a transaction was committed.
 
-        The coordinator may know the outcome. If not, InitProducerId makes a later commit impossible, and the shell then
-        reads the marker.
+        The coordinator may know the outcome. If not, InitProducerId makes a later commit impossible. After that, the
+        marker shows whether the transaction was committed.
         """
         tid = transaction.tid
         transaction.move(Phase.ASKING)
@@ -229,8 +229,8 @@ class Transitions:
         """Record that the unit cannot be delivered, because another producer has taken over the unit's transactional
         id.
 
-        If the unit moves a group's offsets, the unit's records are not kept: the other producer reads the same
-        input again.
+        If the unit moves a group's offsets, its records are not kept. The offsets have not moved, so the group's
+        consumers read the same input again.
         """
         unit.blame(EPOCH_REFUSED, reason)
         unit.drop(dropped=bool(unit.offsets))
@@ -277,8 +277,8 @@ class Transitions:
         self._end(unit, (unit,), m.UnitOutcome.COMMITTED, "")
 
     def end_dropped(self, unit: Unit) -> None:
-        """End a given-up unit. Either `rejected/` contains the unit's records, or the consumers whose offsets the unit
-        moves read their input again.
+        """End a given-up unit. Either `rejected/` contains the unit's records, or consumers read the unit's input
+        again, because the unit has not moved the group's offsets.
         """
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
@@ -323,8 +323,8 @@ class Transitions:
             self.part(transaction)
 
     def refuse(self, unit: Unit) -> None:
-        """End a given-up unit. Keep the unit's records in `rejected/`, unless the unit is dropped: then the consumers
-        whose offsets it moves read their input again.
+        """End a given-up unit. Keep its records in `rejected/`. But do not keep the records of a dropped unit, because
+        consumers read the input of such a unit again.
         """
         unit.move(Phase.REFUSED)
         if unit.dropped:
@@ -343,7 +343,9 @@ class Transitions:
                 self.drop(each, code, reason)
 
     def drop(self, unit: Unit, code: int, reason: str) -> None:
-        """Give a unit up without keeping its records: the consumers whose offsets it moves read their input again."""
+        """Give a unit up without keeping its records. Nothing is lost: the group's offsets do not move, so consumers
+        read the unit's input again.
+        """
         unit.drop()
         self.give_up(unit, code, reason)
 
@@ -363,8 +365,8 @@ class Transitions:
         broken: Break = {}
         for unit in dropped:
             self._readings.break_off(unit, broken)
-        # Examine units in the order in which they were accepted, because a dropped unit comes before the units that
-        # continue it.
+        # Examine units in the order in which they were accepted. So a unit is dropped before the units that continue it
+        # are examined.
         for unit in self._lines.all if dropped else ():
             if unit.phase is Phase.REFUSED:
                 continue

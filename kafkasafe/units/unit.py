@@ -34,8 +34,8 @@ class Unit(UnitContent):
         recorded: The entries of the unit's READ mark; empty if the unit has no such mark.
         batches: The batches, in order. If a batch is divided, its parts take its place.
         durable: The unit is on disk.
-        position: Spool position in the unit's group (or before it, if the unit has no batches); -1: not on disk.
-        accepted_at: Spool position of the first group that contained the unit; -1 if this incarnation accepted it.
+        position: A spool position in the unit's group; not after the group if the unit has no batches; -1: not on disk.
+        accepted_at: Spool position of the unit's first group; -1 if this incarnation accepted the unit.
         phase: See `TRANSITIONS`.
         grant: The grant under which the unit was last tried; None before the first try.
         sequences: Maps a batch's handle to the batch's base sequence in the last try.
@@ -182,7 +182,7 @@ class Unit(UnitContent):
     def read_staged(self, grant: Grant, places: Sequence[m.Placed]) -> None:
         """Take a STAGED mark of an earlier incarnation."""
         handles = {batch.position: batch.handle for batch in self.batches}
-        # Put the batches in the order of the mark, because the marker is in the partition of the first batch.
+        # Use the order of the STAGED mark: the transaction's marker is committed under the first batch's partition.
         order = {place.position: index for index, place in enumerate(places)}
         self.batches.sort(key=lambda batch: order.get(batch.position, len(order)))
         for place in places:
@@ -210,7 +210,7 @@ class Unit(UnitContent):
         self.code, self.reason = 0, reason
 
     def fail(self) -> None:
-        """Record that the unit's transaction was aborted, or that the refused unit's records could not be saved."""
+        """Record a failed try: the transaction was aborted or, for a refused unit, its records could not be saved."""
         self.tries += 1
 
     def forget_tries(self) -> None:
@@ -267,7 +267,7 @@ class Transaction(UnitContent):
 
     Attributes:
         units: The units, in order. The id of the first one is the marker.
-        tid: The transactional id; None: the transaction is over or aborted.
+        tid: The transactional id; None once the transaction has ended or is being aborted.
         grant: The grant under which the transaction was begun.
         offsets: The offsets of consumer groups. If several units move the same offset, the last unit's value counts.
         readings: For each partition of a group, the reading (`Reading`) from which the offset comes.
@@ -275,8 +275,8 @@ class Transaction(UnitContent):
         phase: See `TRANSITIONS`. All units of the transaction have the same phase.
         placed: The number of appended batches.
         issued: All batches were passed to the shell, which appends them.
-        alone: When `issued` was set, all earlier entries of the transaction's destinations had been committed or
-            refused.
+        alone: When the batches were passed to the shell, all earlier entries in the lines of the transaction's
+            destinations had been committed or refused.
         notes_left: The number of groups whose offsets are not written yet. The marker counts as a group.
         next_note: Index, in `offsets`, of the group whose offsets are written next; -1: none.
         end_refused: EndTxn was refused because of the epoch.
@@ -409,11 +409,11 @@ class Transaction(UnitContent):
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """Forget that EndTxn was refused, because the log does not show whether the transaction was committed."""
+        """Forget that EndTxn was refused. Called if the log does not show the outcome, which is then open again."""
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
-        """Record that the transaction is over or aborted. Returns its former transactional id."""
+        """Record that the transaction has ended or is being aborted. Returns its former transactional id."""
         tid, self.tid = self.tid, None
         self.issued = False
         self.next_note = -1
@@ -553,7 +553,7 @@ class TransactionalId:
     def end(self, grant: Grant | None, *, sure: bool) -> None:
         """Record the answer to EndTxn.
 
-        The next transaction uses this grant, unless the grant is unknown or an earlier answer was lost.
+        The next transaction uses `grant`, unless it is None or an earlier try of EndTxn failed (`sure` is False).
         """
         if self.fresh or grant is None or not sure:
             self.fresh = True
@@ -582,7 +582,7 @@ class TransactionalId:
         self.unsure = True
 
     def note_end(self, *, timed_out: bool) -> None:
-        """Record that the open transaction may be over. `timed_out`: see `InitProducerId`."""
+        """Record that the transaction may no longer be open. `timed_out`: see `InitProducerId`."""
         self.opened = self.opened and timed_out
 
     def note_alone(self) -> None:
