@@ -155,7 +155,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         def committed(
             self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
         ) -> int | OffsetAndMetadata | None:
-            """Return the committed offset of a partition; None if there is none. With `metadata=True`, it is returned
+            """Return the committed offset of a partition; None if none exists. With `metadata=True`, it is returned
             as an OffsetAndMetadata.
             """
 
@@ -277,7 +277,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             self._begin_poll()
             raise
         except BaseException:
-            # Ctrl-C, or a signal handler that raises. Start all procedures anew: an interrupted procedure would never
+            # Ctrl-C, or a signal handler that raises. Start all procedures again: an interrupted procedure would never
             # end.
             self._give_back()
             reading.parts.cancel()

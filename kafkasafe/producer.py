@@ -97,7 +97,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             `kafkasafe.metrics.install`. Default: no.
         blocked_timeout_ms (int): After this time the producer rejects records that the cluster still blocks. A cluster
             blocks records if their topic is missing, forbidden or invalid, if their timestamps are too far in the
-            future, or if their batch makes the broker fail. The time starts anew if the cluster gives a different
+            future, or if their batch makes the broker fail. The time starts again if the cluster gives a different
             answer or none, or if the producer is restarted. None: no limit. Default: seven days.
         on_blocked_topic (str): What `send` does while its topic is missing, forbidden or invalid. "raise": `send` does
             not accept the record, and raises kafka-python's exception for the error code. "accept": `send` accepts the

@@ -102,7 +102,7 @@ class BatchUnit:
         )
 
     def because(self) -> str:
-        """Return a sentence that says which records the cluster blocks, and why; empty if there are none. This batch
+        """Return a sentence that says which records the cluster blocks, and why; empty if none exist. This batch
         may wait for such records, or contain them.
         """
         return because(self._delivery.pump.refused())

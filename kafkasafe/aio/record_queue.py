@@ -38,7 +38,7 @@ class _Meanwhile:
         self._before: dict[TopicPartition, int] = {}
 
     def begin(self, fetched: Iterable[Fetched]) -> None:
-        """Begin anew, because a poll is requested."""
+        """Begin again, because a poll is requested."""
         self.paused = set()
         self.compare_with(fetched)
 

@@ -23,7 +23,7 @@ _SETTLE_S: Final = 5.0
 
 
 class RecordRequests:
-    """Returns fetched records. If there are none, lets the thread poll; one poll at a time.
+    """Returns fetched records. If none exist, lets the thread poll; one poll at a time.
 
     `SafeConsumer` describes `one` (`getone`) and `many` (`getmany`).
     """

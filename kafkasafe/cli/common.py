@@ -220,7 +220,7 @@ def refuse_as_root(directory: Path) -> None:
 
 
 def _waiting_in(lanes: SpoolDirectory) -> str:
-    """Returns the number of undelivered records as the beginning of an error message; empty if there are none."""
+    """Returns the number of undelivered records as the beginning of an error message; empty if none exist."""
     records = 0
     for number in lanes.lanes():
         with contextlib.suppress(SpoolError):

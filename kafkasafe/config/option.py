@@ -14,7 +14,7 @@ class Default(enum.Enum):
     """A placeholder for a value in a row."""
 
     KAFKAS = enum.auto()
-    """Use the default in `table.OTHER_DEFAULTS`, or if there is none, kafka-python's default."""
+    """Use the default in `table.OTHER_DEFAULTS`, or if none exists, kafka-python's default."""
     GIVEN = enum.auto()
     """Use the value that the user gave."""
 

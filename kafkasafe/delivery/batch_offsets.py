@@ -82,7 +82,7 @@ class GivenOffsets:
     continues from a dropped one.
 
     kafkasafe cannot move back the consumer that read up to these offsets. So after a batch is dropped, the next batch
-    with an offset for any of the same partitions is refused, unless the program was told about the drop. Batches that
+    with an offset for any of the same partitions is refused, unless the program was informed of the drop. Batches that
     the program makes after a refusal are assumed to contain records that were read again.
 
     Args:
@@ -113,7 +113,7 @@ class GivenOffsets:
         Args:
             fate: Returns the batch's outcome.
             given: The offsets.
-            informed: Whether the program was told about every batch that was dropped before this one.
+            informed: Whether the program was informed of every batch that was dropped before this one.
 
         Returns:
             The reading to which each offset belongs, and the batch's claims.

@@ -84,7 +84,7 @@ class ProducerSeen:
         closed: Why the producer no longer accepts records; empty while it is open.
         forked: Whether the producer is closed because it belongs to the parent process.
         failure: The error that ended the producer; empty if none did.
-        wrong_cluster: Evidence that the answering brokers belong to the wrong cluster; empty if there is none.
+        wrong_cluster: Evidence that the answering brokers belong to the wrong cluster; empty if none exists.
         undecidable: The evidence about each batch that waits for a decision.
         disk_trouble: Why the producer cannot make records durable on its disk at the moment; empty if it can.
         disk_full: Whether the disk trouble is a lack of space.

@@ -359,7 +359,7 @@ class _Before:
         self._last_sequence: int | None = None
         self._elsewhere: dict[int, int] = {}
         self.end_offset = -1
-        """End (exclusive) of the newest batch that is older than `_oldest` and still in its place; -1 if there is none.
+        """End (exclusive) of the newest batch that is older than `_oldest` and still in its place; -1 if none exists.
         """
 
     def _ours(self, identity: BatchId) -> bool:

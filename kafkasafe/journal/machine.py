@@ -30,7 +30,7 @@ class Turn(NamedTuple):
 
     Attributes:
         partition: The partition.
-        head: The first batch that is not acknowledged; None if there is no such batch.
+        head: The first batch that is not acknowledged; None if no such batch exists.
         now: The current time in seconds.
         now_ms: Wall clock, ms since the epoch.
     """

@@ -134,7 +134,7 @@ class Denial:
     asking: bool = False
 
     def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
-        """Record another refusal. The duration is counted anew, from `now`, if the previous refusal came more than
+        """Record another refusal. The duration is counted again, from `now`, if the previous refusal came more than
         `silence_s` seconds ago, or if a request without an answer came after it.
         """
         if self.counted_from < 0 or now - self.last_at > silence_s:

@@ -215,7 +215,7 @@ class Ask:
 
     Attributes:
         destination: Destination number.
-        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. If there are none, the
+        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. If none exist, the
             journal needs only the end offset, and the engine answers with `baseline()`.
         from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
         acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.

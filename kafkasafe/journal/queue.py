@@ -165,7 +165,7 @@ class PackedRows:
         return self.at(position) is not None
 
     def at(self, position: int) -> BacklogRow | None:
-        """The row of the packed batch at this position; None if there is none."""
+        """The row of the packed batch at this position; None if none exists."""
         index = bisect_right(self._sizes, position, key=itemgetter(0)) - 1
         if index < 0:
             return None

@@ -324,7 +324,7 @@ class Recovery:
 
     def recover_torn(self, destination: int) -> None:
         """Record a batch that a crash left incomplete, although later batches of its group are intact. The batch was
-        never durable, so no caller was told that it would be delivered.
+        never durable, so no caller was informed that it would be delivered.
         """
         self._replay.take()
         if destination in self._all:

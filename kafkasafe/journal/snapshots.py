@@ -123,7 +123,7 @@ def _gap_marks(partition: Destination) -> list[m.Identified]:
     2. The next incarnation copies the later batches forward, and deletes the segment. The process is killed before
        these batches get new ids.
     3. Without the mark, the following incarnation would report the incomplete batch as missing. That report would be
-       wrong, because no caller was ever told that the batch was durable.
+       wrong, because no caller was ever informed that the batch was durable.
     """
     gaps = partition.loss.gaps if isinstance(partition, Partition) else {}
     # Each entry has the position 0, because it describes a gap and not a batch. No data batch has this position, so

@@ -297,7 +297,7 @@ class Fetcher(KafkaFetcher):
         self.taken.take(tp, state)
         if state is not part.state:
             # The partition was assigned again after these records were fetched. The consumer's history of the partition
-            # begins anew, and the log may have changed, so these records do not count.
+            # begins again, and the log may have changed, so these records do not count.
             part.drain()
             return 0
         if part.kind is None:

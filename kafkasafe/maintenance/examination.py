@@ -73,7 +73,7 @@ class SpooledBatch:
         identity: Batch id; None while the batch has none.
         max_timestamp: Newest timestamp, ms since the epoch.
         known: The outcome according to the spool.
-        file: The batch's file in `rejected/`; None if there is none.
+        file: The batch's file in `rejected/`; None if none exists.
         given: If the batch's partition is not chosen yet: the partitions that callers gave for some of its records (see
             `journal.Batch`).
     """

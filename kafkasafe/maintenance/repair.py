@@ -153,7 +153,7 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
 
 def _copied(lane: Path, segments: list[str], *, files: Files) -> Path:
     """Copies segments to a new directory of the lane. The directory gets its name when all copies are durable, so
-    nobody mistakes an incomplete copy for a complete one.
+    no one mistakes an incomplete copy for a complete one.
 
     Raises:
         SpoolError: Not everything could be copied. No part of the copies is left.

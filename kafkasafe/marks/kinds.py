@@ -284,7 +284,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A crash left these batches incomplete in the spool. No caller had been told that they are durable. So the
+    """A crash left these batches incomplete in the spool. No caller had been informed that they are durable. So the
     remaining bytes of these batches do not count as damage.
     """
 

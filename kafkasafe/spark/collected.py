@@ -95,7 +95,7 @@ def later_size(previous: Size | None, rows: int, sent_bytes: int, *, was_refused
     then collects no rows for the next 100 micro-batches.
 
     Args:
-        previous: The size remembered after the previous micro-batch; None if there is none.
+        previous: The size remembered after the previous micro-batch; None if none exists.
         rows: Number of rows.
         sent_bytes: Size of the encoded batches, in bytes.
         was_refused: Whether a row of this micro-batch was too large to be collected.

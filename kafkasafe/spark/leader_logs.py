@@ -353,7 +353,7 @@ class LeaderLogs:
 
 
 def _none_below() -> Procedure[EpochEnd]:
-    """Answers where the epoch below epoch 0 ends. Sends no request, because there is no such epoch."""
+    """Answers where the epoch below epoch 0 ends. Sends no request, because no such epoch exists."""
     yield from ()
     return EpochEnd(0, UNDEFINED, UNDEFINED)
 

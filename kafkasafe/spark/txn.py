@@ -202,7 +202,7 @@ class Marker:
 
     Attributes:
         next_batch_id: The micro-batch's id plus one.
-        query_id: Id of the Spark query that wrote the micro-batch; empty if there is none (batch use, Spark Connect).
+        query_id: Id of the Spark query that wrote the micro-batch; empty if none exists (batch use, Spark Connect).
             Batch ids of different queries cannot be compared.
         rows: Number of rows of the micro-batch; None in markers of version 1, which do not have this field.
         plan: The micro-batch's `plan_digest`; empty if it is not known.

@@ -74,7 +74,7 @@ class Inspected:
             its records.
         rejected_discarded: Number of records that `kafkasafe spool discard` has discarded.
         extent: The problem with the lane's `extent` (see `extent_of`); empty if the extent is valid.
-        oldest_ms: When the oldest undelivered batch was written (ms since the epoch); -1 if there is none.
+        oldest_ms: When the oldest undelivered batch was written (ms since the epoch); -1 if none exists.
         undecidable: One entry per undelivered batch that waits for an operator's decision: the position of the group
             with the mark `Undecidable` for this batch.
     """
@@ -319,7 +319,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
 
 
 def _oldest_ms(log: Log, journal: Journal) -> int:
-    """When the oldest unfinished batch was written; -1 if there is none."""
+    """When the oldest unfinished batch was written; -1 if none exists."""
     times, units = steps(log)
     written = {position: each.prepared_ms for position, each in times.items()}
     written |= {position: unit.prepared_ms for unit in units for position in unit.positions}

@@ -168,7 +168,7 @@ class SegmentReader:
         self, content: Content, at: int, position: int
     ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
         """Finds the first intact group that begins at or after the byte `at`, and whose position is at least
-        `position`. Returns (byte offset, group), or (end of the segment, None) if there is no such group.
+        `position`. Returns (byte offset, group), or (end of the segment, None) if no such group exists.
         """
         earliest = at
         found = content.find(_GROUP_KEY, at)

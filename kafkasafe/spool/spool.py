@@ -408,7 +408,7 @@ class Spool:
             if self._segments:
                 # Restore the extent before the segments: if a crash interrupts this, the next owner must see which
                 # segments are missing.
-                # With "os", nobody knows how far the log is durable, so the extent names no end.
+                # With "os", no one knows how far the log is durable, so the extent names no end.
                 self._extent.restore(self._segments, None if self._sync == "os" else self.synced_position)
             for index, segment in enumerate(self._segments):
                 if self._segments.is_whole(segment):

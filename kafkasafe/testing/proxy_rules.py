@@ -440,7 +440,7 @@ class Pending:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the response to deliver; 0 while there is none."""
+        """Size of the response to deliver; 0 while none exists."""
         return sum(map(len, self.parts or ()))
 
     def affect(self, effects: Effects) -> None:

@@ -436,7 +436,7 @@ class TransactionalId:
     Attributes:
         name: The id itself, as Kafka's requests name it.
         grant: The current grant of the id; None before and during InitProducerId.
-        transaction: The current transaction under the id; None if there is none.
+        transaction: The current transaction under the id; None if none exists.
         turn: Number of the current turn. Answers to requests of an earlier turn are ignored.
         sequences: Maps a destination to the next base sequence under this grant.
         fencing: InitProducerId is in progress.

@@ -284,7 +284,7 @@ class _Left:
     """The undelivered records in all lanes that no other process owns.
 
     Attributes:
-        damaged: A description of the damage; empty if there is none.
+        damaged: A description of the damage; empty if none exists.
         foreign: Names of the lanes that other processes own.
         work: Whether a producer that owned these lanes would have work to do.
     """

@@ -52,8 +52,8 @@ def spool_prune(
 
     Such lanes and directories are left by client ids that are no longer used, and by workers that have ended. The
     command never deletes waiting or rejected records, damaged data, or data in quarantine. A lane also remembers the
-    records that were acknowledged last. Without the lane, nobody would notice if the cluster lost these records. If
-    they were kept by `retain_acked_*`, nobody could send them again.
+    records that were acknowledged last. Without the lane, no one would notice if the cluster lost these records. If
+    they were kept by `retain_acked_*`, no one could send them again.
     """
     age_s = duration_s(older_than, "--older-than")
     if directory is None and not tree:

@@ -62,7 +62,7 @@ class Timers:
 
     @property
     def next_at(self) -> float:
-        """Monotonic time, in seconds, at which the next message is due; infinity if there is none."""
+        """Monotonic time, in seconds, at which the next message is due; infinity if none exists."""
         return self._waiting[0][0] if self._waiting else float("inf")
 
     def add(self, delay_s: float, message: Message) -> None:

@@ -249,7 +249,7 @@ class Rejections:
         return handle in self._paths
 
     def keep(self, handles: Iterable[int], path: Path | None) -> None:
-        """Store, for these batches, the path of the file that contains their records; None if there is no such file
+        """Store, for these batches, the path of the file that contains their records; None if no such file exists
         (`spool="never"`).
         """
         self._paths.update(dict.fromkeys(handles, path))

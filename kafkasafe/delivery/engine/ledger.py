@@ -212,7 +212,7 @@ class Ledger:
                 self.waiters.notify_all()
 
     def oldest_age_s(self) -> float:
-        """How many seconds the oldest record without a final outcome has waited; 0 if there is none. Callable from any
+        """How many seconds the oldest record without a final outcome has waited; 0 if none exists. Callable from any
         thread.
         """
         oldest = self.parcels.oldest

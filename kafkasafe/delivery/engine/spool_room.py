@@ -1,4 +1,4 @@
-"""The accepted parcels that are not on disk yet; the spool's room for more, and the reason if there is none."""
+"""The accepted parcels that are not on disk yet; the spool's room for more, and the reason if none exists."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class UndurableParcels:
         return first(self._by_number, number + 1) > number
 
     def last_number(self) -> int:
-        """The number of the newest parcel that is not durable; 0 if there is none."""
+        """The number of the newest parcel that is not durable; 0 if none exists."""
         return last(self._by_number)
 
     def records(self, number: int) -> int:

@@ -177,7 +177,7 @@ class NodeFiles:
             self._define(node, "broker", own, tuple(ports), None)
 
     def check_settings(self, jar_dir: Path) -> None:
-        """Refuses unknown settings. Kafka itself ignores them, so nobody would notice a misspelt name."""
+        """Refuses unknown settings. Kafka itself ignores them, so no one would notice a misspelt name."""
         given = dict.fromkeys(
             [*self._layout.config, *(n for s in self._layout.broker_config.values() for n in s)]
         )

@@ -189,7 +189,7 @@ class Centre:
         )
 
     def _watched(self) -> bool:
-        """Whether a controller is running. Without one, nobody notices dead brokers."""
+        """Whether a controller is running. Without one, no one notices dead brokers."""
         return not self.profile.brokers_control or any(broker.serves for broker in self.brokers.values())
 
     def expire_producers(self) -> None:

@@ -29,7 +29,7 @@ class Profile:
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.
         creating_code: Error code in the Metadata answer for a topic that this request has created.
-        brokers_control: Whether one of the brokers is the controller. If so, nobody notices the death of the last
+        brokers_control: Whether one of the brokers is the controller. If so, no one notices the death of the last
             broker.
         verifies_transactions: Whether brokers accept a transaction's batches only for partitions that were added to it.
         caps_in_sync: True for Kafka 4 and later. `min.insync.replicas` then counts as at most the number of replicas,
