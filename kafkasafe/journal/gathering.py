@@ -15,7 +15,7 @@ from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.state import JournalState
 
 GATHER_LEAST: Final = 8
-"""The journal merges batches only if at least this many wait behind the batches in flight. Each merge writes a group to
+"""The journal merges batches only if at least this many wait after the batches in flight. Each merge writes a group to
 the spool, and this cost does not pay off for fewer batches.
 """
 _GATHER_MOST: Final = 256

@@ -374,7 +374,7 @@ class Losses:
     def revive(
         self, partition: Partition, positions: Sequence[int], given_up: Sequence[int], end_offset: int
     ) -> None:
-        """Put finished batches back into the queue, in front of all batches that were never finished."""
+        """Put finished batches back into the queue, before all batches that were never finished."""
         back = partition.log.take_out(positions, given_up)
         for batch in reversed(back):
             batch.revive()

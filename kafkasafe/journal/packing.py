@@ -154,7 +154,7 @@ class RereadBacklogs:
         id.
 
         A mark that voids ids takes effect on all packed batches together. So a batch with an id must not be packed
-        behind a batch without one.
+        after a batch without one.
         """
         queue = partition.queue
         without = queue.packed.count > 0 and not queue.packed.identified

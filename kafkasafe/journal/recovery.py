@@ -135,7 +135,7 @@ class Recovery:
     def _put_in_order(self, part: Batch, rank: tuple[int, ...]) -> None:
         """Move a part of a divided batch to its place in the order, which follows from the part's rank.
 
-        1. A batch is divided because it was refused. Its parts are written behind batches that were accepted later.
+        1. A batch is divided because it was refused. Its parts are written after batches that were accepted later.
         2. The parts are copied forward. The spool deletes the segment with the divided batch, but not yet the one in
            which its parts were first written.
         3. The next incarnation reads the parts in that segment, which does not show their place in the order. Only the
@@ -399,7 +399,7 @@ class Recovery:
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue.near[0].identity is None:
-                # An earlier incarnation put lost batches into the queue again, in front of the batches in doubt. The
+                # An earlier incarnation put lost batches into the queue again, before the batches in doubt. The
                 # lost batches get new ids. Sequences must ascend in queue order. So each batch in doubt that the log
                 # does not have needs a new id, too.
                 partition.ids.expire()

@@ -438,7 +438,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """All batches of a unit are in the logs of their partitions. Whoever reads this mark is allowed to commit the
+    """All batches of a unit are in the logs of their partitions. A reader of this mark is allowed to commit the
     transaction.
     """
 

@@ -127,7 +127,7 @@ class TransactionalIds:
         """Whether a refused epoch may mean that another producer holds the id now.
 
         Returns False if an earlier incarnation staged a transaction under the id: this incarnation then takes the id
-        over, whoever holds it.
+        over from any other holder.
         """
         return not self.is_own(tid.name) and not tid.fresh and tid.grant is not None
 

@@ -258,7 +258,7 @@ class Endings:
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
         """Refused destinations with pending records, oldest first. If `topic` is given, the result has only those
-        destinations because of which records of this topic wait.
+        destinations that make records of this topic wait.
 
         Any thread may call this method.
         """

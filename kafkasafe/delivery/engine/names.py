@@ -104,8 +104,8 @@ class RefusedNames:
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
-    """Yields the refused names because of which units wait. If `topic` is given, yields only the names because of which
-    records of that topic wait. Any thread may call this function.
+    """Yields the refused names that make units wait. If `topic` is given, yields only the names that make records of
+    this topic wait. Any thread may call this function.
     """
     for lane in lanes:
         for name, found in lane.names.items():

@@ -72,8 +72,8 @@ class Parcel:
         log_append_time: Timestamp that the broker gave the records, ms since the epoch; -1 if the broker gave none.
         children: The parcels that now contain the records of this parcel: its parts if it was divided, or the parcel
             into which it was joined. Each is (child, indexes of the child's records in this parcel).
-        parent: The parcel of which this parcel is a part. If small parcels were joined into this parcel, the first of
-            `parents`.
+        parent: The parcel that was divided into this parcel and others. If small parcels were joined into this parcel,
+            the first of `parents`.
         parents: The small pending parcels that were joined into this one, if any.
         shift: If this parcel was joined into another parcel, the index that this parcel's first record has there.
         given: The partitions that the caller gave for some of the records (see `journal.Batch`). Used while `partition`

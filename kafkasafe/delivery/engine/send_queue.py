@@ -57,7 +57,7 @@ class SendQueue:
         return self._disk.memory + self.read_bytes
 
     def hold(self, address: Address, leader: t.PartitionInfo | None, lane: Lane, batch: j.Batch) -> None:
-        """Hold a batch for the leader, behind the held batches of the same partition."""
+        """Hold a batch for the leader, after the held batches of the same partition."""
         queue = self._held.get(address)
         if queue is None:
             queue = self._held[address] = collections.deque()

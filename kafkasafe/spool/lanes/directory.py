@@ -484,7 +484,7 @@ class SpoolDirectory:
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def owner(self, number: int) -> tuple[int, str]:
-        """(pid, text) of a lane's lock file; (0, "") if there is no text."""
+        """(pid, text) of a lane's lock file; (0, "") if the file has no text."""
         return self.owners.owner(number)
 
     def starting_lanes(self) -> dict[int, str]:

@@ -32,7 +32,7 @@ class LockedDirectory(Protocol):
         """Returns the directory of a lane."""
 
     def owner(self, number: int) -> tuple[int, str]:
-        """(pid, text) of a lane's lock file; (0, "") if there is no text."""
+        """(pid, text) of a lane's lock file; (0, "") if the file has no text."""
 
     def restore(self, lock: LaneLock | None = None) -> None:
         """Creates the missing parts of the directory, and puts a lane at its path."""

@@ -32,7 +32,7 @@ class Owners:
         self._path_of = path_of
 
     def owner(self, number: int) -> tuple[int, str]:
-        """(pid, text) of a lane's lock file; (0, "") if there is no text."""
+        """(pid, text) of a lane's lock file; (0, "") if the file has no text."""
         text = self._lock_text(number).strip()
         match = re.match(r"pid (\d+)\b", text)
         return (int(match[1]) if match else 0), text
