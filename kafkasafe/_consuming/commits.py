@@ -75,9 +75,10 @@ class Commits:
         2. `poll` raises LogDivergedError. The application does not seek, and an automatic commit is due.
         3. Both logs have leader epoch 0. The next incarnation of the program would accept offset 10, and skip 0 to 9.
 
-        So a position is left out if it looks like a position in the new log and the application has not decided yet. A
-        position is also left out if the topic metadata already have another topic id, and the position was not checked
-        since. Until the topic metadata have another id, commits carry the id of the topic that was read (`_described`).
+        So a position that may be mistaken for a position in the new log is left out until the application has decided
+        where to continue. A position is also left out if the topic metadata already contain the new topic's id, but the
+        position has not been checked yet. While the metadata still contain the id of the topic that was read, commits
+        carry this id (`_described`).
         """
         return self._port.consumed(unhanded, self._is_allowed)
 

@@ -65,7 +65,7 @@ class Followers(Generic[T]):
             self._left_until[partition] = now + LEADER_ONLY_S
 
     def leaves(self, partitions: Iterable[T], now: float) -> bool:
-        """Return whether at least one of these partitions is now read only from its leader."""
+        """Return whether at least one of these partitions is currently excluded from reading from followers."""
         with self._lock:
             return any(self._left_until.get(partition, now) > now for partition in partitions)
 
@@ -82,8 +82,8 @@ class Followers(Generic[T]):
             self._overdue.pop(node, None)
 
     def failed(self, node: int, now: float) -> frozenset[T]:
-        """Record that the Fetch to this broker has failed. Return the requested partitions, which are read only from
-        their leaders from now on.
+        """Record that the Fetch to this follower has failed. Return the partitions that it requested. For a while, they
+        are read only from their leaders.
         """
         with self._lock:
             _, partitions = self._asked.get(node, (0.0, frozenset[T]()))
@@ -103,8 +103,8 @@ class Followers(Generic[T]):
         return found
 
     def note_errors(self, node: int, rows: Iterable[tuple[T, Any]]) -> None:
-        """Record the errors in an overdue response. The consumer already reads the partitions that have these errors
-        from their leaders.
+        """Record the errors in a follower's overdue response. The consumer already reads the affected partitions from
+        their leaders.
         """
         with self._lock:
             overdue = self._overdue.get(node, ())

@@ -27,7 +27,7 @@ _COUNT: Final = struct.Struct(">i")
 _COUNT_AT: Final = 57
 _LOG_OVERHEAD: Final = 12
 _MAGIC_2: Final = 2
-# Offset, length, CRC, magic, attributes of messages before format 2.
+# For a message in a format before 2: offset, length, CRC, magic, attributes.
 _OLD_HEADER: Final = struct.Struct(">qiIbb")
 _HAS_DELETE_HORIZON: Final = 0x40
 _MOST_SKIPPED: Final = 100
@@ -38,8 +38,8 @@ class _Header(NamedTuple):
     """Fields of the header of a batch, or of a message in a format before 2.
 
     Attributes:
-        base_offset: First offset. For a compressed message in a format before 2, this is the last offset: such a header
-            contains only that one.
+        base_offset: First offset. For a compressed message in a format before 2, it is the last offset, because the
+            header of such a message contains no other offset.
         last_offset: Last offset (inclusive).
         epoch: Leader epoch, or -1.
         crc: Checksum.
@@ -95,7 +95,7 @@ class FormerTopics:
     def __init__(self, ids: frozenset[bytes] = frozenset()) -> None:
         self.ids = ids
         self._named: bytes | None = None
-        """The former topic that the metadata have named without a break since the time `_since` (monotonic seconds)."""
+        """The former topic that all metadata have named since the time `_since` (monotonic seconds)."""
         self._since = 0.0
 
     def copy(self) -> FormerTopics:
@@ -177,10 +177,10 @@ class History:
         return lineage
 
     def for_commit(self, end: int) -> tuple[Lineage, bytes | None]:
-        """Return the lineage that a commit of this offset carries, and the topic id. Any thread may call it.
+        """Return two values for a commit of this offset: the lineage and the topic id. Any thread may call it.
 
-        The text of a lineage cannot express skipped ranges. So if another epoch begins after a skipped range, the
-        lineage gets an entry without an epoch for this range.
+        The text of a lineage cannot express skipped ranges. So if a new epoch begins directly after a skipped range,
+        the lineage gets an entry for the range, and this entry names no epoch.
         """
         with self._lock:
             lineage = self._copy(end)
@@ -197,9 +197,9 @@ class History:
         below `offset`, this is the start of the skipped range; otherwise it is `offset` itself.
 
         1. The consumer reads up to offset 10, seeks to 35 and reads on. The epoch has changed at 20 and at 30.
-        2. In the lineage, the first epoch lasts up to 35, because no newer epoch was seen before.
-        3. The consumer seeks to 25. The records 20 to 24 have another epoch than in the lineage. This is no loss,
-           because none of these records was read.
+        2. In the lineage, the first epoch ends at 35, because no newer epoch was seen at a lower offset.
+        3. The consumer seeks to 25. In the log, records 20 to 24 have the second epoch; in the lineage, the first. This
+           is no loss, because none of these records was read.
         """
         return next((start for start, end in self._skipped if start < offset <= end), offset)
 
@@ -323,8 +323,8 @@ class History:
 
 
 def _without_skipped(lineage: Lineage, skipped: list[tuple[int, int]]) -> Lineage:
-    """Return a copy of the lineage. If another epoch begins after a skipped range, the copy has no epoch for this
-    range: the other epoch may have begun within the range.
+    """Return a copy of the lineage. If a new epoch begins directly after a skipped range, the copy names no epoch for
+    the range, because the new epoch may have begun within it.
     """
     begins = {end: start for start, end in skipped}
     entries: list[tuple[int, int]] = []
@@ -341,7 +341,7 @@ def _restored(
 ) -> tuple[Lineage, bytes | None]:
     """Return the history that a committed offset carries, and the topic id (None if the offset carries none).
 
-    If the remembered history is the better one, return `remembered` itself.
+    If the offset carries no history, but fits `remembered`, return the object `remembered`, not a copy.
     """
     try:
         lineage, topic_id = Lineage.decode(metadata or ""), decode_topic_id(metadata or "")

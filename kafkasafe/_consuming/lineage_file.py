@@ -101,7 +101,7 @@ class LineageMemory:
         try:
             self.save()
         except OSError:
-            # Continue to read: only the next run needs the file. `close` raises the error.
+            # Let the consumer read on: only the program's next run needs the file. `close` raises the error.
             reports.log.exception(
                 "%s could not be written",
                 self._path,

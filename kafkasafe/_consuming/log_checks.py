@@ -1,4 +1,4 @@
-"""Procedures that look up facts of the leader's log: its bounds, and whether it has the records that were read.
+"""Procedures that examine the leader's log: its bounds, and whether it still contains the records that were read.
 
 The procedures are generators of requests and pauses. They change no position.
 """
@@ -115,8 +115,8 @@ class LogChecks:
         return LocalStart((yield from self._lookups.local_start(*tp)))
 
     def examine_range(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogRange]:
-        """Look up the bounds of the log. If the log ends before the position, compare the log with the history. Do the
-        same if the log begins after the position: the log may belong to a new topic of the same name.
+        """Look up the bounds of the log. If the position is outside these bounds, compare the log with the history. A
+        log that begins after the position is compared, too, because it may belong to a new topic with the same name.
         """
         start = yield from self._start(tp)
         end = yield from self._log_end(tp)
@@ -148,7 +148,8 @@ class LogChecks:
         One of these two topics may also be the topic that was read. For instance, another member of the group has read
         the new topic and committed the position, but some metadata of this consumer still name the former topic.
 
-        The walk also waits while both sets of metadata name a former topic. `FormerTopics` decides how long.
+        The walk also waits while kafka-python's metadata and the requested ones name the same former topic.
+        `FormerTopics` decides how long.
         """
         topic_id = read.topic_id
         tries = 0
@@ -294,7 +295,7 @@ class LogChecks:
         return answer.offset
 
     def _newest_epoch(self, tp: TopicPartition) -> int:
-        """Return the newest leader epoch in kafka-python's metadata and in our transport's separate metadata."""
+        """Return the newer of two leader epochs: that in kafka-python's metadata, and that in our transport's own."""
         leadership = self._port.leadership(tp)
         info = self._network().topic(tp.topic)
         leader = info.partitions.get(tp.partition) if info is not None else None

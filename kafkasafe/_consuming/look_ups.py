@@ -22,9 +22,9 @@ from kafkasafe.limits.patience import seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 
 _OFFSET_NOT_AVAILABLE: Final = 78
-# If a leader did not say whether the log has a remote part, it is asked again after this many seconds.
+# Seconds until a leader is asked again if it did not say whether the log has a remote part.
 _REMOTE_AGAIN_S: Final = 1.0
-# After a failed attempt to write the file `offsets_path`, the next attempt is made after this many seconds or later.
+# Minimum pause, in seconds, after a failed attempt to write the file `offsets_path`.
 _SAVE_AGAIN_S: Final = 10.0
 
 Found = tuple[dict[TopicPartition, Any], dict[TopicPartition, Exception]]

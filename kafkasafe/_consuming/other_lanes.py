@@ -1,7 +1,8 @@
 """If a consumer's batches are in several lanes, make sure that at most one of these lanes at a time can move the
 group's offsets.
 
-`kafkasafe.units` compares and orders the batches of one lane. Nothing compares batches of different lanes:
+`kafkasafe.units` compares and orders the batches of one lane, but not batches of different lanes. Without this module,
+records could be in the output twice:
 
 1. A program closes its producer while a batch with records 0 to 9 is under way. The batch is left in the spool, and the
    consumer goes back to the group's offset, 0.
@@ -20,9 +21,9 @@ So if a batch is undecided, and the next batch goes to another lane:
 - With `assign` there is no generation. So `send_offsets` refuses the next batch while the other lane has an undecided
   batch with offsets of the same partition. If the new producer uses the same directory and will adopt that lane,
   `send_offsets` waits for the adoption, which takes seconds.
-- If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. The next batch
-  begins where the undecided batch ends. So the next batch must be committed after the undecided one, and must not be
-  committed if the undecided one is dropped.
+- If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. The input of the next
+  batch begins where that of the undecided batch ends. So the next batch must be committed after the undecided one, and
+  must not be committed if the undecided one is dropped.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ class Way(enum.Enum):
     IS_FREE = "is free"
     """All undecided batches of other lanes have been decided meanwhile."""
     LEFT_GROUP = "left the group"
-    """The consumer has left its group, so that the group refuses the other lane's batches. It will read all of its
-    partitions again.
+    """The consumer has left its group, to make the group refuse the other lane's batches. The consumer will read all of
+    its partitions again.
     """
 
 

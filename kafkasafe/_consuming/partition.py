@@ -26,7 +26,7 @@ class PlaceLeft(NamedTuple):
     """A position, and the known facts about its topic.
 
     Attributes:
-        offset: The first offset that the application did not get.
+        offset: Offset of the next record for the application.
         topic_id: Id of the topic; None if it is not known.
         was_read: Whether the consumer had a history of the partition.
     """
@@ -36,7 +36,7 @@ class PlaceLeft(NamedTuple):
     was_read: bool
 
     def is_in(self, topic_id: bytes | None) -> bool:
-        """Return whether this position is in the topic with this id; the id is None if it is not known.
+        """Return whether this position belongs to the topic with this id (None: unknown).
 
         If one of the two ids is not known, return whether records were read. If none were read, the position may be in
         a deleted topic of the same name.
@@ -55,8 +55,8 @@ class LogCompared(NamedTuple):
         round_trips: Number of answers that the walk needed.
         recreated: Whether another topic has the name now.
         topic_id: Id of the topic whose log was compared.
-        leadership: The leadership in kafka-python's metadata when the walk began. If the metadata have the same value
-            later, the leadership has not changed.
+        leadership: The leadership in kafka-python's metadata when the walk began. If later metadata name the same
+            leadership, it has not changed.
     """
 
     outcome: Outcome
@@ -159,11 +159,11 @@ class Failures:
         self.rest_until = until
 
     def reported(self) -> None:
-        """Record that an event has reported the present failures."""
+        """Store that the failures so far have been reported by an event."""
         self.reported_code = self.code
 
     def raised(self, now: float) -> None:
-        """Record the time at which `poll` raises an error about the present failures."""
+        """Store the present time, because `poll` now raises an error about the failures."""
         self.overdue_since = now
 
     def located(self, *, remote: bool) -> None:
@@ -183,9 +183,8 @@ class AssignedPartition:
         at: The state of the position (`kafkasafe._consuming.position_table`).
         history: The records that were read.
         failures: The failed fetches.
-        doubted: Whether the connection to the leader was lost since the last check, or the leader has refused a fetch
-            because it did not lead. This matters only if no leader epoch shows whether the leader has changed since
-            then.
+        doubted: Whether the leader may have changed since the last check: the connection to it was lost, or it refused
+            a fetch because it no longer led. This matters only if no leader epoch shows a change.
         checked: The leadership under which the position was found valid; None: the position must be checked.
         inquiry: The running procedure, if any.
         position: The position when the procedure began, or when the error was raised.
@@ -241,8 +240,8 @@ class AssignedPartition:
             return True  # another topic has the name
         if leadership[2] >= 0:
             return leadership[2] > then[2]
-        # Brokers before 2.4 do not report the epoch. But during an upgrade of the cluster, the last check may have
-        # found an epoch.
+        # The present metadata contain no epoch: brokers before 2.4 do not report it. But during an upgrade of the
+        # cluster, the last check may have got an epoch from a newer broker.
         return self.doubted or leadership[1] != then[1]
 
     def on(self, event: PositionEvent, offset: int = 0) -> list[Action]:
@@ -304,8 +303,8 @@ class AssignedPartition:
         inquiry = self.inquiry
         if inquiry is None or not inquiry.done:
             return None
-        # Forget the procedure before its result is used: if the caller raises an error, the next poll must not use the
-        # result again.
+        # Forget the procedure now, before the caller uses its result. Then the next poll cannot use the result again,
+        # even if the caller raises an error.
         self.inquiry = None
         return inquiry if self.at.activity in _RUNNING else None
 
@@ -391,7 +390,7 @@ class AssignedPartition:
         self.checked = leadership
 
     def diverged(self, undecided: Undecided, error: Exception) -> list[Action]:
-        """Record that the log has other records than those that were read. Return the actions to carry out."""
+        """Store that the log no longer contains the records that were read. Return the actions to carry out."""
         # Store the reason first: an interrupt must not leave a held partition without an error.
         self.undecided = undecided
         self.stop(error)
@@ -407,7 +406,7 @@ class AssignedPartition:
         self.error, self.raised_at = error, 0.0
 
     def explain(self, error: Exception) -> bool:
-        """Replace the error that `poll` raises. Return False if `poll` has no error to raise any more."""
+        """If `poll` still has an error to raise, replace this error and return True. Otherwise return False."""
         if self.error is None:
             return False
         self.error = error

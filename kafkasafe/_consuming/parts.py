@@ -30,7 +30,8 @@ class AssignedPartitions:
         self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
 
     def hand_out_later(self, unhanded: Callable[[], Mapping[TopicPartition, int]]) -> None:
-        """Set a function for consumers that keep fetched records and return them to the program later.
+        """Set the function `unhanded`. A consumer needs it if it keeps fetched records and returns them to the program
+        later.
 
         Args:
             unhanded: Returns a mapping from partitions to the first offset that was fetched but not returned yet.
@@ -117,7 +118,9 @@ class AssignedPartitions:
             self._memory.forget(tp.topic, tp.partition)
 
     def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
-        """Return the partitions that wait for the application's decision; with `only`, at most this partition."""
+        """Return the partitions that wait for the application's decision. If `only` is given, consider no other
+        partition.
+        """
         found = []
         for tp, part in self.items():
             if (

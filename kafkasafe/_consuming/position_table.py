@@ -17,8 +17,8 @@ fetched until the position is known to be valid under the present leader:
 
 If a broker says that the position is not in the log (OUT_OF_RANGE), the consumer verifies this: the position is RANGING
 until the bounds of the log are known. Some errors of a fetch can mean that the position is in remote storage. After
-such an error, the consumer asks the leader whether the position is there (LOCATING). LOCATING is the only procedure
-during which the consumer continues to fetch from the partition.
+such an error, the consumer asks the leader whether the position is in remote storage (LOCATING). LOCATING is the only
+procedure during which the consumer continues to fetch from the partition.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class PositionEvent(enum.Enum):
     AGREED = "agreed"
     """The check found no difference, or could not compare anything."""
     DIFFERED = "differed"
-    """The log has other records than those that were read, or no records in their place."""
+    """At the offsets that were read, the log now has different records, or none."""
     NEW_TOPIC = "new topic"
-    """The name belongs to another topic now, and no record of the former topic was read."""
+    """Another topic now has the topic's name, and the consumer has read no record of the former topic."""
     CONTRADICTED = "contradicted"
     """A batch or a broker contradicts the records read before."""
     OTHER_TOPIC = "other topic"
@@ -151,7 +151,7 @@ class Action(enum.Enum):
     ADOPT = "adopt"
     """Record the id of the present topic of this name, because this topic is read from now on."""
     FORGET_UNREAD_TOPIC = "forget unread topic"
-    """If nothing was read, forget the topic id: the position belongs to the present topic of this name."""
+    """If nothing was read, forget the topic id. The position then applies to the topic that has this name now."""
 
     __hash__ = object.__hash__
 

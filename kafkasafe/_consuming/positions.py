@@ -122,7 +122,7 @@ class Positions:
                     # without a leader.
                     self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif part.history.former.name(leadership[0], time.monotonic()):
-                # These metadata are older than others that this consumer has seen.
+                # The metadata still name a deleted topic, so they are outdated.
                 self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif part.is_due(leadership):
                 due.append((tp, part, leadership))

@@ -126,8 +126,9 @@ class Reading:
         )
 
     def due_s(self) -> float | None:
-        """Return the seconds until the first of these events: a partition's pause ends, a procedure's pause ends, a
-        follower's answer is overdue, or an atomic batch may be decided. None if none of these events is expected.
+        """Return the number of seconds until there is something to do: a partition's or a procedure's pause ends, a
+        follower's answer is overdue, or it is time to ask whether an atomic batch is decided. None if nothing is
+        expected.
         """
         now = time.monotonic()
         untils = [part.failures.rest_until for part in self.parts.values()]

@@ -1,7 +1,7 @@
 """Read partitions again if an atomic batch with their offsets was dropped, or if another group member owned the
 partitions for a while.
 
-If a consumer has a partition both before and after a rebalance, kafka-python keeps the position. This can lose records:
+If a consumer keeps a partition in a rebalance, kafka-python also keeps the partition's position. This can lose records:
 
 1. Records 0 to 9 are read, and put into an atomic batch that commits offset 10.
 2. The group begins its next generation and refuses that batch, so the producer drops it.
@@ -58,7 +58,7 @@ _REREAD: Final = (
 
 _METADATA_BYTES: Final = 256
 """Maximum length of the metadata of an offset in an atomic batch: enough for the id of the topic and about 40 leader
-epochs. Each atomic batch in the spool contains these metadata. If the brokers refused the metadata, they would refuse
+epochs. Each atomic batch in the spool contains such metadata. If the brokers refused the metadata, they would refuse
 the whole batch.
 """
 
@@ -95,7 +95,9 @@ class Rereading:
         """For each partition that must be read again: its position when the error was raised."""
         self._held: set[TopicPartition] = set()
         self._informed: set[TopicPartition] = set()
-        """Held partitions about which an error was raised. After the error, the program has discarded their records."""
+        """Held partitions about which an error was raised. Because of the error, the program has discarded their
+        records.
+        """
         self._asked: dict[frozenset[TopicPartition], int] = {}
         """For each unanswered request for the group's offsets: its set of partitions, and the number that `draw`
         returned.
@@ -106,8 +108,8 @@ class Rereading:
         """
         self._generation: Any = None
         self._stale = False
-        """Whether the program may hold records that this or another consumer will read again, and `offer` has not yet
-        raised an error about them.
+        """Whether `offer` still has to raise an error, because the program may hold records that this or another
+        consumer will read again.
         """
 
     @property
@@ -118,9 +120,9 @@ class Rereading:
     def draw(self, partitions: Collection[TopicPartition]) -> int:
         """Return a number for new readings. Call this method before each request for the group's offsets.
 
-        If a request is not answered in time, kafka-python keeps it. When the offsets of the same partitions are
-        requested again, kafka-python uses the answer to the kept request. So `draw` then returns the same number as for
-        the kept request.
+        If a request is not answered in time, kafka-python keeps waiting for the answer. If the offsets of the same
+        partitions are requested again, kafka-python sends no new request and uses that answer. So `draw` then returns
+        the same number as for the first request.
         """
         asked = frozenset(partitions)
         if asked not in self._asked:
@@ -145,8 +147,8 @@ class Rereading:
         self._forget_requests()
 
     def handed_out_late(self) -> None:
-        """Record that records of a partition were returned while the partition was revoked or its position moved back.
-        So these records will be read again.
+        """Note that the program got records of a partition during the poll that revoked the partition or moved its
+        position back. So these records will be read again.
         """
         self._stale = True
 
@@ -175,8 +177,8 @@ class Rereading:
             self._emit(PositionRewound(tp.topic, tp.partition, "rebalanced", left.offset))
 
     def left(self, tp: TopicPartition) -> PlaceLeft | None:
-        """Return the position that a partition had before it was revoked and assigned again, and forget it. Return None
-        if there was none.
+        """For a partition that was revoked and assigned again: return its position before the revocation, and forget
+        that position. Return None if it had none.
 
         The result is also None if the program uses `assign`. By calling `assign`, the program has chosen to begin at
         the group's offset or at a reset.
@@ -194,9 +196,9 @@ class Rereading:
         self._release(tp, state)
         run = self._readings.get(tp) if self._states.get(tp) is state else None
         if run is not None and state.position is not None and run.accepted == state.position.offset:
-            # The program seeks to the first record that is in no batch yet, as programs do after an error. If a batch
-            # before that record is dropped, the batch's records are in no output, and must be read again. So the
-            # reading goes on, and these batches stay part of it.
+            # The program seeks to the first record that is in no batch yet, as programs do after an error. If an
+            # earlier batch is dropped, the records that it covered are in no output, and must be read again. So the
+            # reading goes on, and the earlier batches stay part of it.
             run.step_back()
             return
         self._readings.begin(tp, self._readings.draw(), None)
@@ -247,7 +249,7 @@ class Rereading:
             if self._readings.goes_on(tp, NONE if found is None else found.offset):
                 self._release(tp, assigned[tp])
             else:
-                # The new reading requests the group's offset again.
+                # Begin a new reading. It requests the group's offset once more.
                 self._again(tp, assigned[tp], "rebalanced")
 
     def offer(
@@ -255,10 +257,10 @@ class Rereading:
     ) -> tuple[Any, ...]:
         """Return the data with which an atomic batch of this lane can commit this consumer's offsets.
 
-        The result has four items. The first has the positions to commit, for each partition with returned records that
-        are in no batch yet. The second is the group's metadata. The third has the reading of each partition: the
-        uninterrupted run of records to which the position belongs. The fourth has the claims, which say that this batch
-        moves the group to these offsets.
+        The result has four items. Item 1 maps partitions to the positions to commit; a partition is left out if all of
+        its returned records are in batches already. Item 2 is the group's metadata. Item 3 maps the same
+        partitions to their readings (see `kafkasafe.delivery.readings`). Item 4 is a list of claims. A claim states
+        that this batch moves the group's offset of one partition to the position.
 
         Args:
             fate: Returns what has become of the batch. Any thread may call it.
@@ -343,10 +345,10 @@ class Rereading:
     def _overtaken(
         self, moved: Collection[TopicPartition], *, is_assigned: bool
     ) -> Collection[TopicPartition] | None:
-        """Return the partitions whose group offset a batch of an earlier reading may have moved after the present
+        """Find partitions in which a batch of an earlier reading may have moved the group's offset after the present
         reading began.
 
-        If this is impossible in every partition, request no offset and return None.
+        If this is possible in none of the partitions, request no offsets from the group and return None.
 
         Args:
             moved: The partitions of the batch.
@@ -377,7 +379,7 @@ class Rereading:
         """Return the assignment, and end the readings of revoked partitions."""
         assigned = self._port.assigned()
         for tp, state in [each for each in self._states.items() if assigned.get(each[0]) is not each[1]]:
-            # Another consumer, or this one, will read the program's records of this partition again.
+            # If the program still holds records of this partition, this or another consumer will read them again.
             self._stale |= self._holds_records(tp, state)
             self._end(tp)
         self._note_generation()

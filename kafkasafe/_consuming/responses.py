@@ -104,5 +104,5 @@ class Responses:
 
 
 def _is_outdated(part: AssignedPartition, completed: Any) -> bool:
-    """Return whether a response is for a former position, or nothing may be fetched from the partition now."""
+    """Return True if a response is for a former position, or if nothing may be fetched from the partition now."""
     return not part.state.is_fetchable() or part.state.position.offset != completed.fetched_offset

@@ -40,7 +40,7 @@ class Results:
 
     Args:
         policy: The option `on_divergence`.
-        seek: `SafeConsumer.seek`; called with the offset that `policy` has chosen.
+        seek: The method `SafeConsumer.seek`. It is called with the offset that `policy` has chosen.
     """
 
     def __init__(
@@ -215,7 +215,8 @@ class Results:
         if not part.history.reaches_below(part.position):
             is_another = part.history.is_of_another(walked.topic_id)
             if is_another:
-                part.history.cut(part.position)  # the records read from the position on are not in this topic
+                # Forget the records at and after the position: they are not in this topic.
+                part.history.cut(part.position)
             part.history.adopt(walked.topic_id)
             self._moves.on(tp, part, PositionEvent.AGREED, offset=part.position)
             if is_another and part.position > 0:
@@ -246,7 +247,7 @@ class Results:
             position=part.position,
         )
         start = outcome.log_start_offset
-        # A position before the log's start is reset, with an event of its own.
+        # A position before the log's start is reset, and another event reports the reset.
         if start == part.position and epoch > part.history.lineage.newest_epoch:
             self._reports.emit(
                 LossCheckInconclusive(tp.topic, tp.partition, part.position, start, outcome.reason)

@@ -64,7 +64,7 @@ class BatchOutcome(metaclass=Tidy):
 
         Raises:
             BatchDroppedError: The batch was dropped, and none of its records is delivered.
-            WrongClusterError: The batch is meant for another cluster than that of these brokers.
+            WrongClusterError: The batch is meant for one cluster, but these brokers belong to another.
         """
         return self._get().__await__()
 
@@ -100,7 +100,7 @@ class BatchOutcome(metaclass=Tidy):
         return self._outcome.is_done
 
     def result(self) -> atomic.BatchMetadata:
-        """Return the committed batch's metadata, or raise the error for which the batch was dropped.
+        """Return the committed batch's metadata. If the batch was dropped, raise the error that explains why.
 
         Raises:
             InvalidStateError: The batch is not done.
@@ -288,7 +288,7 @@ class AtomicBatch:
 
 
 class _SendingOffsets:
-    """The awaitable that `send_offsets` returns. When the program awaits this object, the object informs the batch."""
+    """The awaitable that `send_offsets` returns. It tells the batch when the program awaits it."""
 
     def __init__(
         self, awaited: Callable[[_SendingOffsets], object], send: Callable[[], Coroutine[Any, Any, None]]

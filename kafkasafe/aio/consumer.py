@@ -103,7 +103,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         If the call is cancelled, closing goes on in the background. Calling it again does nothing.
 
         Args:
-            timeout: Seconds for the commit and for leaving the group. Default: `request_timeout_ms`.
+            timeout: Maximum time, in seconds, for the commit, and the same for leaving the group. Default:
+                `request_timeout_ms`.
 
         Raises:
             ValueError: The timeout is negative or nan. Nothing was closed.
@@ -248,8 +249,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         """Continue from the first offset of these partitions, or of all assigned partitions.
 
         Returns:
-            Whether the new positions are known. They are not known if no broker answers within `request_timeout_ms`:
-            then they are looked up later, before the next record is returned.
+            Whether the new positions are known. If no broker answers within `request_timeout_ms`, they are not known
+            yet. They are then looked up before the next record is returned.
 
         Raises:
             ValueError: A partition is not assigned (see `seek`). In this case, no position has moved.
@@ -354,7 +355,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         offset = None
         if self._records.next_offset(partition) is None:
             offset = await self._calls.do(lambda: consumer.position(partition))
-        # Look again: a poll for a cancelled request may have fetched records meanwhile.
+        # Look again: a poll that a cancelled request has begun may have fetched records meanwhile.
         fetched = self._records.next_offset(partition)
         found = offset if fetched is None else fetched
         if found is None:

@@ -1,4 +1,4 @@
-"""The future that `await producer.send(...)` returns, and the objects of a started producer that the future uses."""
+"""The future that `await producer.send(...)` returns, and the helper objects that it needs from its producer."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ class RecordFuture(metaclass=Tidy):
                 yield from opened.waits_here().until(
                     open_batch, self.index, lambda: Fates(open_batch, ledger, durable=False)
                 )
-            # The first task that gets a result of this batch may set `acked`. All tasks of the batch can use the value.
+            # The first task that gets a result of this batch may set `acked`. All tasks that wait for records of the
+            # batch can then use the value.
             acked = open_batch.acked
             if acked is None:
                 return AcceptedRecord(opened.parts, open_batch, self.index).result(None)
@@ -202,7 +203,7 @@ class RecordFuture(metaclass=Tidy):
     def add_done_callback(
         self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Call `call(future)` on the loop when the record is done. If the record is already done, do it soon.
+        """Call `call(future)` on the loop when the record is done. If it is already done, schedule the call at once.
 
         Raises:
             UsageError: The record belongs to an atomic batch that is still open or was dropped.
@@ -231,7 +232,7 @@ class DoneCallbacks:
         self._waiting: dict[Key, Waiting] = {}
 
     def add(self, future: RecordFuture, key: Key, call: Call, context: contextvars.Context | None) -> None:
-        """Call `call(future)` when the record is done. If the record is already done, do it soon."""
+        """Call `call(future)` when the record is done. If it is already done, schedule the call at once."""
         if future.done():
             self._loop.call_soon(call, future, context=context)
             return
@@ -244,7 +245,7 @@ class DoneCallbacks:
         try:
             await asyncio.gather(future, return_exceptions=True)
             if not future.done():
-                # `future` raised WrongClusterError: the record is delivered when its own cluster answers again.
+                # `future` raised WrongClusterError. The record's own cluster will get the record when it answers again.
                 await waits_of(future.owner.opened.parts).wait(future.done)
         finally:
             calls, _ = self._waiting.pop(key)

@@ -1,9 +1,9 @@
 """The gate through which coroutines pass their records to the producer, one after the other, without blocking the loop.
 
 The gate accepts a record in one step of the loop, between two awaits. If a task is cancelled before that step, its
-record is not accepted. After that step, the gate awaits nothing. If there is something to wait for (a full open batch
-must be encoded, or the spool is full), the wait comes before the step. The step takes no lock that another thread holds
-for long, and none that a Ctrl-C could leave locked.
+record is not accepted. All waits come before that step: for the encoding of a full open batch, for example, or for room
+in the spool. After the step, the gate awaits nothing. The step takes no lock that another thread holds for long, and
+none that a Ctrl-C could leave locked.
 
 Most records take a fast path in `SafeProducer.send` itself. This path is possible if the topic has an open batch, no
 other task waits to send, and the quota of this iteration of the loop is not exhausted.
@@ -74,11 +74,11 @@ class _Line:
     def __init__(self) -> None:
         self._turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
         self._awake: set[_Turn] = set()
-        """Tasks in the line that are not suspended now: they have just entered the line, or they were woken and have
-        not begun to wait again.
+        """Queued tasks that are not suspended now: they have just been queued, or they were woken and have not begun to
+        wait again.
         """
         self._full_since: float | None = None
-        """Monotonic time, in seconds, at which the lack of room for the first task began. None if there is room."""
+        """Monotonic time, in seconds, since which the first task has found no room. None if there is room."""
 
     def __bool__(self) -> bool:
         return bool(self._turns)
@@ -199,8 +199,8 @@ class SendGate:
             del self.lines[topic]
 
     async def _wait_for_deliveries(self, until: float) -> None:
-        """If the cluster answers, give it time to acknowledge, as `kafkasafe.SafeProducer` does. The wait makes the
-        producer faster, but nothing depends on it.
+        """If the cluster answers, give it time to acknowledge, as `kafkasafe.SafeProducer` does. The wait only improves
+        throughput.
         """
         parts = self.parts
         ledger = parts.delivery.pump.ledger
@@ -295,7 +295,7 @@ class SendGate:
     def future(self, owner: Owner, open_batch: OpenBatch, index: int) -> RecordFuture:
         """Return the future of a record that was just accepted, and count the record."""
         if not self._counting:
-            # The order matters: otherwise a Ctrl-C between these lines could leave a quota that is never reset.
+            # Call `call_soon` first: otherwise a Ctrl-C between these lines could leave a quota that is never reset.
             self._loop.call_soon(self._count_anew)
             self.left = _QUOTA
             self._counting = True

@@ -25,7 +25,7 @@ LAST_STABLE_OFFSET: Final = (
 
 
 class FunctionPartitioner:
-    """A partitioner in aiokafka's form: a function of the key's bytes and two lists of partitions.
+    """Adapts a partitioner in aiokafka's form, which is a function of three arguments.
 
     Args:
         function: `function(key_bytes, all_partitions, available_partitions)`.

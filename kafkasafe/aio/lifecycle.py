@@ -83,7 +83,7 @@ class Lifecycle:
 
         Args:
             timeout: Seconds for the last commit and for leaving the group; None for `request_timeout_ms`.
-            finished: Whether the program has finished all records that it has received.
+            finished: Whether the program has finished processing all records that it has received.
         """
         self._rebalances.check_not_own("close the consumer")
         if self._closing is None:

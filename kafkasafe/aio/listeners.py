@@ -59,8 +59,8 @@ class ListenerCall:
             await self._worker.run(_nothing)
 
     async def end(self) -> None:
-        """End the thread after the listener's call. First wait for the requests that other tasks made during the call.
-        Make no request after that.
+        """End the thread, because the listener has returned. First wait for the requests that other tasks made while
+        the listener ran. Make no request after that.
         """
         try:
             await self._worker.run(_nothing)
@@ -114,8 +114,8 @@ class Rebalances:
         try:
             await call.call(method, partitions)
         finally:
-            # New requests go to the consumer's thread again. Wait for the earlier ones first: no request may run at the
-            # same time as that thread's poll.
+            # From now on, requests go to the consumer's thread again. But first let the earlier requests end: none may
+            # still run when the consumer's thread goes on with its poll.
             self._call = None
             try:
                 await call.end()
@@ -123,7 +123,7 @@ class Rebalances:
                 self._records.release()
 
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Execute a job on the consumer's thread, or, while a listener is running, on the thread of its call."""
+        """Execute a job on the consumer's thread. While a listener runs, use the listener call's own thread instead."""
         return (self._call or self._thread).submit(job)
 
 

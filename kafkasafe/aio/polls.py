@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 
 
 class Seen(NamedTuple):
-    """The fetched records that had arrived on the loop, and those that were finished, when the program requested a job.
+    """The fetched records at the time of the program's request: which were on the loop, and which were finished.
 
     Attributes:
         unhanded: By partition, the offset of the first record that the program has not finished.
@@ -25,11 +25,11 @@ class Seen(NamedTuple):
 
 
 class HandedOut(NamedTuple):
-    """Which records the program has received when an atomic batch takes their offsets.
+    """The records that the program had received up to the moment at which an atomic batch took their offsets.
 
     Attributes:
-        late: Whether the program received records of a partition during a poll in which the partition was revoked or
-            its position moved back.
+        late: Whether, while a poll ran, the program received records of a partition that this poll revoked or moved
+            back.
         partitions: Partitions from which the program has received records since the latest poll was requested.
         kept: Number of the latest poll whose records had arrived on the loop.
     """
@@ -128,7 +128,7 @@ class Polls:
         return any(number > kept and not partitions.isdisjoint(lost) for number, lost in self._lost)
 
     def on_their_way(self, kept: int) -> list[dict[TopicPartition, int]]:
-        """Return the first offset by partition, for each poll whose number is above `kept`."""
+        """For each poll whose number is above `kept`, return a dict with the first fetched offset of each partition."""
         return [first for number, first in self._sent if number > kept]
 
     def stop(

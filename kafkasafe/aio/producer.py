@@ -179,7 +179,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             await self.close()
         except Exception as own:
             error.add_note(f"Closing the SafeProducer failed as well: {type(own).__name__}: {own}")
-            log.error(  # noqa: TRY400  # what it says matters, not where it was raised
+            log.error(  # noqa: TRY400  # the error's text matters, not its traceback
                 "close() failed after a %s, which is raised instead: %s",
                 type(error).__name__,
                 own,
@@ -194,7 +194,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         if opened is not None and opened.parts.lifecycle.closed is None:
             self._started = None
             opened.parts.shutdown.forgo_warning()
-            # The inner producer's `__del__` waits a moment, so run it on the worker's thread.
+            # The inner producer's `__del__` waits a moment, so let the worker's thread drop the inner producer.
             opened.worker.put(_Last(opened.producer))
             opened.worker.stop()
             # Warn on this thread and not on the worker's, so that `pytest.warns` sees the warning.
@@ -296,7 +296,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def _checked(
         self, topic: str, value: Any, key: Any, partition: Any, timestamp_ms: Any, headers: Any
     ) -> tuple[bytes | None, bytes | None, Special | None, int]:
-        """Check and serialize a record. Return value, key, the other fields, and the approximate size in bytes."""
+        """Check and serialize a record. Return its value, key and other fields, and its approximate size in bytes."""
         parts = self.opened.parts
         if running_loop() is not self._loop:
             raise UsageError(_OTHER_LOOP)

@@ -43,7 +43,7 @@ class _Meanwhile:
         self.compare_with(fetched)
 
     def compare_with(self, fetched: Iterable[Fetched]) -> None:
-        """Store the fetched records with which later calls of `handed` compare."""
+        """Store the present state of the fetched records. Later calls of `handed` compare the new state with it."""
         self._before = first_unhanded({}, fetched)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -88,7 +88,7 @@ class _MoveLog:
         self._subscribed = self.count
 
     def assign(self) -> None:
-        """Count a move in which the program chooses an assignment."""
+        """Count a new assignment that the program chose."""
         self.count += 1
         self._assigned = self.count
 
@@ -98,19 +98,19 @@ class _MoveLog:
         self._restarted = self.count
 
     def has_moved(self, partition: TopicPartition, since: int) -> bool:
-        """Return whether the position of a partition has moved since the move with the number `since`."""
+        """Return whether the program has moved the partition's position after move number `since`."""
         return self._moved.get(partition, 0) > since
 
     def has_subscribed(self, since: int) -> bool:
-        """Return whether the program has subscribed since the move with the number `since`."""
+        """Return whether the program has subscribed after move number `since`."""
         return self._subscribed > since
 
     def has_assigned(self, since: int) -> bool:
-        """Return whether the program has chosen an assignment since the move with the number `since`."""
+        """Return whether the program has chosen an assignment after move number `since`."""
         return self._assigned > since
 
     def has_restarted(self, since: int) -> bool:
-        """Return whether all records that were fetched at move number `since` are outdated."""
+        """Return whether there was a restart after move number `since`."""
         return self._restarted > since
 
 
@@ -221,11 +221,11 @@ class RecordQueue:
         return self._polled_at
 
     def attend_now(self) -> None:
-        """Before the next request for records is answered, let the consumer do its duties in its group."""
+        """Before the next records are returned, let the consumer poll once to serve its group membership."""
         self._attend_at = 0.0
 
     def begin_poll(self) -> PollRequest:
-        """Return the input of a poll that begins now."""
+        """Return a description of the poll that begins now."""
         self._meanwhile.begin(self._fetched)
         # Do not fetch more records of partitions whose fetched records have not been returned yet.
         left_out = frozenset(each.tp for each in self._fetched) - self._paused

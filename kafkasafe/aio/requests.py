@@ -23,7 +23,7 @@ _SETTLE_S: Final = 5.0
 
 
 class RecordRequests:
-    """Returns fetched records. If none exist, lets the thread poll; one poll at a time.
+    """Returns fetched records. If there are none, lets the thread poll. Only one poll runs at a time.
 
     `SafeConsumer` describes `one` (`getone`) and `many` (`getmany`).
     """
@@ -98,7 +98,8 @@ class RecordRequests:
         return found
 
     async def _attend(self, end: float = math.inf) -> bool:
-        """Serve the group membership before records are returned, because the program may process them for a long time.
+        """Do what the group membership requires, such as joining in a rebalance, before records are returned. The
+        program may process the records for a long time.
 
         Returns:
             Whether the records can be returned. They cannot be returned during a rebalance, because another member may
@@ -126,8 +127,8 @@ class RecordRequests:
             if failed is not None:
                 raise failed
             if self._polling is None:
-                # Always poll on the consumer's own thread. During a listener's call, that thread waits. So a poll
-                # that is requested meanwhile comes after the call.
+                # Always poll on the consumer's own thread. While a listener runs, that thread waits. So a poll that is
+                # requested meanwhile begins after the listener has returned.
                 request = records.begin_poll()
                 self._polling = self._thread.poll(
                     request, records.seen(), timeout_ms, fetch=fetch, keep=records.keep

@@ -19,7 +19,7 @@ from kafkasafe.kafkapython.membership import loop_of
 
 
 class Selection:
-    """The choice between topics, a pattern and partitions, which exclude each other.
+    """What the consumer reads: the program chooses either topics, or a pattern, or partitions.
 
     `SafeConsumer` describes the methods.
 

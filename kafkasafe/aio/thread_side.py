@@ -68,7 +68,7 @@ class ThreadSide:
         consumer = await call_in_thread(f"{_NAME}-start", self._made, undo=lambda made: made.close())
         # All commits take their offsets from this object. It counts only records that were returned to the program, not
         # records that were only fetched.
-        # Make a new object: the consumer of a cancelled `start` may still use the old one.
+        # Do not reuse an earlier `Polls`: after a cancelled `start`, that call's consumer may still use it.
         polls = self._polls = Polls()
         membership.commit_from(consumer, lambda: self._committable(consumer, polls))
         threads.reading_of(consumer).parts.hand_out_later(lambda: self._unhanded(polls))
@@ -119,8 +119,8 @@ class ThreadSide:
         return self._both()[1].submit(job)
 
     def knowing(self, seen: Seen, job: Callable[[], T]) -> Callable[[], T]:
-        """Wrap a job. The thread first notes which records the program had received and finished when the program
-        requested the job. Then the thread executes the job.
+        """Return a job that does two things on the thread: first it stores `seen`, the state of the fetched records
+        when the program made its request; then it executes `job`.
         """
         polls = self._polls
 
@@ -185,10 +185,10 @@ class ThreadSide:
         dropped: Mapping[TopicPartition, int],
         kept: int,
     ) -> Callable[[], T]:
-        """Wrap `job(consumer)`, which moves the positions of these partitions.
+        """Return a function that calls `job(consumer)`. The job moves the positions of these partitions.
 
-        The notes about the records of these partitions are deleted only after the job. The reason is that kafka-python
-        commits within `assign` and `unsubscribe`, and this commit needs the notes.
+        The job may be `assign` or `unsubscribe`, within which kafka-python commits. This commit needs to know which
+        records the program has received. So this knowledge about the partitions is deleted only after the job.
 
         Args:
             job: The job.

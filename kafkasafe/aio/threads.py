@@ -200,6 +200,6 @@ class Worker:
         while (job := self._jobs.get()) is not None:
             with contextlib.suppress(
                 Exception
-            ):  # no caller waits for these jobs; errors of the producer show in its own calls
+            ):  # no caller waits for these jobs; later calls of the producer raise its errors
                 job()
             del job
