@@ -179,14 +179,14 @@ class BatchOutcome(metaclass=Tidy):
 class AtomicBatch(metaclass=Tidy):
     """Collects records and offsets that are delivered together or not at all. Only one thread may use it at a time.
 
-    Before `commit` the batch is in memory only. After `commit` it is indivisible: in the spool, in Kafka, and for
-    `read_committed` consumers.
+    Before `commit` the batch is in memory only. After `commit`, either the whole batch or nothing of it exists: in the
+    spool, in Kafka, and for `read_committed` consumers.
     """
 
     _UNLISTED = frozenset({"decision", "offsets"})
     __dir__ = tidy_dir
     _informed: ClassVar[bool] = False
-    """Whether the program must learn that this batch was dropped before it can open its next batch."""
+    """Whether the program can open its next batch only after it has learnt that this batch was dropped."""
 
     def __init__(self, producer: OpenProducer, transactional_id: str) -> None:
         self._producer = producer
@@ -243,7 +243,9 @@ class AtomicBatch(metaclass=Tidy):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordFuture:
-        """Add a record, which `commit` will accept. Arguments and errors are those of `SafeProducer.send`.
+        """Add a record to the batch. Arguments and errors are those of `SafeProducer.send`.
+
+        The producer accepts the record only when `commit` is called.
 
         Returns:
             A future for the record's metadata. Wait for it only after `commit`.
@@ -300,10 +302,10 @@ class AtomicBatch(metaclass=Tidy):
         open_batch: OpenBatch | None,
         index: int,
     ) -> RecordFuture:
-        """Finish `send` for a record that needs more than the fast path.
+        """Finish a call of `send` that the fast path could not finish.
 
-        If `index` is not negative, this place in the lists of `open_batch` is already reserved for the record. The
-        record itself is not in the lists yet.
+        If `index` is not negative, this index in the lists of `open_batch` is already reserved for the record. The
+        record itself is not in these lists yet.
         """
         parts = self._parts
         key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
@@ -320,8 +322,8 @@ class AtomicBatch(metaclass=Tidy):
                 index = next(open_batch.numbers)
         if open_batch is None or not 0 <= index < open_batch.most - 1:
             open_batch = parts.admission.make_separate_batch(topic, self._cannot_wait)
-            # The order matters: after a Ctrl-C between these lines, an open batch may be empty, but `_open_batches`
-            # contains every open batch.
+            # Keep this order: a Ctrl-C between these lines may leave an open batch empty, but `_open_batches` must then
+            # contain this batch, too.
             self._open_batches.append(open_batch)
             self._open[topic] = open_batch
             index = next(open_batch.numbers)

@@ -249,7 +249,7 @@ def classify(
     api: str | None = None,
     context: ErrorContext | Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """Return what an error means and what to do about it.
+    """Return a verdict on an error: its meaning, and what the caller should do.
 
     The function is pure: no I/O, no state. It also returns a verdict for codes that this version does not know and for
     exceptions that have nothing to do with Kafka.
@@ -261,9 +261,9 @@ def classify(
             (3) An exception of kafka-python, kafkasafe, the operating system or TLS. For tenacity's `RetryError` the
             verdict is that of the last attempt's exception.
         api: The request that failed, such as `"produce"` or `"ListOffsets"`; None for any.
-        context: Further facts, as `ErrorContext` or as a mapping of its fields. These facts make the
-            verdicts on some codes more precise. For code 59: whether retention removed the records or they were lost
-            (KAFKA-5793). For code 45: whether the batch was sent before. For codes 1 and 9: whether the topic is tiered
+        context: Facts that make the verdict on some codes more precise, as `ErrorContext` or as a mapping of its
+            fields. For code 59, they show whether retention removed the records or the cluster lost them (KAFKA-5793).
+            For code 45, they show whether the batch was sent before; for codes 1 and 9, whether the topic is tiered
             (KIP-1007).
 
     Returns:

@@ -70,7 +70,7 @@ class Offsets(dict[TopicPartition, Any]):
 
 
 def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
-    """Return the time-out in milliseconds, whichever of the two arguments was given."""
+    """Return the time-out in milliseconds, from whichever of the two arguments was given; None if neither was."""
     if timeout is None:
         return timeout_ms
     if timeout_ms is not None:
@@ -84,9 +84,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
     It differs from KafkaConsumer in these points:
 
-    - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if something
-      proves that the log changed, for example that records were lost. These methods retry if that may help, and accept
-      `partial=True`.
+    - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if it is
+      proven that the log changed (for example, that records were lost), or after `offsets_hold_timeout_ms`. These
+      methods retry if a new attempt may help, and accept `partial=True`.
     - If the log has lost records that were read, the consumer says which (`LogDiverged`), even after a restart. To make
       that possible, the metadata of each committed offset carries the leader epochs of the records that were read
       (unless the application gives metadata of its own).
@@ -97,18 +97,18 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     Args:
         topics: Topics to subscribe to, as for KafkaConsumer.
         options: All options of KafkaConsumer, and the following ones.
-            on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks, each
-                `poll` that has no records of other partitions to return raises the error again. "seek": go on from the
-                first offset that differs. Or a callable that gets the `LogDiverged` and returns the offset at which to
-                continue (None: raise).
+            on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks,
+                `poll` raises the error again whenever it has no records of other partitions to return. "seek": go on
+                from the first offset that differs. Or a callable that gets the `LogDiverged` and returns the offset at
+                which to continue (None: raise).
             on_event: A function that gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the
                 consumer. Exceptions of this function are logged.
             offsets_path: File that keeps the highest end and start offsets across restarts. A result of `end_offsets`
                 or `beginning_offsets` is written to the file before the method returns it. Each consumer needs a file
                 of its own. Default: no file.
             offsets_hold_timeout_ms: How long the consumer keeps the old value if a broker's answer is lower than before
-                and nothing explains this. After that, a lower start offset is accepted. A lower end offset is not
-                accepted even then: it is reported as unproven, and the old value is still returned. Default: 30000.
+                and nothing explains this. After this time, the consumer accepts a lower start offset, but not a lower
+                end offset: it reports that the lower end is unproven, and still returns the old end. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
                 CRCs of batches without epochs. You need the file in two cases: you do not commit positions to a group;
                 or you commit them with metadata of your own. `poll` (at most once a second), `save_lineage` and `close`
@@ -458,8 +458,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `subscribe`. Without a group, the subscription takes effect once brokers have answered.
 
-        In KafkaConsumer, if the client knows the topics already, a new subscription has no effect until partitions
-        change in the cluster. Until then a KafkaConsumer reads the former topics, or, after `unsubscribe`, nothing.
+        KafkaConsumer differs: if it already knows the new topics, it applies a new subscription only when partitions
+        change in the cluster. Until then it reads the former topics, or, after `unsubscribe`, nothing.
 
         Raises:
             IllegalStateError: The consumer used `assign`, or subscribed in the other way (topics or pattern): call

@@ -112,19 +112,19 @@ class RejectedError(KafkaSafeError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the arguments: pickle cannot import the class, created at run time for each error code."""
+        """Pickle only the arguments: the class is created at run time for an error code, so pickle cannot import it."""
         return _rejected, (self.args[0], self.code, self.reason)
 
 
 class BatchDroppedError(KafkaSafeError):
     """An atomic batch (`SafeProducer.batch`) was dropped: `read_committed` consumers see none of its records.
 
-    The producer keeps the records in `rejected/`, with one exception. A batch may commit a consumer's offsets. If the
-    consumer reads the batch's input again, for example after the group refused the offsets, none of the batch's
-    records is kept.
+    The producer keeps the records in `rejected/`, except in one case: the batch commits a consumer's offsets, and this
+    consumer reads the batch's input again, for example after the group refused the offsets. Then the producer keeps
+    none of the batch's records.
 
-    If `commit_transaction` raises this error with an error code, the exception is also an instance of kafka-python's
-    exception for the code, as a `RejectedError` is.
+    If `commit_transaction` raises this error with an error code, the error is, like a `RejectedError`, also an instance
+    of kafka-python's exception for that code.
 
     Attributes:
         code: Kafka's error code; 0 without one.
@@ -135,7 +135,7 @@ class BatchDroppedError(KafkaSafeError):
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only message and code: pickle cannot import the class, created at run time for each error code."""
+        """Pickle only message and code: the class is created at run time for the code, so pickle cannot import it."""
         make = dropped_for_code if isinstance(self, BrokerResponseError) else _dropped
         return make, (self.args[0], self.code)
 
@@ -316,10 +316,10 @@ class BaselineError(KafkaSafeError, ValueError):
 class LogDivergedError(KafkaSafeError):
     """The log has lost records that this consumer had read (`on_divergence="raise"`).
 
-    The partition's position does not move. Until the application calls `seek`, each `poll` that has no records of other
-    partitions to return raises this error again. `seek` to `event.divergent_offset` reads the records that the log has
-    there now; `seek` to `event.resume_offset` skips them. (Do not seek to `event.position`: it may be past the end of
-    the log, and then `auto_offset_reset` would set the position.)
+    The partition's position does not move. Until the application calls `seek`, `poll` raises this error again whenever
+    it has no records of other partitions to return. `seek` to `event.divergent_offset` reads the records that the log
+    contains there now; `seek` to `event.resume_offset` skips them. (Do not seek to `event.position`: it may be past the
+    end of the log, and then `auto_offset_reset` would set the position.)
 
     Attributes:
         event: The `kafkasafe.events.LogDiverged` with the partition, the ranges of offsets and the epochs.

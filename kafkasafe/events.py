@@ -1,8 +1,8 @@
 """Events: frozen dataclasses that SafeProducer and SafeConsumer pass to the hook `on_event`.
 
-A producer calls its hook on the producer's own thread, a consumer on the thread that called the consumer.
+A producer calls its hook on its own thread. A consumer calls its hook on the thread that called the consumer.
 
-Some fields name a lane. A lane is a subdirectory of the spool directory that belongs to one producer.
+Some fields name a lane. A lane is one producer's subdirectory of the spool directory.
 """
 
 from __future__ import annotations
@@ -193,9 +193,9 @@ class TransactionsBlocked:
         name: `transactional id NAME`, `group NAME`, or `READ on TOPIC`. A NAME that ends with `-*` means all
             transactional ids of a lane.
         code: Kafka's error code. 53 and 30: a permission is missing. 50: `transaction_timeout_ms` is more than the
-            brokers allow. 3 and 29: the batch commits an offset for a topic that is missing; or this client has no
-            permission to read that topic, or a topic of the batch's records. The producer drops the batch after
-            `blocked_timeout_ms`.
+            brokers allow. 3: the batch commits an offset for a topic that is missing. 29: this client has no
+            permission to read a topic for which the batch commits an offset, or a topic of the batch's records. With 3
+            and 29, the producer drops the batch after `blocked_timeout_ms`.
         reason: The cluster's answer.
         records: Number of pending records.
     """
@@ -540,13 +540,13 @@ class LogDiverged:
         divergent_offset: First offset at which the log differs from what the consumer read.
         rolled_back: First and last offset (inclusive) of the lost records: the consumer had read them, and the log no
             longer contains them.
-        replaced: First and last offset (inclusive) of the different records that the log now contains in the range
-            `rolled_back`. None if the log has no record there (yet).
-        epochs: Leader epochs of the missing records, oldest first.
-        exact: False: the log may already differ before `divergent_offset`, because the consumer has no history of what
-            it read there.
-        reason: "truncated": the log was truncated, as by an unclean election. "recreated": the topic was deleted, and
-            another topic has its name now; or the position belongs to another topic or cluster.
+        replaced: First and last offset (inclusive) of the other records that the log now contains in the range
+            `rolled_back`. None if the log contains no record in this range (yet).
+        epochs: Leader epochs of the lost records, oldest first.
+        exact: Whether `divergent_offset` is exact. False: the consumer has no history of what it read before this
+            offset, so the log may already differ there.
+        reason: "truncated": the log was truncated, for example after an unclean leader election. "recreated": the topic
+            was deleted, and another topic has its name now; or the position belongs to another topic or cluster.
         round_trips: Number of requests that were needed to find `divergent_offset`.
     """
 
@@ -602,7 +602,7 @@ class PositionReset:
 
 @dataclass(frozen=True, slots=True)
 class PositionRewound:
-    """The consumer went back to the group's offset, and reads the records after it again.
+    """The consumer's position went back to the group's committed offset. It reads from there again.
 
     After a rebalance, the group's offset may be lower than the position that the consumer had before, because the
     consumer had not committed the records between the two. The event is emitted only when a partition returns to the
@@ -696,7 +696,7 @@ class EndOffsetHeld:
 
 @dataclass(frozen=True, slots=True)
 class EndOffsetRegressed:
-    """The end offset or the start offset of a log decreased. The decrease is proven unless `reason` is "accepted".
+    """The end offset or the start offset of a log decreased. This is proven, unless `reason` is "accepted".
 
     Attributes:
         topic: Topic name.
@@ -704,9 +704,9 @@ class EndOffsetRegressed:
         offset: The new value.
         previous: The value before. End offset: the records from `offset` to `previous` - 1 are lost. Start offset: the
             log that began at `previous` was replaced by a new log that begins at a lower offset.
-        reason: "truncated", "unclean_election" or "recreated": the decrease is proven. "accepted": the decrease is not
-            proven, but the brokers' answers were lower than `previous` for `offsets_hold_timeout_ms`. A lower end
-            offset is accepted without proof in one case only: the position is past the lower end, and is reset to it.
+        reason: "truncated", "unclean_election" or "recreated": this reason is proven. "accepted": no reason is proven,
+            but the brokers' answers were lower than `previous` for `offsets_hold_timeout_ms`. A lower end offset is
+            accepted without proof only if the position is past that end. The position is then reset to that end.
         look_up: "latest" (an end) or "earliest" (a start).
     """
 

@@ -61,10 +61,10 @@ class KafkaHandler(logging.Handler):
     such record would cause another one. This includes what kafka-python logs on the threads of these producers. Log
     records of all other producers are sent.
 
-    If the spool is full and the queue holds `queue_records` records, a thread that logs waits once, at most `block_ms`.
-    After that the handler drops records until there is room again. The handler counts the dropped records (`dropped`),
-    and calls `handleError` for the first of them. When there is room again, it sends a log record with the number of
-    dropped records.
+    If the spool is full and the queue holds `queue_records` records, a call that logs waits for room, at most
+    `block_ms`. If it waits in vain, the handler drops records at once until there is room again. The handler
+    counts the dropped records (`dropped`), and calls `handleError` for the first of them. When there is room again, it
+    sends a log record with the number of dropped records.
 
     Args:
         topic: Topic name, a format string for the log record's attributes, or a function of the log record.
@@ -132,7 +132,7 @@ class KafkaHandler(logging.Handler):
         _HANDLERS.add(self)
 
     def createLock(self) -> None:  # noqa: N802  # logging's name
-        """Set no lock: the queue is thread-safe, so threads that log need not wait for each other."""
+        """Create no lock: the queue is thread-safe, so threads that log need not wait for each other."""
         self.lock = None
 
     def _begin(self) -> None:
@@ -183,7 +183,7 @@ class KafkaHandler(logging.Handler):
             self._drop_rest()
 
     def _is_own(self, record: logging.LogRecord) -> bool:
-        """Return whether the producer of a handler logged the record. Sending the record would cause another one."""
+        """Return whether the record was logged by a handler's producer. Sending the record would cause another one."""
         # Without `logging.logThreads`, a log record does not name its thread.
         name = record.threadName or getattr(record, LOGGED_ON, None) or threading.current_thread().name
         if name == _THREAD:
@@ -192,7 +192,7 @@ class KafkaHandler(logging.Handler):
         clients = {each["client_id"] or DEFAULT_CLIENT_ID for each in configs}
         if record.name in _OF_PRODUCERS:
             return getattr(record, "client_id", None) in clients
-        # Compare the name of the thread that logged: the thread may have ended, so it cannot be looked up.
+        # Compare the name of the thread that logged. The thread itself may have ended, and cannot be looked up then.
         return (
             record.name.partition(".")[0] == "kafka"
             and name.startswith(_OWN)
@@ -226,7 +226,7 @@ class KafkaHandler(logging.Handler):
                     return True
         finally:
             line.remove(place)
-        # Until the queue has room again, no other thread waits for room.
+        # This thread has waited in vain. Until the queue has room again, later calls drop their records at once.
         self._stuck = True
         return False
 
@@ -275,7 +275,7 @@ class KafkaHandler(logging.Handler):
                 self._ends_with_child = True
             # If the process has too many threads, the next log record tries again to start the handler's thread. If the
             # interpreter is ending, `close` sends the queued records. After a Ctrl-C, the next log record may start a
-            # second thread; one of the two then ends at once.
+            # second thread. Only one of the two threads can take the lock `_only`; the other one ends at once.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
                 self._begun.wait()
@@ -333,7 +333,8 @@ class KafkaHandler(logging.Handler):
     def _opened(self) -> SafeProducer:
         if self._producer is None:
             producer = SafeProducer(**self._configs)
-            # `close` closes the producer, after all other exit handlers have logged.
+            # The handler's `close` closes the producer. `logging` calls `close` after all other exit handlers, so that
+            # they can still log.
             producer.parts.shutdown.forgo_exit()
             self._producer = producer
         return self._producer

@@ -175,8 +175,8 @@ class _Foreign(logging.Filter):
 
 
 LOGGED_ON: Final = "kafkasafe_thread"
-"""Attribute of a log record: name of the thread that logged it. It is set if the record was handled `apart` and would
-otherwise lack this name."""
+"""Attribute of a log record: name of the thread that logged the record. It is set if another thread handles the record
+(see `apart`) and the record's `threadName` is None."""
 own_threads: Final[set[int]] = set()
 """Idents of kafkasafe's network threads."""
 _FOREIGN: Final = (
@@ -206,8 +206,9 @@ def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def limit_foreign() -> None:
-    """Limit the records that kafka-python logs on kafkasafe's threads. In the context `apart`, the writer's thread
-    handles these records, too. kafka-python's log records from other threads are not changed.
+    """Limit the records that kafka-python logs on kafkasafe's threads. If a thread is in the context `apart()`, let the
+    writer's thread handle the records that kafka-python logs on it. kafka-python's log records from other threads are
+    not changed.
     """
     for name in _FOREIGN:
         logger = logging.getLogger(name)
@@ -221,8 +222,8 @@ def limit_foreign() -> None:
 class _Writer:
     """A thread that passes log records to the application's handlers, for threads that must not wait for a handler.
 
-    Without this thread, a deadlock is possible: a handler may send its records through the same producer that logs, and
-    hold the handler's lock until that producer has delivered the records.
+    Without this thread, a deadlock is possible: a handler may send its records through the producer that is logging,
+    and may keep its lock until they are delivered. But the producer could not deliver while it waits for this lock.
     """
 
     def __init__(self) -> None:
@@ -233,7 +234,7 @@ class _Writer:
         self._ident = 0
 
     def put(self, record: logging.LogRecord) -> None:
-        """Queue the record. If the queue is full, because handlers are too slow, drop and count it."""
+        """Queue the record. If the queue is full because handlers are too slow, drop the record and count it."""
         if self._queue.qsize() >= _QUEUED:
             self._dropped.append(None)
             return
@@ -287,7 +288,7 @@ class _Writer:
 
 
 class _Apart(logging.Filter):
-    """Hands records that were logged in the context `apart` to the writer's thread. Accepts all other records."""
+    """Hands log records from inside `with apart()` to the writer's thread. Accepts all other log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged on the current thread."""
@@ -333,7 +334,7 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-# Exit handlers run in reverse order of registration. Producers are created later and register later, so they close
-# before this drain. `logging` registered its exit handler when it was imported, which was earlier, so that handler runs
-# after this drain.
+# Exit handlers run in reverse order of registration. Producers are created later, so their exit handlers are registered
+# later and run before `drain`. `logging` was imported earlier and registered its exit handler then. Therefore its
+# handler runs after `drain`.
 atexit.register(drain, _EXIT_S)

@@ -55,11 +55,11 @@ _BOUNDS: Final = (*map(floatToGoString, BUCKETS_S), "+Inf")
 
 @runtime_checkable
 class Source(Protocol):
-    """An object that can be collected, such as a SafeProducer or a SafeConsumer."""
+    """An object whose metrics can be collected, such as a SafeProducer or a SafeConsumer."""
 
     @property
     def client_id(self) -> str:
-        """Value of the label `client_id` of all its metrics."""
+        """Value of the label `client_id` in all of the object's metrics."""
 
     def metric_samples(self) -> Iterable[Sample]:
         """Return the current values of the object's metrics."""
@@ -105,7 +105,7 @@ def install(*sources: Source, registry: CollectorRegistry = REGISTRY, partitions
         if collector is None:
             collector = Collector()
             registry.register(collector)
-            _installed[registry] = collector  # only now: if `register` fails, the next call must try again
+            _installed[registry] = collector  # after `register`: if that fails, the next call must try again
         for source in sources:
             collector.add(source)
         collector.partitions = collector.partitions or partitions
@@ -422,8 +422,8 @@ class _Mirror:
             for (client, labels), value in found.items():
                 self._write(definition, (client, *labels), value)
                 stale.discard((f"kafkasafe_{definition.name}", (client, *labels)))
-        # The gauges of closed sources and revoked partitions are gone. But their cells stay in the file, so overwrite
-        # these cells.
+        # `read` contains no gauges of closed sources and revoked partitions. But their cells stay in the file, so
+        # overwrite these cells.
         for key in stale:
             self._cells[key].leave()
 
@@ -459,8 +459,8 @@ class _Mirror:
 
 
 class _Cell:
-    """One number in a file. A counter in a file never decreases, even if a source is replaced by a new one, which
-    counts from 0.
+    """One number in a metrics file. If the number is a counter, it never decreases, even if a new source, which counts
+    from 0, replaces the former source.
     """
 
     def __init__(self, definition: Definition, value: Any) -> None:

@@ -82,8 +82,8 @@ class EndOffsetTracker:
             hold_timeout_s: How many seconds the tracker keeps the old value while brokers give answers that are lower
                 than before and have no leader epoch. After that, the result is Unproven.
             on_result: Called with (topic, partition, result) for each result that is not a Value. It runs on the thread
-                that passed the answer to the tracker. If the callback raises an exception, the method that passed the
-                answer raises it, too. The answer is recorded nevertheless.
+                that passed the answer to the tracker. If the callback raises an exception, the
+                tracker's method that called it raises the same exception. The answer is recorded nevertheless.
             clock: Returns the time in seconds. The time must never decrease.
             files: File system interface, for tests.
 
@@ -127,8 +127,8 @@ class EndOffsetTracker:
             topic: Topic name.
             partition: Partition number.
             offset: End offset: the next offset to be written (with read_committed: the last stable offset).
-            leader_epoch: Leader epoch of the answer, or of the leader that gave it; -1 if not known. Without an epoch,
-                nothing can prove that a lower answer is correct.
+            leader_epoch: Leader epoch in the answer, or, without one, of the leader that answered; -1 if neither is
+                known. Without an epoch, nothing can prove that a lower answer is correct.
             topic_id: Id of the topic, if known.
             isolation_level: Isolation level of the look-up.
 
@@ -157,8 +157,8 @@ class EndOffsetTracker:
     ) -> dict[_Partition, int]:
         """Store the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
 
-        Both dicts have (topic, partition) as keys. This method lowers the end offset of a partition only after another
-        method has returned Regressed for that partition.
+        Both dicts have (topic, partition) as keys. An end offset is lower than before only if another method has
+        returned Regressed for this partition, or was given another topic id for it.
         """
         ends: dict[_Partition, int] = {}
         for at, offset in answered.items():
@@ -178,7 +178,8 @@ class EndOffsetTracker:
     ) -> Result:
         """Store a broker's answer about an earliest offset.
 
-        The highest answer so far counts, because a new leader may not yet have deleted as much as the former leader.
+        The highest start offset so far counts. A new leader may answer a lower one, because it may not yet have deleted
+        as many records as the former leader.
 
         Args:
             topic: Topic name.
@@ -217,7 +218,10 @@ class EndOffsetTracker:
         leader_epoch: int = -1,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Store the leader's answer to OffsetForLeaderEpoch about a held start offset. Arguments: see `prove`."""
+        """Store the answer to the OffsetForLeaderEpoch request that a Held result of `observe_start` asked for.
+
+        Arguments: see `prove`.
+        """
         key = _key(topic, partition, isolation_level)
         with self._lock:
             result = self._ends.prove_start(
@@ -228,7 +232,7 @@ class EndOffsetTracker:
     def accept_start(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Accept the lower start offset that was held back, without a proof. Return None if none is held back.
+        """Accept, without a proof, the lower start offset that was held back. Return None if none is held back.
 
         A start offset that is too low does no harm. But if the log was replaced, the old start offset may be too high,
         and a reader that begins there misses records.
@@ -339,7 +343,7 @@ class EndOffsetTracker:
     def accept(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Accept the lower answer that was held back, although nothing proves it. Return None if none is held back."""
+        """Accept, without a proof, the lower end offset that was held back. Return None if none is held back."""
         key = _key(topic, partition, isolation_level)
         with self._lock:
             regressed = self._ends.accept(key)

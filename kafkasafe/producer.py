@@ -44,8 +44,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     the process, the brokers, or both are killed. docs/promises.md has the conditions.
 
     It takes KafkaProducer's options under their names and refuses unknown ones. Some defaults differ: `linger_ms=5`,
-    `batch_size=1000000`, `delivery_timeout_ms=None` (no record is given up), `reconnect_backoff_max_ms=1000`. The
-    following options are its own:
+    `batch_size=1000000`, `delivery_timeout_ms=None` (no limit), `reconnect_backoff_max_ms=1000`. The following
+    options are its own:
 
     Args:
         spool_dir (str or Path): Directory that holds pending records. Use one directory per cluster; any number of
@@ -159,10 +159,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordFuture:
-        """Accept a record.
+        """Accept a record for delivery.
 
-        The record is on disk soon after the call (`future.durable()` and `producer.durable()` wait for that), and in
-        the cluster as soon as the cluster accepts it.
+        The record is on disk soon after the call, and in the cluster as soon as the cluster accepts it.
+        `future.durable()` and `producer.durable()` wait until the record is on disk.
 
         Args:
             topic: Topic name.
@@ -264,8 +264,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Wait until all records accepted so far are acknowledged, rejected or dropped, and their callbacks have run.
 
         If the cluster may have lost acknowledged records, `flush` also waits until it is known whether they are lost,
-        and until the resent ones are in the log. If a callback calls `flush`, it does not wait for callbacks. During
-        a long wait it logs the reason every 30 s (WARNING `flush_waits`).
+        and until the resent ones are in the log. A `flush` that is called from a callback does not wait for
+        callbacks. During a long wait, `flush` logs the reason every 30 s (WARNING `flush_waits`).
 
         Args:
             timeout: Seconds; None for no limit.
@@ -302,17 +302,17 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def close(self, timeout: float | None = None) -> None:
         """Make all accepted records durable, wait for deliveries, and release the spool.
 
-        The method also waits for records of earlier producers that this producer has taken over: from its spool
-        directory, and, if that is the default one, from directories next to it. Undelivered records stay on disk, and
-        the next producer on the directory delivers them. For each directory, a warning gives the number of undelivered
-        records. With `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again
-        does nothing. At the end of the interpreter, open producers are closed automatically.
+        The method also waits for the records of earlier producers. This producer takes over those in its spool
+        directory, and, if this is the default directory, those in directories next to it. Undelivered records stay on
+        disk, and the next producer on the directory delivers them. For each directory, a warning gives the number of
+        undelivered records. With `spool="never"`, undelivered records are lost, and `close` raises an error. Calling
+        `close` again does nothing. At the end of the interpreter, open producers are closed automatically.
 
         Args:
-            timeout: Maximum number of seconds to wait for deliveries, and for a failing disk to work again. If the disk
-                is slow but does not fail, the limit for writing to it is ten seconds at least. Default: until no record
-                has been delivered for 5 s (30 s with `spool="never"`). A pause of the producer with a
-                known end makes this default wait longer, by at most two request timeouts.
+            timeout: Maximum number of seconds to wait for deliveries, and for a failing disk to work again. Writing to
+                a disk that is slow but works may take ten seconds even if `timeout` is shorter. Default: wait until no
+                record has been delivered for 5 s (30 s with `spool="never"`). If the producer pauses until a known
+                time, this default becomes longer, by at most two request timeouts.
 
         Raises:
             SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
@@ -320,9 +320,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                 futures have the same error.
             WrongClusterError: These brokers belong to a different cluster than the pending records. The records are on
                 disk.
-            DataLossError: As for `flush`. `close` raises one error for all losses that have not been raised yet; the
-                error's `others` has the further losses. If a check for losses did not end in time, the producer logs a
-                WARNING (`data_loss_unknown`), and the next producer on the directory repeats the check.
+            DataLossError: As for `flush`. If several losses have not been raised yet, `close` raises the error of one,
+                and the error's `others` contains the errors of the rest. If a check for losses did not end in time, the
+                producer logs a WARNING (`data_loss_unknown`), and the next producer on the directory repeats the check.
             ValueError: The timeout is negative or nan. The producer is still open. After any other error it is closed.
         """
         self.parts.shutdown.close(timeout)
@@ -331,12 +331,13 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Handle a producer that was dropped without `close()`: its pump continues to deliver for as long as `close()`
         would have waited.
 
-        This method waits a second at most, as KafkaProducer's method does, so that the records of the next producer
-        come after the records of this one. It takes no lock, because the garbage collector may call it at any time.
+        Like KafkaProducer's `__del__`, this method waits for a second at most. Records that are delivered during this
+        second come before the records of the program's next producer. The method takes no lock, because the garbage
+        collector may call it at any time.
         """
         if "parts" in vars(self) and self.parts.shutdown.drop(self):
             with contextlib.suppress(Exception):
-                # An application may turn warnings into errors, but no caller could catch one here.
+                # An application may turn warnings into errors. Suppress such an error: no caller could catch it.
                 text = f"SafeProducer {self.client_id} was dropped without close(); it still delivers its records"
                 warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
@@ -466,8 +467,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide about the batches of the last UndecidableError, or, if none was raised, about all undecidable batches.
 
-        A batch that became undecidable after that error needs another decision: the next `send` or `flush` raises
-        another UndecidableError.
+        If another batch became undecidable after that error, it needs a decision of its own: the next `send` or `flush`
+        raises an UndecidableError for it.
 
         Args:
             resend: True: send the batches again under a new id; they may then be in the log twice. False: treat them as
@@ -532,7 +533,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             self.close()
         except Exception as own:
             error.add_note(f"Closing the SafeProducer failed as well: {type(own).__name__}: {own}")
-            log.error(  # noqa: TRY400  # the message matters, not where it was raised
+            log.error(  # noqa: TRY400  # no traceback: the error's message is enough
                 "close() failed after a %s, which is raised instead: %s",
                 type(error).__name__,
                 own,

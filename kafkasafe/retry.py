@@ -63,8 +63,8 @@ class RetryEvent:
 _GaveUp = Literal["deadline", "attempts", "verdict"]
 
 _AGAIN: Final = frozenset({ErrorAction.RETRY, ErrorAction.RETRY_AFTER_REFRESH})
-# Maximum number of failing partitions that the rate limit remembers. It can forget a partition that may be retried at
-# once.
+# Maximum number of failing partitions that the rate limit remembers. To make room, it forgets the partitions that may
+# be retried without a pause.
 _MAX_KEYS: Final = 10_000
 
 
@@ -269,7 +269,7 @@ class _RateLimit:
         self._clock = clock
         # Reentrant: a signal handler may make a call under this policy while its own thread holds the lock.
         self._lock = threading.RLock()
-        self._next_turn: dict[Hashable, float] = {}  # Invariant: only partitions whose last attempt failed.
+        self._next_turn: dict[Hashable, float] = {}  # Contains only partitions whose last attempt failed.
         _locked.add(self)
 
     def forked(self) -> None:
@@ -281,8 +281,8 @@ class _RateLimit:
         return len(self._next_turn)
 
     def turn_s(self, key: Hashable, limit_s: float) -> float | None:
-        """Reserves a time for the next attempt with `key`, and returns the seconds until that time. If no time is free
-        within `limit_s` seconds, reserves nothing and returns None.
+        """Reserves a time for the next attempt with `key`, and returns the seconds until that time. If the next free
+        time is more than `limit_s` seconds away, reserves nothing and returns None.
         """
         # Look without the lock first: usually no partition fails, and then this is enough.
         if key not in self._next_turn:
@@ -365,7 +365,7 @@ class _Rules:
 
 
 class _Call:
-    """One call under a policy: tenacity's callbacks, with the policy's own clock."""
+    """One call under a policy. Its methods are tenacity's callbacks, and use the policy's own clock."""
 
     def __init__(
         self, rules: _Rules, function: Callable[..., Any], partition: Hashable | None, api: str | None
@@ -463,7 +463,7 @@ class _Call:
         if not isinstance(error, Exception):
             return False
         if self._error is not error:
-            # If the function raised tenacity's TryAgain, tenacity has not called `_is_again`, which judges the error.
+            # `_is_again` judges errors, but tenacity does not call it for its own TryAgain. So judge that error now.
             self._judge(error)
         rules = self._rules
         if rules.attempts is not None and self._tries >= rules.attempts:

@@ -454,11 +454,11 @@ class Stats(RetryStats):
         sequence_errors: Number of sequence errors, by (error, result of the check that followed).
         in_doubt_resolved: By (result, evidence): number of batches that were in doubt until the evidence showed whether
             they are in the log.
-        losses: By reason: how often acknowledged records were found to be lost.
+        losses: How often acknowledged records were found to be lost, by reason.
         lost_records: By topic: number of acknowledged records that were lost.
         healed_records: By topic: number of lost records that are in the log again.
-        history_trimmed: By topic: number of elections after which it stayed unknown whether acknowledged records were
-            lost, because they had been deleted before they could be checked.
+        history_trimmed: By topic: number of elections after which a loss of acknowledged records could not be ruled
+            out. These records had already been deleted when the log was checked.
         units: By outcome: number of atomic batches.
         atomic_batches_asked: How often the cluster was asked about the transaction of an atomic batch.
         unit_failures: By kind of request for an atomic batch: how often such a request failed.
@@ -551,7 +551,7 @@ class Stats(RetryStats):
 class ConsumerStats(RetryStats):
     """Counters of a SafeConsumer.
 
-    Other threads than the polling one may look up offsets. An increment may then be lost, which is harmless.
+    Threads other than the polling thread may look up offsets. An increment may then be lost, which is harmless.
 
     Attributes:
         resets: By (topic, reason): how often `auto_offset_reset` set a position.
@@ -560,8 +560,8 @@ class ConsumerStats(RetryStats):
         held: By (topic, reason): how often a lower end offset was ignored because nothing proved a loss.
         divergences: By topic: how often the log no longer contained records that had been read.
         diverged_records: By topic: number of offsets that were read and are missing from the log.
-        history_trimmed: By topic: number of elections after which it stayed unknown whether records that had been read
-            were lost, because they had been deleted before they could be checked.
+        history_trimmed: By topic: number of elections after which a loss of records that had been read could not be
+            ruled out. These records had already been deleted when the log was checked.
         unavailable_s: By topic: seconds for which offset look-ups waited because the leader was not ready (error codes
             78 and 5).
         not_ready_s: By topic: seconds during which fetches failed. They are added when fetches work again.

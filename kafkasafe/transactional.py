@@ -68,7 +68,9 @@ _FROM: Final[Mapping[State, frozenset[State]]] = {
 
 @dataclass(frozen=True, slots=True)
 class LastTransaction:
-    """Result of the last transaction for which an earlier producer with the same id called `commit_transaction`.
+    """Result of an earlier producer's transaction: the last one that it asked to commit (`commit_transaction`).
+
+    The earlier producer had the same transactional id.
 
     Attributes:
         batch_id: Id of the transaction's batch, as `kafkasafe spool ls` shows it.
@@ -96,7 +98,7 @@ class TransactionFuture(RecordFuture):
     _given_partition: int
 
     def belong_to(self, transaction: _Transaction, partition: int) -> TransactionFuture:
-        """Make this the future of a record of a transaction. `partition` is -1 if the caller chose none."""
+        """Set the transaction that the future's record belongs to. `partition` is -1 if the caller chose none."""
         self._transaction, self._given_partition = transaction, partition
         return self
 
@@ -213,8 +215,8 @@ class _Transaction(AtomicBatch):
         super().drop()  # clears the list
 
     def _call_errbacks(self, open_batch: OpenBatch) -> None:
-        """Call the errbacks, except those that an earlier call of this method has removed from the list to call them.
-        Runs on the callback thread.
+        """Call the errbacks. Skip those that an earlier call of this method has already taken from the list. Runs on
+        the callback thread.
         """
         functions = take(open_batch.errbacks)[1::2]
         errors = [kafka_errors.TransactionAbortedError() for _ in functions]
@@ -362,7 +364,7 @@ class Transactions:
 
     def _check_partition_exists(self, topic: str, partition: int) -> None:
         """Refuse a partition that the topic does not have. Otherwise the commit would wait until the partition exists,
-        and could not be undone.
+        and the transaction could no longer be aborted.
         """
         parts = self._parts
         parts.admission.check_topic(topic)
@@ -430,8 +432,8 @@ class Transactions:
         error = _as_kafka_python(dropped)
         fatal = isinstance(error, kafka_errors.ProducerFencedError)
         state = State.FATAL_ERROR if fatal else State.ABORTABLE_ERROR
-        # A Ctrl-C cannot separate these three assignments, because nothing is called. After an earlier Ctrl-C, a
-        # repeated call of commit_transaction() continues the commit.
+        # A Ctrl-C cannot come between these three assignments: Python handles signals only at calls and loops, and this
+        # line has none. After an earlier Ctrl-C, a repeated call of commit_transaction() continues the commit.
         self._state, self._error, self._open = state, error, None
         raise error from dropped
 
