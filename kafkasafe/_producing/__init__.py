@@ -1,6 +1,6 @@
 """The objects of a `kafkasafe.producer.SafeProducer` (see docs/design.md).
 
-Each object owns its state. The objects of a module use only objects of the modules above it in this list:
+Each object owns its state. In this list, each module uses only the modules listed above it:
 
 - `open_batch.py` defines the open batch.
 - `lifecycle.py` stores whether the producer is open.

@@ -104,8 +104,8 @@ class AcceptedRecord:
     # -- in a loop -----------------------------------------------------------------------------------------------------
 
     def wait_in_loop(self, waits: LoopWaits, timeout_s: float | None = None, *, durable: bool = False) -> Any:
-        """Return an awaitable that ends when `result` can return a result or raise an error. With `durable`, it ends
-        when `made_durable` can return, or must raise an error.
+        """Return an awaitable that ends when `result` can return a result or raise an error. With `durable`, the
+        awaitable ends when `made_durable` can return or raise an error.
         """
         open_batch = self._open_batch
         ledger, kept = self._parts.delivery.pump.ledger, durable and not self._parts.config.in_memory

@@ -43,7 +43,7 @@ class AcceptedUnit(Protocol):
 
     @property
     def open_batches(self) -> Sequence[OpenBatch]:
-        """The open batches that have the atomic batch's records. No other thread adds to them."""
+        """The open batches that contain the atomic batch's records. No other thread adds records to them."""
 
     @property
     def accepted(self) -> bool:
@@ -65,15 +65,15 @@ class AcceptedUnit(Protocol):
 class Accumulator:
     """Keeps the open batches, seals them under its lock, and passes atomic batches to the pump.
 
-    Callers take `lock` only by a `with` statement. The lock is reentrant: a signal handler that interrupts a call of
-    the producer may call the producer on the same thread (see `OpenBatch`, `released`).
+    Callers acquire `lock` only with a `with` statement. The lock is reentrant: a signal handler that interrupts a call
+    of the producer may call the producer on the same thread (see `OpenBatch`, `released`).
 
     Attributes:
         open_batches: The open batches, by topic. `send` reads this dict without a lock. No other dict ever replaces it.
         lock: Held while a batch is sealed: the order of sealing is the order of delivery.
         max_record_bytes: Largest size of a record.
-        open_batch_bytes: Usual room of a new open batch, in bytes. If an open batch is divided into batches, this is
-            also their size limit.
+        open_batch_bytes: Usual room of a new open batch, in bytes. An open batch with more room may be divided into
+            several batches for one partition. Each of these batches has this size limit, too.
         most_room: Limit, in bytes, for the room of a single open batch. 0 means that no open batch gets more room than
             `open_batch_bytes`. All open batches together have at most this much extra room (room beyond
             `open_batch_bytes`).
@@ -101,7 +101,9 @@ class Accumulator:
         """Atomic batches on their way from their callers to the pump, in the order of acceptance."""
 
     def interrupted(self) -> bool:
-        """Return whether this thread holds the lock. True means that a signal handler interrupted another call."""
+        """Return whether this thread holds the lock already. True means that a signal handler or the partitioner makes
+        this call while another call of the producer is in progress.
+        """
         return _is_held(self.lock)
 
     def forked(self) -> None:
@@ -235,7 +237,8 @@ class Accumulator:
                 self.seal(open_batch)
 
     def seal_or_leave(self, open_batch: OpenBatch) -> bool:
-        """Seal an open batch, or leave it to the next call if memory or stack is short. Return whether it is sealed.
+        """Seal an open batch. If memory or stack is too short for this, a later call seals it. Return whether the open
+        batch is sealed.
 
         Called with the lock held. The records are accepted already, so this method must not raise an error: the program
         would take the error for a refusal, and send a record a second time.
@@ -279,13 +282,15 @@ class Accumulator:
         calls the method for each of them.
         """
         pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
-        # An open batch keeps its room until it is sealed. So if an open batch has more than the usual room, the
-        # difference counts even while the open batch is empty. `left` is negative if a record did not fit.
+        # An open batch keeps its room until it is sealed. So if an open batch has more than the usual room, include the
+        # extra room in the sum, even while the open batch is empty. `left` is negative if a record did not fit.
         taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
         return 2 * self.max_record_bytes + taken
 
     def next_room(self, topic: str) -> int:
-        """Return the room, in bytes, that the topic's next open batch gets if the spool has space for it."""
+        """Return the room, in bytes, of the topic's next open batch, provided that the spool has enough space for this
+        room.
+        """
         usual, most = self.open_batch_bytes, self.most_room
         if not self._encoder.partitioning.knows(topic):
             return usual  # until partitions are chosen, its records may have to wait in a single batch
@@ -311,12 +316,13 @@ class Accumulator:
             if encoded is NOT_ENCODED:
                 encoded = self._encoded(open_batch)
                 # A signal handler may have sealed the open batch meanwhile. If so, the handler has encoded the records
-                # itself, and has submitted its own parcels and head.
+                # itself. The pump then has the parcels and the head from the handler's encoding.
                 own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
                 encoded = open_batch.keep(encoded)
-            # Submit the parcels first: once other threads see them in `open_batch.parcels`, they may wait for them.
+            # Submit the parcels first: as soon as another thread sees a parcel in `open_batch.parcels`, that thread may
+            # wait for the parcel's result.
             head, parcels = encoded.head, encoded.parcels
             self._pump.submit(parcels if head is None else [head, *parcels])
             open_batch.submitted()
@@ -344,13 +350,14 @@ class Accumulator:
     def _encoded(self, open_batch: OpenBatch) -> Encoded:
         """Encode an open batch. Called with the lock held.
 
-        A partitioner may call the producer, and this call then seals the open batch that is being encoded. Without a
-        limit, each such call would ask the partitioner again, until the stack is exhausted. Two nested encodings are
-        allowed, because the call may also come from a signal handler that interrupts the partitioner.
+        A partitioner may call `send`, which then seals and encodes the same open batch again. To encode it, the
+        producer asks the partitioner, which calls `send` again. Without a limit, this would exhaust the stack. But one
+        encoding may be nested in another, because a signal handler that interrupts the partitioner may also call
+        `send`.
 
         Raises:
-            UsageError: The partitioner called the producer, this call asked the partitioner again, and the partitioner
-                called the producer again.
+            UsageError: The partitioner called the producer. The producer therefore asked the partitioner again, and the
+                partitioner called the producer a second time.
             SpoolWriteError: There is not enough memory.
         """
         depth = len(self._being_encoded)
@@ -368,11 +375,11 @@ class Accumulator:
 
 
 def _most_room(config: ProducerConfig) -> int:
-    """Return the limit, in bytes, for open batches with more room than `batch_size`; 0 if no open batch may have more.
+    """Return the largest room of an open batch, in bytes; 0 if no open batch may have more room than `batch_size`.
 
-    A broker remembers only a few batches of a partition. With `delivery="transactional"`, a unit contains at most this
-    number of open batches. So each open batch may contain only one batch for a partition, and gets no more room than
-    usual.
+    A broker remembers only a few batches of a partition. With `delivery="transactional"`, a unit contains at most as
+    many open batches as a broker remembers batches. This is enough only if each open batch adds at most one batch for
+    each partition. So open batches get no more room than `batch_size`.
     """
     if config.delivery == "transactional":
         return 0

@@ -204,8 +204,8 @@ class Admission:
     def add_open_batch(self, topic: str) -> OpenBatch | None:
         """Begin an open batch. Return None while the spool has no room. Called with the lock held."""
         while (open_batch := self._new_open_batch(topic)) is not None:
-            # `setdefault` returns another open batch if a signal handler interrupted the call, and another thread began
-            # an open batch while the handler waited. Repeat then.
+            # A signal handler may have interrupted this call, and another thread may have begun an open batch while the
+            # handler waited. Then `setdefault` returns the other thread's open batch, and the loop starts again.
             if self._accumulator.open_batches.setdefault(topic, open_batch) is open_batch:
                 if self._lifecycle.closed is not None:
                     self._accumulator.seal(open_batch)
@@ -217,8 +217,9 @@ class Admission:
     def add_open_batch_now(self, topic: str) -> OpenBatch | None:
         """Begin an open batch for a topic that had no open batch a moment ago. Return None while the spool has no room.
 
-        This method takes no lock and does not wait. This is safe for two reasons: a former open batch was submitted
-        before it was removed from the dict, and threads that begin an open batch at the same time get the same one.
+        This method takes no lock and does not wait. This is safe for two reasons. An earlier open batch was submitted
+        before it was removed from `open_batches`. And if several threads begin an open batch at the same time, all of
+        them get the same one.
         """
         self.check(topic)
         open_batch = self._make_open_batch(topic)
@@ -291,17 +292,20 @@ class Admission:
         return deadline
 
     def _wait_for_deliveries(self) -> None:
-        """If the cluster answers, give it time to acknowledge (`run_ahead_bytes`). The lock is not held.
+        """Wait until the cluster has acknowledged enough of the outstanding bytes (`run_ahead_bytes`). Partitions that
+        do not answer do not count. The lock is not held.
 
-        The wait only serves speed: batches that are sent soon need not be read back from disk. So the wait ends after
-        `max_block_ms` at the latest, and the record is accepted even if the cluster is still far behind.
+        The wait only makes deliveries faster: it keeps the backlog so short that batches are sent before they have to
+        be read back from disk. So the wait ends after `max_block_ms` at the latest, and the record is accepted even if
+        the cluster is still far behind.
         """
         pump = self._pump
         ledger = pump.ledger
         if pump.is_current_thread():
             return
         with self._accumulator.lock:
-            # Seal the open batches: perhaps there is no other batch that can be sent to the cluster.
+            # Seal the open batches. If they contained all of the outstanding records, there would be no batch to send,
+            # and the cluster could acknowledge nothing.
             for open_batch in list(self._accumulator.open_batches.values()):
                 self._accumulator.seal_or_leave(open_batch)
         end = time.monotonic() + self._config.max_block_s

@@ -43,7 +43,7 @@ class BatchMetadata:
 
 
 class BatchUnit:
-    """Passes the records of one `commit` to the pump if the batch is accepted, and calls the callbacks when the batch
+    """Passes the records of one `commit` to the pump when the batch is accepted. Calls the callbacks when the batch
     ends.
 
     Attributes:

@@ -1,4 +1,6 @@
-"""Lets callers wait for results, for the disk and for callbacks, and raises the errors with which these waits end."""
+"""Lets callers wait until records have results or are on disk, and until callbacks have run. Raises an error if a wait
+fails.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ _SAY_EVERY_S: Final = 30.0
 
 
 class Delivery:
-    """Lets callers wait for results, the disk and callbacks. Raises the errors with which these waits end.
+    """Lets callers wait until records have results or are on disk, and until callbacks have run. Raises an error if a
+    wait fails.
 
     Methods that `SafeProducer` also has, such as `flush`, are described there.
 
@@ -92,8 +95,8 @@ class Delivery:
         return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
 
     def raise_loss(self) -> None:
-        """Raise the error about the next loss that was not reported yet. In a loss, either the cluster lost
-        acknowledged records that are not sent again, or records are missing in the spool.
+        """Raise the error for the oldest loss that was not reported yet. There are two kinds of losses: the cluster
+        lost acknowledged records that are not sent again, or the spool lost records.
         """
         loss = self.pump.ledger.errors.next_loss()
         if loss is not None:
@@ -285,8 +288,8 @@ class Delivery:
             )
 
     def _await_given_up(self, number: int, timeout: float | None, deadline: float | None) -> None:
-        """With `spool="never"`: wait until the cluster also has the records whose futures failed after
-        `delivery_timeout_ms`.
+        """With `spool="never"`: futures fail after `delivery_timeout_ms`, but the producer keeps their records. Wait
+        until the cluster has these records, too.
         """
         pump, ledger = self.pump, self.pump.ledger
         pump.wait(

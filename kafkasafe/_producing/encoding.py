@@ -1,4 +1,4 @@
-"""Encode the records of an open batch into parcels, each for one partition.
+"""Encode the records of an open batch into parcels. Each parcel is for one partition.
 
 The encoding does not wait. If a Ctrl-C or a lack of memory interrupts it, it can be repeated: the encoding changes only
 the state of the `Partitioning`, and repeating these changes does no harm.
@@ -103,8 +103,8 @@ class Encoder:
 
     @staticmethod
     def lost(open_batch: OpenBatch, error: BaseException) -> Encoded:
-        """Return an `Encoded` for records that cannot be encoded. It has no bytes, and its parcel has ended with this
-        error.
+        """Return a substitute for the encoding of records that cannot be encoded. It has no bytes, and its parcel has
+        failed with this error.
         """
         values = open_batch.close()
         absent = frozenset(i for i, value in enumerate(values) if value is ABSENT)

@@ -44,7 +44,8 @@ class Encoded:
         count, absent: The records of the open batch have the numbers below `count`, except those in `absent`.
         sizes: Sizes of the keys and of the values.
         parcel_of, index_in: Two arrays, indexed by record number: the index, in `parcels`, of the record's parcel; and
-            the record's index in that parcel. None if one parcel has all records in the order of their numbers.
+            the record's index in that parcel. Both are None if a single parcel contains all records, in the order of
+            their numbers.
     """
 
     parcels: list[Parcel]
@@ -65,7 +66,8 @@ class _Waiting:
     """Callbacks and errbacks of records of one parcel.
 
     Attributes:
-        indexes: For each of the `callbacks`, the number of its record, in several arrays.
+        indexes: Arrays of record numbers. Together, they have one record number for each of the `callbacks`, in the
+            same order.
         error_indexes: For each of the `errbacks`, the number of its record.
     """
 
@@ -76,7 +78,7 @@ class _Waiting:
     errbacks: list[Any] = field(default_factory=list)
 
     def add(self, indexes: Indexes, functions: Iterable[Any], *, errors: bool) -> None:
-        """Add callbacks for the records with these numbers. With `errors`, the functions are errbacks."""
+        """Add one callback for each record number in `indexes`. With `errors`, the functions are errbacks."""
         if errors:
             self.error_indexes += indexes.tolist()
             self.errbacks += functions
@@ -100,8 +102,8 @@ class OpenBatch:
     Threads add records without a lock, and signal handlers may interrupt them and add records, too. A sender takes a
     number, stores its record at this number in the lists (the value last), and then checks whether the batch is still
     open. Sealing uses the opposite order: it marks the open batch as no longer open, then takes the stored records
-    (`close`). So if a sender finds the batch still open, sealing has not begun yet, and will take the sender's record,
-    too. Otherwise the sender looks for its record among the records that were taken (`took`).
+    (`close`). So if a sender finds the batch still open, sealing has not begun yet. When it begins, it takes the
+    sender's record, too. Otherwise the sender looks for its record among the records that were taken (`took`).
 
     Attributes:
         open: Whether the open batch accepts records.
@@ -109,7 +111,7 @@ class OpenBatch:
             batches.
         most: Largest number of records.
         left: Bytes of room left. Concurrent threads may take more room than is left, which makes a larger batch.
-        numbers: Counter for the numbers of records. Some numbers may never get their record: see `Encoded.absent`.
+        numbers: Counter for record numbers. Some record numbers may stay unused: see `Encoded.absent`.
         keys, values: Keys and values by record number. The lists have spare entries at the end. `keys` may be shorter
             than `values`, because only records with a key extend it. Both lists are empty once the open batch is
             sealed.
@@ -119,11 +121,11 @@ class OpenBatch:
         due: Monotonic time, in seconds, at which the open batch must be sealed at the latest.
         encoded: The encoded records, as soon as the open batch is sealed; `NOT_ENCODED` before.
         parcels: The parcels, as soon as the pump has them; None before.
-        acked: What the records' metadata have in common, if they differ only in the offset; otherwise None. Seven
-            fields: topic, partition, TopicPartition, base offset, timestamp, size of the key, size of the value.
+        acked: If the records' metadata differ only in the offset: the fields that all of them share; otherwise None.
+            Seven fields: topic, partition, TopicPartition, base offset, timestamp, size of the key, size of the value.
             `metadata` sets it.
-        firsts: List of the first callback of each record, by record number. A callback that is added after sealing is
-            not in it. The list may be shorter than the number of records. See `RecordFuture.add_callback`.
+        firsts: List of the first callback of each record, by record number. Callbacks that are added after sealing are
+            not in this list. The list may have fewer entries than there are records. See `RecordFuture.add_callback`.
         callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record number, function, record
             number, function and so on. A tuple for each callback would cost the garbage collector more than the records
             themselves.
@@ -203,12 +205,13 @@ class OpenBatch:
         """Store a record in the lists, at the index that is its number. Extend the lists if necessary. Concurrent calls
         may extend them further than necessary.
         """
-        # Do not read the attributes again: a signal handler may seal the open batch, which replaces the lists there.
+        # Do not read the attributes again: a signal handler may seal the open batch, and sealing stores other lists in
+        # them.
         keys, values = self.keys, self.values
         for column, blank, wanted in ((keys, None, key is not None), (values, ABSENT, True)):
             while wanted and len(column) <= index:
-                # Never extend the list in advance for the last record. So the sender of the last record always gets
-                # here, and afterwards seals the open batch.
+                # When extending the list for an earlier record, never include an entry for the last possible record. So
+                # the sender of that record always gets here, and afterwards seals the open batch.
                 room = min(max(4 * len(column), _FEW_RECORDS), self.most - 1)
                 column.extend([blank] * max(room - len(column), 1))
         if key is not None:
@@ -225,7 +228,8 @@ class OpenBatch:
             The values by number, with `ABSENT` for missing values. Each call returns the same list.
         """
         self.open = False
-        # Do not read the attribute again: a signal handler may seal the open batch now, which replaces the list there.
+        # Do not read the attribute again: a signal handler may seal the open batch now, and sealing stores another list
+        # in the attribute.
         taken = self._taken
         taken.append(self.values[: next(self.numbers)])
         return taken[0]
@@ -250,7 +254,7 @@ class OpenBatch:
         """Store the encoded records, unless an encoding is stored already. Return the stored encoding.
 
         A signal handler may interrupt the thread that seals the open batch, and seal the open batch itself. When the
-        thread continues, the handler's parcels may be submitted already. So the encoding that was stored first counts.
+        thread continues, the handler's parcels may be submitted already. So a second encoding is not used.
         """
         if self.encoded is NOT_ENCODED:
             self.encoded = encoded
@@ -401,24 +405,25 @@ class OpenBatch:
         """Return a copy of `firsts`, indexed by record number. The first call after the batch was closed makes the
         copy; later calls return the same copy.
 
-        Any thread may call this method. A signal handler that interrupts the call may make the same call. After the
-        callback thread has taken the functions, values other than None stand in their places, so callers still see
-        which records had a callback.
+        Any thread may call this method. A signal handler that interrupts the call may make the same call. When the
+        callback thread takes a function, it leaves another value that is not None. So callers still see which records
+        had a callback.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])
         return self._first_calls[0]
 
     def _take_firsts(self) -> tuple[Sequence[int], Sequence[Any]]:
-        """Take the first callbacks. Return the numbers of their records, and the callbacks; later calls return nothing.
-        Called on the callback thread, after the open batch was sealed.
+        """Take the first callbacks. Return two sequences: the record number of each callback, and the callbacks. Later
+        calls return empty sequences. Called on the callback thread, after the open batch was sealed.
         """
         firsts = self.first_calls()
         if not isinstance(firsts, list):
             return (), ()
         firsts = firsts[: self.encoded.count]
         every, self._first_due = self._first_due == len(firsts), 0
-        # Drop the functions: a program may keep a future, and the future keeps this open batch.
+        # Drop the functions. Otherwise, a future that the program keeps would keep them in memory, because the future
+        # refers to this open batch.
         self.firsts = []
         if every:
             self._first_calls[0] = range(len(firsts))
@@ -458,11 +463,11 @@ class OpenBatch:
         waiting = (
             self._sorted_calls + max(self._first_due, 0) + (len(self.callbacks) + len(self.errbacks)) // 2
         )
-        # If there are several parcels, estimate how many callbacks are due: all waiting callbacks times this parcel's
-        # share of the records.
+        # Estimate how many callbacks are due. If this parcel has a tenth of the records, assume that a tenth of the
+        # waiting callbacks are due.
         due = 0 if parcel.children is not None else waiting * parcel.count // max(self.encoded.count, 1)
-        # Hand over the job even if no callback seems to wait. The callback thread may be sorting callbacks, which are
-        # not counted meanwhile. And it may have looked at this parcel before the parcel was done.
+        # Hand over the job even if no callback seems to wait. While the callback thread sorts callbacks, `waiting` does
+        # not include them. And the callback thread may have looked at this parcel before the parcel was done.
         self.thread.hand(self._call_done, due)
 
     def _call_done(self, due: int = 0) -> None:
@@ -563,14 +568,16 @@ def _as_ints(indexes: Sequence[int] | Indexes) -> Sequence[int]:
 def _all_there(firsts: Sequence[Any]) -> bool:
     """Return whether none of these is None. The result may wrongly be False, but never wrongly True."""
     try:
-        # Fast for functions. Other callables of the application may count as false, or raise an error in `bool()`.
+        # Fast for functions. But an application's callable object may count as false, or raise an error in `bool()`.
         return all(firsts)
     except Exception:
         return False
 
 
 def _speaks(parcel: Parcel) -> bool:
-    """Return whether the result of a parcel's records is in the parcel itself, not in its parts or its parent."""
+    """Return whether the parcel itself stores the result of its records. Otherwise, its parts or its parent store the
+    result.
+    """
     if parcel.children is not None and parcel.error is None:
         return False
     above = parcel.parent

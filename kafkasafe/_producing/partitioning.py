@@ -54,8 +54,8 @@ class Partitioning:
         self._client_id = config.client_id
         self._cluster = cluster
         self._counts: dict[str, int] = {}
-        """Maps a topic to its partition count. While a record of a topic waits until its partition is chosen, the topic
-        is missing here.
+        """Maps a topic to its partition count. A topic has no entry while one of its records has no chosen partition
+        yet.
         """
         self._recalled: set[str] = set()
         """Topics whose partition count comes from an earlier run, and was not confirmed yet. They may have more
@@ -88,7 +88,7 @@ class Partitioning:
         self._recalled.discard(topic)
 
     def leave_open(self, topic: str) -> None:
-        """Record that this topic has records that wait until their partitions are chosen."""
+        """Note that this topic has records without a chosen partition."""
         self._unchosen.add(topic)
 
     def left_open(self, topic: str) -> bool:
@@ -105,8 +105,8 @@ class Partitioning:
         number = as_int(partition, "partition", _MAX_PARTITION)
         known = None if topic in self._recalled else self._counts.get(topic)
         if known is None and (info := self._cluster.topic(topic)) is not None and info.partitions:
-            # Use the cluster's metadata: `_counts` has no entry for a topic while records of the topic wait until
-            # their partitions are chosen, and a count from an earlier run may be out of date.
+            # Use the cluster's metadata. `_counts` has no entry for a topic while the partitions of some of its records
+            # are not chosen yet. And a count from an earlier run may be out of date.
             known = max(info.partitions) + 1
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
@@ -139,7 +139,8 @@ class Partitioning:
         return as_int(chosen, f"the partitioner's choice for topic {topic}", count - 1)
 
     def next_partition(self, topic: str, partitions: int) -> int:
-        """Return the partition of the next batch without keys: all its records go to one partition (KIP-480).
+        """Return the partition for the next batch of records without keys. All of these records go to this partition
+        (KIP-480).
 
         As with KafkaProducer, the result is a partition with a leader, if any partition is known to have one. Without a
         leader, the records would wait, although another partition could take them.

@@ -27,8 +27,8 @@ class RecordForm:
         serializers: The result of `serializers_of`.
 
     Attributes:
-        plain: Whether keys and values are used as they are, and the application has no partitioner of its own. If so,
-            `send` needs `prepare` only for records with headers, a partition or a timestamp.
+        plain: True if the application has neither serializers nor a partitioner of its own. If so, `send` needs
+            `prepare` only for records with headers, a partition or a timestamp.
     """
 
     __slots__ = (

@@ -49,9 +49,9 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
 
     __slots__ = ("first_free", "index", "open_batch", "producer")
 
-    # The base class's constructor makes a lock and lists that are not needed here. `send` sets the four attributes
-    # itself, which saves a Python call for each record. These attributes are not for programs, so `dir()` leaves them
-    # out.
+    # The base class's constructor makes a lock and lists that are not needed here. In place of a constructor, `send`
+    # sets the four attributes, which saves a Python call for each record. These attributes are not for programs, so
+    # `dir()` leaves them out.
     __init__ = object.__init__
     producer: OpenProducer
     """The producer, which lives as long as the future."""
@@ -189,7 +189,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self.is_done and self.exception is not None
 
     def retriable(self) -> bool:
-        """Return False: the producer itself retries every retriable error."""
+        """Return False: callers never need to retry, because the producer itself retries after each retriable error."""
         return False
 
     def add_callback(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> RecordFuture:

@@ -24,7 +24,7 @@ class Forked(Protocol):
     """An object that must end in a forked child."""
 
     def forked(self, error: BaseException) -> None:
-        """In the child: all calls raise this error."""
+        """End this object in a forked child: from now on, all calls raise this error."""
 
 
 LIVE: dict[Pump, str] = {}
@@ -36,7 +36,7 @@ PRODUCERS: weakref.WeakKeyDictionary[object, weakref.ref[Forked]] = weakref.Weak
 that object may refer to the producer.
 """
 DROPPED: dict[Pump, str] = {}
-"""Maps pumps to spool directories: the pumps that still run although their producers were dropped without `close()`."""
+"""For each pump that still runs although its producer was dropped without `close()`: the spool directory."""
 SUCCEEDED: set[Pump] = set()
 """The pumps in `DROPPED` whose lanes a new producer takes over."""
 
@@ -46,8 +46,8 @@ def goes_live(pump: Pump, path: str) -> None:
     records, those are sent first.
     """
     LIVE[pump] = path
-    # Write `LIVE` before reading `DROPPED`. If another producer is dropped so late that it is not in `DROPPED` yet, its
-    # own call of `goes_first` finds this producer in `LIVE`.
+    # Write `LIVE` before reading `DROPPED`. Another producer may be dropped so late that it is not in `DROPPED` yet.
+    # Then the other producer later calls `goes_first`, and finds this producer in `LIVE`.
     for other, directory in DROPPED.copy().items():
         if directory == path:
             pump.come_after(other)
@@ -89,8 +89,8 @@ def _forked() -> None:
     LIVE.clear()
     DROPPED.clear()
     SUCCEEDED.clear()
-    # The list keeps all producers alive until their `forked` was called. A producer that is garbage-collected before
-    # that would close itself as if it were in the parent process.
+    # The list keeps all producers alive until `forked` has been called for each of them. A producer that is
+    # garbage-collected earlier would close itself as if it were in the parent process.
     for _, reference in list(PRODUCERS.items()):
         ends = reference()
         if ends is not None:

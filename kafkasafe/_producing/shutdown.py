@@ -37,13 +37,11 @@ log = EventLog("producer")
 _CLOSE_IDLE_S: Final = 5.0
 """How long, in seconds, `close` waits for the next delivery."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
-"""Replaces `_CLOSE_IDLE_S` if the producer has `spool="never"`. This limit is longer, because records that are
-undelivered after the wait are then lost.
+"""Replaces `_CLOSE_IDLE_S` if the producer has `spool="never"`. This wait is longer than `_CLOSE_IDLE_S`, because
+records that are undelivered at its end are lost.
 """
 _CLOSE_PAUSES: Final = 2
-"""If it is known when a pause ends, `close` waits until then. This wait is at most this number of request time-outs
-long.
-"""
+"""If it is known when a pause ends, `close` waits until then, but for at most this many request time-outs."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
 """`close` waits for a slow disk for at least this many seconds, if necessary. If a record is not on disk after the
@@ -209,7 +207,9 @@ class Shutdown:
                 self._accumulator.seal_or_leave(open_batch)
 
     def _give_up_unsealed(self) -> SpoolWriteError | None:
-        """End the records that could not be encoded: they are lost with this producer. Return their error."""
+        """Give up the records that could not be encoded: they are lost with this producer. Return the error that
+        becomes their result.
+        """
         records = self._accumulator.unsealed()
         if not records:
             return None
@@ -303,18 +303,19 @@ class Shutdown:
     # -- dropped -----------------------------------------------------------------------------------------------------
 
     def forgo_warning(self) -> None:
-        """Record that the owner of the producer was dropped and has given the ResourceWarning. This producer will be
-        dropped next.
+        """Record that the producer's owner was garbage-collected, and has issued the ResourceWarning already. This
+        producer will be garbage-collected next.
         """
         goes_first(self._pump, self.spool_path)
         self._warned = True
 
     def drop(self, producer: object) -> bool:
-        """Let the pump of a dropped producer continue to deliver. It ends when `close()` would no longer wait.
+        """Let the pump of a dropped producer continue to deliver. If there is no progress, the pump ends after the time
+        that `close()` waits without progress.
 
-        This method itself waits for the pump, as KafkaProducer's method does, but for a second at most. During this
-        wait, the pump can deliver its records before the program opens a new producer and sends more. This method takes
-        no lock, because the garbage collector may call it at any time.
+        This method waits for the pump for a second at most. During this wait, the pump can deliver its records before
+        the program opens a new producer and sends more. This method takes no lock, because the garbage collector may
+        call it at any time.
 
         Returns:
             Whether the caller should warn the program, because the producer was dropped without `close()`.
@@ -383,8 +384,8 @@ class Shutdown:
 
         Args:
             limit_s: Maximum duration of the wait, in seconds, even if the disk is only slow.
-            deadline: Monotonic time, in seconds, at which the wait ends earlier if the disk fails; None for no such
-                time.
+            deadline: If the disk fails, the wait ends at this monotonic time, in seconds, although `limit_s` is not
+                over; None: it does not end early.
         """
         pump = self._pump
         ledger = pump.ledger

@@ -11,7 +11,8 @@ from kafkasafe.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Hints for programs that use the names of asyncio's futures. This package's futures have kafka-python's names instead.
+# Hints for programs that call the methods of asyncio's futures. The methods of this package's futures are named as in
+# kafka-python.
 IS_DONE: Final = (
     "use `is_done`, without parentheses, as in kafka-python; kafkasafe.aio has the names of asyncio's futures"
 )
@@ -59,7 +60,9 @@ def not_for_callers(hint: str) -> Any:
 
 
 class _Method:
-    """A method without a truth value. `if future.done:` raises, instead of always being true."""
+    """A method without a truth value: `if future.done:` (without parentheses) raises an error. With a usual method, the
+    condition would always be true.
+    """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         functools.update_wrapper(cast("Any", self), function)
@@ -90,8 +93,8 @@ class _Bound:
 
 
 def called(function: F) -> F:
-    """Decorates a method that is an attribute, and not a method, in kafka-python. A program that forgets to call the
-    method gets an error, because `bool()` of the decorated method raises one.
+    """Decorates a method that is an attribute, and not a method, in kafka-python. A program that forgets the
+    parentheses, as in `if future.done:`, gets an error, because `bool()` of the decorated method raises one.
     """
     return cast("F", _Method(function))
 

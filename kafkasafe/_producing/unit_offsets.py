@@ -29,8 +29,8 @@ class _Source:
         fate: Returns the outcome of the batch, as far as these offsets are concerned.
         claims: The batch's claims: entries with the offsets to which the batch moves the group.
         offsets: The offsets; None if the consumer has not moved since its last batch.
-        readings: Maps a group's partition to the reading (a consumer's run through the partition) that the batch
-            continues.
+        readings: Maps (group, topic, partition) to the reading that the batch continues. A reading is one run of a
+            consumer through the partition.
     """
 
     fate: BatchFate
@@ -46,12 +46,13 @@ class UnitOffsets:
         self._parts = parts
         self._decision = decision
         self._sources: dict[tuple[str, Hashable], _Source] = {}
-        """Maps a group and a giver (see `claim`) to the offsets that this giver gave for the group. The dict has the
-        order in which they were given.
+        """Maps (group, giver) to the offsets that the giver added for the group. A giver is whatever adds offsets (see
+        `claim`). The entries are in the order in which the offsets were added.
         """
         self._replaced: list[OffsetClaim] = []
-        """The batch's earlier claims, for offsets that later calls replaced. The batch may contain results from the
-        records before these offsets. So if one of these claims is void, the batch is void, too.
+        """Claims for offsets that the batch had earlier, and that new offsets have replaced. The batch may contain
+        output that was computed from the records before the earlier offsets. So if one of these claims is void, the
+        batch is void, too.
         """
 
     def __bool__(self) -> bool:
@@ -68,8 +69,8 @@ class UnitOffsets:
 
     @property
     def readings(self) -> Mapping[u.GroupPartition, u.Reading]:
-        """Maps (group, topic, partition) to the reading that the batch continues: a consumer's run through the
-        partition. Partitions with an unknown reading are left out.
+        """Maps (group, topic, partition) to the reading that the batch continues. A reading is one run of a consumer
+        through the partition. If it is unknown, the partition is left out.
         """
         return {
             line: reading for source in self._sources.values() for line, reading in source.readings.items()
@@ -77,24 +78,27 @@ class UnitOffsets:
 
     @property
     def is_void(self) -> bool:
-        """Whether a consumer went back to an earlier offset, or lost its partitions, since it gave its offsets."""
+        """Whether a consumer went back to an earlier offset, or lost its partitions, after its offsets were added to
+        this batch.
+        """
         current = (source.claims for source in self._sources.values())
         return any(claim.void for claims in (self._replaced, *current) for claim in claims)
 
     def miss(self) -> None:
-        """Tell the consumers of all groups that this batch was too late and does not move their offsets (see
-        `BatchFate.miss`).
+        """Tell each consumer whose offsets are in this batch that the batch was too late, and does not commit these
+        offsets (see `BatchFate.miss`).
         """
         for source in self._sources.values():
             source.fate.miss()
 
     def claim(self, group: str, giver: Hashable) -> BatchFate:
-        """Discard this giver's earlier offsets for the group, because new offsets replace them. Return a new
-        `BatchFate` for the new offsets.
+        """Discard the offsets that the same giver added for the group earlier, because new offsets replace them. Return
+        a new `BatchFate` for the new offsets.
 
         Args:
             group: The group.
-            giver: Stands for a SafeConsumer. None stands for the program itself, and for all KafkaConsumers.
+            giver: Stands for the SafeConsumer that adds the offsets. None if the program itself or a KafkaConsumer adds
+                them.
         """
         former = self._sources.pop((group, giver), None)
         if former is not None:
@@ -195,12 +199,12 @@ def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
 
 
 def _joined(earlier: m.GroupOffsets, later: m.GroupOffsets) -> m.GroupOffsets:
-    """Combine the offsets that two calls gave for one group. If both calls gave an offset for a partition, the later
+    """Combine the offsets that two calls added for one group. If both calls added an offset for a partition, the later
     call's offset counts.
 
-    The result has the membership of the older generation. If the group has a newer generation, it refuses all of the
-    offsets. This is intended: a partition for which the older offsets were given may belong to another member now,
-    which may read the same records again.
+    The result names the member and the generation of the offsets with the lower generation. If the group has a newer
+    generation, it refuses all of the offsets. This is intended: partitions of the older generation may now belong to
+    another member, which may read the same records again. Then the batch must not be committed.
     """
     found = {(each.topic, each.partition): each for each in (*earlier.positions, *later.positions)}
     members = [each for each in (earlier, later) if each.generation_id >= 0]

@@ -155,7 +155,8 @@ class CallbackThread:
         Returns:
             Number of callbacks that have not run yet.
         """
-        self._stopping = True  # set this first, so that a thread that a later job starts ends by itself
+        # Set this flag first: if a later job starts a new thread, the new thread then ends by itself.
+        self._stopping = True
         if not self._started:
             self._run_here()
             return 0

@@ -330,17 +330,19 @@ class Readings(Generic[_Partition]):
         return found
 
     def waits(self, partition: _Partition) -> bool:
-        """Whether a batch with the consumer's offsets has no outcome yet. Then the group's offset may still change."""
+        """Whether at least one batch with the consumer's offsets has no outcome yet. Such a batch may still change the
+        group's offset.
+        """
         run = self._runs.get(partition)
         return run is not None and run.waits
 
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
-        """Whether the reading continues: none of its batches was dropped or left undecided, and nothing but its own
-        batches has moved the group's offset.
+        """Whether the reading continues. It does if none of its batches was dropped or left undecided, and only its own
+        batches have moved the group's offset.
 
-        If not, a new reading has to begin at the group's offset. This holds even if the consumer is at that offset
-        already: it may have handed out records that are in no batch, and other members may have processed these records
-        in the meantime.
+        If it does not continue, a new reading has to begin at the group's offset. This holds even if the consumer's
+        position is that offset already: the consumer may have handed out records that are in no batch, and other
+        members may have processed these records in the meantime.
 
         Args:
             partition: The partition. No batch with its offsets waits for an outcome.

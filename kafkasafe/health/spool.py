@@ -22,8 +22,8 @@ class LaneSeen:
     Attributes:
         name: Name of the lane's directory.
         owner_pid: Pid of the process that seems to own the lane; 0 if none does.
-        strays_to: The directory in which the owner has the lane open, if the lane was moved or replaced after the owner
-            opened it. Empty if this did not happen or is unknown.
+        strays_to: If the lane was moved or replaced after its owner opened it: the directory that the owner still uses.
+            Empty if the lane was not moved or replaced, or if this is not known.
         size_bytes: Size of the lane's log.
         waiting_records: Number of records that are not delivered.
         oldest_s: Number of seconds for which the oldest of these records has waited.
@@ -57,8 +57,8 @@ class SpoolSeen:
             this lane, and raise an error.
         free_bytes: Free space of the volume.
         read_only: Whether the volume is read-only.
-        not_writable: A path that a producer of this user needs to write, but may not write; empty if there is no such
-            path.
+        not_writable: A path that a producer needs to write, but that this user has no permission to write; empty if
+            there is no such path.
         limit_bytes: Maximum size of a lane's log; None if unknown.
         max_age_s: Maximum age of a waiting record; None: no limit.
     """

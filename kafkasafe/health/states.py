@@ -16,7 +16,7 @@ from kafkasafe.limits.capacity import Capacity
 DISK_STUCK_S: Final = 10.0
 """If one write takes longer than this many seconds, the disk counts as unusable."""
 _NAMED: Final = 3
-"""The largest number of topics or partitions that a sentence names."""
+"""A sentence names at most this many topics or partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class ProducerSeen:
 
     Attributes:
         closed: Why the producer no longer accepts records; empty while it is open.
-        forked: Whether the producer is closed because it belongs to the parent process.
+        forked: Whether this process is a forked child that inherited the producer. The producer belongs to the parent
+            process, and cannot be used in the child.
         failure: The error that ended the producer; empty if none did.
         wrong_cluster: Evidence that the answering brokers belong to the wrong cluster; empty if none exists.
         undecidable: The evidence about each batch that waits for a decision.
@@ -98,7 +99,7 @@ class ProducerSeen:
         callbacks_behind: Whether `send` waits for callbacks of earlier records.
         blocked: Topics and partitions for which the cluster accepts nothing at present, with the reason.
         damaged: Partitions whose next batch is damaged on disk.
-        losses: Number of errors about lost records that the next calls raise.
+        losses: Number of errors that report lost records and were not raised yet. The next calls raise them.
         connected: Whether the cluster answers.
         network_error: Why the cluster does not answer; None if no error is known.
         waiting_records: Number of records without an outcome.
@@ -133,7 +134,7 @@ class ProducerSeen:
 def producer_health(seen: ProducerSeen) -> ProducerHealth:
     """The health of a producer that was opened."""
     ended = _reasons(_ENDS, seen)
-    # Report nothing else for an ended producer: it has stopped checking its disk and its cluster.
+    # For an ended producer, report only why it ended: it no longer checks its disk and its cluster.
     reasons = ended or _reasons(_STOPS, seen)
     return ProducerHealth(
         ready=not reasons,
@@ -271,8 +272,8 @@ class ConsumerHealth:
     """The health of a consumer at one moment.
 
     Attributes:
-        ready: True if the program polls, and no partition waits for a decision of the program. This does not depend on
-            brokers.
+        ready: True if the program polls, and no partition waits until the program decides how to continue. This does
+            not depend on brokers.
         reasons: Why the client is not ready; empty if it is ready.
         connected: Whether a connection to a broker is open.
         last_poll_age_s: Seconds since the program's last poll; 0 during a poll; None before the first one.

@@ -18,17 +18,17 @@ from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Hole
 
 ANYWHERE: Final = 2**63 - 1
-"""An offset after every other offset."""
+"""An offset that is higher than all offsets of records."""
 _REMEMBERED: Final = 64
 """The journal keeps at least this many acknowledged batches of a partition in memory."""
 
 
 @dataclass(slots=True)
 class AckedLog:
-    """The acknowledged batches of one partition, with their offsets.
+    """The acknowledged batches of one partition, with their offsets in the partition's log.
 
     Attributes:
-        baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
+        baseline_offset: The partition's log contains no batch of this lane before this offset; -1 if unknown.
         last_acked_offset: Offset of the last acknowledged record (inclusive), -1 before the first acknowledgement.
         clear_offset: Up to this offset (inclusive), each batch of this lane in the log is finished, and its outcome is
             durable. The offset can be lower than `last_acked_offset`, because the broker may acknowledge a batch while

@@ -68,11 +68,11 @@ class Incarnations:
             partition.doubt.sleep(seconds, before)
 
     def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
-        """The QUIET mark of a producer that has stopped sending. It gives the time after which no broker can append the
-        lane's requests.
+        """The QUIET mark of a producer that has stopped sending. The mark contains the time after which no broker can
+        append requests of this lane any more.
 
-        None if the log already has the mark. Also None if every batch is finished and none is suspected to be lost:
-        then the next incarnation has nothing to ask the cluster.
+        None if the log already contains the mark. Also None if every batch is finished and none is suspected to be
+        lost: the lane's next incarnation then has no reason to ask the cluster about batches.
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None

@@ -113,14 +113,14 @@ class Missing:
         self.proven.pop(destination, None)
 
     def clear(self) -> None:
-        """Drop everything, because the lane writes to another cluster."""
+        """Forget all reports and proofs, because from now on the lane writes to another cluster."""
         self.said.clear()
         self.proven.clear()
 
 
 _PORTION_BYTES: Final = 1024 * 1024
-"""The largest total size of a portion of rejected batches; a single batch may be larger. Between the portions, the
-engine delivers other partitions.
+"""Rejected batches are written in portions of at most this many bytes. A portion of one batch may be larger. Between
+the portions, the engine delivers batches of other partitions.
 """
 
 

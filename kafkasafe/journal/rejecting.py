@@ -151,8 +151,8 @@ class Rejecter:
         if durable:
             self.put_aside(partition, durable, FlowEvent.REJECTS)
         elif partition.progress.is_asking:
-            # The batches are only in memory, and must be on disk before they are rejected. So the journal has these
-            # batches written to disk, and asks the cluster again after a pause.
+            # None of these batches is on disk yet, and a batch must be on disk before it can be rejected. So the
+            # journal has the batches written to disk (`spill`), and asks the cluster again after a pause.
             self._out.pause(partition, FlowEvent.REFUSED_IN_MEMORY, reason)
 
     def put_aside(self, partition: Destination, batches: Sequence[Batch], event: FlowEvent) -> None:

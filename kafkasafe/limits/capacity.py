@@ -43,7 +43,7 @@ class Capacity:
         return int(max(0, min(self.spool_left, self.volume_left)))
 
     def keeps_up(self, needed: int) -> bool:
-        """Whether the disk is fast enough for another `needed` bytes.
+        """Whether the disk is fast enough for `needed` more bytes.
 
         If no bytes wait for the disk, any size is accepted. Even a large atomic batch is in memory already, so a
         refusal would save no memory.

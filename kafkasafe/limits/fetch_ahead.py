@@ -2,8 +2,8 @@
 response.
 
 kafka-python fetches from a partition only after the application has received all records of the last response. So it
-alternates between decoding and waiting. A fetch ahead starts at the offset where the waiting response ends. Its answer
-arrives while the application still receives the earlier records:
+alternates between decoding and waiting. To fetch ahead means to fetch from the offset where the waiting response ends.
+The next response arrives while the application still receives the earlier records:
 
 1. A consumer at offset 100 receives a response with the records 100 to 199. The log goes on after them.
 2. `poll` returns the records 100 to 149. At the same time, the consumer fetches from offset 200 on.
@@ -22,15 +22,16 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Self, TypeVar
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
-"""Maximum bytes of all responses that are fetched ahead at the same time. Each response counts as the size that its
-request asked for.
+"""Maximum bytes of all responses that are fetched ahead at the same time. Each response is counted with the number of
+bytes that its request asked for, not with its real size.
 """
 
 _Place = TypeVar("_Place", bound=Hashable)
 
 
 class AheadOffset(int):
-    """Offset of a fetch ahead: the fetch was sent before the position had reached the offset.
+    """Offset from which records were fetched ahead: the fetch was sent before the consumer's position reached this
+    offset.
 
     Attributes:
         checked: The leadership under which the position had been checked when the fetch was sent. If the position has a
@@ -62,7 +63,9 @@ class ResponseEnd:
 
 
 class FetchAhead(Generic[_Place]):
-    """For each partition, the end of the response that waits for the application. Only one thread may use it."""
+    """For each partition, the end of the response whose records the application has not received completely. Only one
+    thread may use this object.
+    """
 
     def __init__(self) -> None:
         self._ends: dict[_Place, ResponseEnd] = {}

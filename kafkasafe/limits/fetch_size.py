@@ -7,10 +7,11 @@ timeout is worth nothing:
 2. The response of 48 MB would take 40 s. After 30 s, the request times out.
 3. The consumer connects again and asks for the same 48 MB. It never gets a record.
 
-Rule: begin small. Double the size only after a full response that came soon enough: a response of twice the size would
-still come early. So no request is much larger than a request that was answered.
+Rule: begin small. Double the size only after a full response that came so soon that a response of twice the size would
+also come well before the timeout. So no request is much larger than a request that was answered.
 
-Records that are returned one by one stay in memory longer than batches. So their responses have a smaller maximum size:
+Records that are returned one by one stay in memory longer than batches. So if records are returned one by one,
+responses have a smaller maximum size:
 
 1. A consumer of 200 partitions processes each record for a millisecond. It falls behind, so all its responses are full.
 2. With 4 MB of each of the 200 partitions, 800 MB of records would wait for `poll`.
@@ -33,7 +34,7 @@ _ALL_RECORDS_BYTES: Final = 32 * 1024 * 1024
 
 _SOON_S: Final = 1.0
 """"Soon" means that the response arrives within this many seconds. A response of twice the size takes at most twice as
-long. That is still early, because even a follower gets 3 s for its answer (`ANSWER_S`).
+long, that is, 2 s. This is soon enough, because even a follower gets 3 s for its answer (`ANSWER_S`).
 """
 _SOON_SHARE: Final = 8
 """If the request timeout is short, "soon" means: within the timeout divided by this number."""
@@ -79,8 +80,9 @@ class FetchSize:
     def next_bytes(self, partitions: int) -> int:
         """Return how many bytes of each partition the next request asks for.
 
-        If the application reads both records and batches, the result is the size of the first request. Each change
-        between records and batches discards fetched data, and larger responses would make this loss larger.
+        If the application reads both records and batches, the result is the size of the first request. Each time the
+        application changes between reading records and reading batches, fetched data is discarded. With larger
+        responses, more data would be discarded.
 
         Args:
             partitions: Number of partitions that the consumer reads.

@@ -63,8 +63,8 @@ class Patience:
 
     Attributes:
         idle_s: Maximum time, in seconds, that the wait continues without progress.
-        pause_s: Maximum time, in seconds, that `close` waits for the end of a pause, if it is known when the pause
-            ends. 0: `close` does not wait for pauses.
+        pause_s: Maximum time, in seconds, that `close` waits for the end of a pause. It waits only if this end is
+            known. 0: `close` does not wait for pauses.
     """
 
     idle_s: float

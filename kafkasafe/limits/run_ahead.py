@@ -4,8 +4,8 @@ A program that only sends is faster than any cluster. Without a limit, more and 
 The producer would read nearly every batch back from disk before it sends it, and the kernel would need new page cache
 for each batch. With a limit, a batch is still in memory when the producer sends it.
 
-The limit exists only to make deliveries faster. In an outage it cannot do so, and must not make a sender wait.
-Therefore the outstanding bytes of a partition count only while the partition answers:
+The limit exists only to make deliveries faster. In an outage, the limit cannot make deliveries faster, and must not
+make a sender wait. Therefore the outstanding bytes of a partition count only while the partition answers:
 
 1. Brokers 1 and 2 each lead half of the partitions. 14 MB are outstanding, so the sender waits.
 2. Broker 2 hangs. Its partitions acknowledge nothing for half a second, so they no longer count.
@@ -13,9 +13,9 @@ Therefore the outstanding bytes of a partition count only while the partition an
    1 stay within the limit.
 
 When a partition answers again after an outage, 1 GB of its records may be outstanding. If a sender had to wait until
-only 14 MB are still outstanding, it would wait for almost the whole delivery. So the limit is raised by the partition's
-outstanding bytes. Then the limit falls by one byte for every two bytes that are delivered. So a sender never waits
-while it adds at most half as many bytes per second as the cluster acknowledges. A faster sender is slowed down to that
+all but 14 MB are acknowledged, it would wait for almost the whole delivery. So the partition's outstanding bytes are
+added to the limit. Then the limit falls by one byte for every two bytes that are delivered. So a sender that adds half
+as many bytes per second as the cluster acknowledges, or fewer, need not wait. A faster sender is slowed down to that
 rate.
 """
 
@@ -78,9 +78,9 @@ class RunAhead:
         """Return whether a waiting sender should continue.
 
         The threshold is lower than that of `is_reached`. With equal thresholds, each small delivery would wake senders,
-        and they would soon have to wait again. But it is only a little lower, so that senders do not sleep for long. A
-        sleeping sender encodes nothing, and after the delivery of a few large batches, too few encoded batches would be
-        left.
+        and they would soon have to wait again. But this threshold is only a little lower, so that senders do not sleep
+        for long. A sleeping sender encodes nothing. If senders slept longer, the cluster could deliver a few large
+        batches in that time, and too few encoded batches would be left.
         """
         return self._outstanding_bytes + more_bytes < self._ceiling_bytes - min(
             self._limit_bytes // 4, _EASED_BYTES
@@ -147,8 +147,8 @@ class RunAhead:
             del self._waiting[address]
 
     def _lower(self, by_bytes: int) -> None:
-        """Lower the ceiling by this many bytes. If it is then above the outstanding bytes plus the limit, lower it to
-        that sum. Never lower it below the limit.
+        """Lower the ceiling by this many bytes. If the ceiling is still higher than the outstanding bytes plus the
+        limit, lower the ceiling to that sum. Never lower the ceiling below the limit.
         """
         ceiling = min(self._ceiling_bytes - by_bytes, self._outstanding_bytes + self._limit_bytes)
         self._ceiling_bytes = max(self._limit_bytes, ceiling)

@@ -1,7 +1,7 @@
 """Limits the bytes in flight to a broker, and extends the wait for an answer on a slow link.
 
 `UplinkBudget` measures the rate of a link: the bytes of answered requests per second. The bytes in flight are limited
-to what the link carries in a fraction of the request timeout, so that the broker answers the last of them in time. One
+to what the link carries in a fraction of the request timeout. So the broker answers even the last request in time. One
 batch, or a few small ones, may always be in flight. Before the first measurement, no more than that may be in flight.
 
 No clock: `now` is an argument, in seconds.
@@ -17,24 +17,25 @@ from typing import Final
 _RATE: Final = itemgetter(1)
 
 MEMORY_BYTES: Final = 32 * 1024 * 1024
-"""Maximum memory that one producer uses for batches on disk: those that are not sent yet, and those that were read back
-to be sent. One batch may always be read.
+"""Maximum memory that one producer uses for batches that are also on disk: those that are not sent yet, and those that
+were read back to be sent. One batch may always be read back.
 """
 
 _SHARE: Final = 0.25
 """Sending the bytes in flight must not take more than this fraction of the request timeout."""
 _SAMPLES: Final = 16
 _SAMPLES_S: Final = 10.0
-"""The rate of a link is the highest rate among the last `_SAMPLES` samples, without samples older than this many
-seconds. The highest rate counts, because the link was idle during a part of most samples.
+"""The rate of a link is the highest rate among its last `_SAMPLES` samples. Samples older than this many seconds are
+ignored. The highest rate is the best estimate: most samples include time in which the link was idle, so their rates are
+too low.
 """
 _FEW_BYTES: Final = 256 * 1024
-"""Until a request has timed out, this many bytes may always be in flight: the measured rate may be low only because the
-broker is slow, while the link is fast.
+"""Until a request has timed out, this many bytes may always be in flight, even if the measured rate is low. A slow
+broker on a fast link also causes a low measured rate.
 """
 _SLOWER: Final = 2.0
-"""In addition to the request timeout, the producer waits for this many times the time that the bytes in flight take at
-the measured rate.
+"""The bytes in flight take a certain time at the measured rate. In addition to the request timeout, the producer waits
+for at least this time, multiplied by this number.
 """
 
 

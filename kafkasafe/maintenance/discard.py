@@ -1,5 +1,5 @@
-"""Discards rejected records, and keeps a note of this. Without the note, the deleted files would be reported as
-missing.
+"""Discards rejected records, and notes in the spool that they were discarded. Without this note, the deleted files
+would be reported as missing.
 """
 
 from __future__ import annotations

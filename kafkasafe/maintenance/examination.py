@@ -56,9 +56,11 @@ from kafkasafe.units import Phase
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
 _ABSENT_S: Final = 20.0
-"""If only one of several brokers answers, its report of a missing partition is a proof after this many seconds."""
+"""If only one of several brokers answers, a partition must be missing for this many seconds. Then this broker's report
+is enough to prove that the partition does not exist.
+"""
 _PATIENCE: Final = 12
-"""Number of polls of a log whose replicas lag. After that, the current state counts."""
+"""How many times a log is polled while its replicas lag. After that, the log is judged by its current state."""
 _LEADERS: Final = 3
 """If another leader is elected while a log is read, the log is read again, but at most this many times in all."""
 
@@ -100,11 +102,11 @@ class LaneContent:
         journal: The journal, with the unfinished batches.
         batches: The batches, in the order of their positions.
         rejected: The files in `rejected/`, including those that cannot be read.
-        missing: Maps a file's name to its number of records, for each file of `rejected/` that was deleted, but neither
-            resent nor discarded.
+        missing: For each file of `rejected/` that was deleted, but not by `spool resend` or `spool discard`: maps the
+            file's name to its number of records.
         extent: The problem with the lane's `extent`; empty if the extent is valid.
-        times: Maps a batch's position to the times at which the batch reached its steps. Batches that belong to atomic
-            batches are left out.
+        times: Maps a batch's position to the times at which the batch reached each step of its delivery. Batches that
+            belong to atomic batches are left out.
         units: The atomic batches with their steps, in the order of the log.
     """
 
@@ -274,8 +276,8 @@ def _logged_batches(
         header = entry.header
         waiting = unfinished.get(entry.position)
         identity = _identity(header) if waiting is None else waiting.identity
-        # If no mark names a batch, the batch is finished: the mark that says this was deleted together with the mark's
-        # segment.
+        # A batch that no mark names is finished. The mark with its outcome existed once, but was deleted together with
+        # the segment that contained the mark.
         fate = known.get(entry.position, SpoolFate(SpoolOutcome.COMMITTED))
         fate = _completed(fate, identity, is_held=entry.position in held)
         yield SpooledBatch(
@@ -294,8 +296,8 @@ def _logged_batches(
 
 
 def _completed(fate: SpoolFate, identity: BatchId | None, *, is_held: bool) -> SpoolFate:
-    """Completes an outcome that was found in the marks. Also considers the batch's id, and whether `rejected/` has the
-    batch.
+    """Adjusts an outcome that was found in the marks. The result also depends on the batch's id, and on whether
+    `rejected/` contains the batch.
     """
     if fate.fate is SpoolOutcome.NOT_SENT:
         return replace(fate, identified=identity is not None)
@@ -492,7 +494,8 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
                     "offset_for_leader_epoch",
                     lambda reply: transport.offset_for_leader_epoch(topic, partition, epoch, reply),
                 )
-            # If the leader does not know the epoch, although its log begins before `begin`, this is another log.
+            # If the leader does not know the epoch although its log begins before `begin`, this log is not the log in
+            # which the cluster acknowledged the records. Then the condition below is true, and the whole log is read.
             cut_at = ended.end_offset if ended.end_offset >= 0 else start.offset
     end = yield from asked("list_offsets", lambda reply: transport.log_end_offset(topic, partition, reply))
     if begin > (end.offset if cut_at < 0 else min(cut_at, end.offset)):
@@ -528,7 +531,7 @@ def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) 
 
 
 def _why_not_there(transport: Cluster, topic: str, partition: int) -> Procedure[str]:
-    """The proof that the topic does not have a partition; empty without a proof."""
+    """Why it is proven that the topic does not have the partition; empty if this is not proven."""
     case = Absence(partition, time.monotonic(), _ABSENT_S)
     while True:
         info = transport.topic(topic)

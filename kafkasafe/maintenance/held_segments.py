@@ -1,4 +1,6 @@
-"""A disk for reading lanes that have an owner: a segment that was read stays readable after the owner deletes it."""
+"""File access for reading lanes that another process uses. Once a segment was opened, it stays readable even after the
+lane's owner deletes it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _TOO_MANY_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class HeldSegments(OsFiles):
-    """The operating system's files. Holds segments of lanes open from the first reading on. For one thread.
+    """The operating system's files. Keeps a lane's segments open after they were first read. For one thread.
 
     The owner of a lane deletes its oldest segments first, and a reader of the lane opens them first. If there are very
     many segments, only those that were opened first are held. The end of the context closes them.
@@ -55,7 +57,7 @@ class HeldSegments(OsFiles):
             except OSError as error:
                 if error.errno not in _TOO_MANY_OPEN or not self._handles:
                     raise
-            # Too many files are open, so hold one segment less.
+            # Too many files are open, so close one of the held segments.
             super().close(self._handles.popitem()[1])
             self._most = len(self._handles)
 

@@ -66,7 +66,9 @@ def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Pr
 
 
 def _resent(directory: SpoolDirectory) -> list[m.Resent]:
-    """Marks that name resent files. The marks in unreadable lanes are unknown: because of this, more lanes are kept."""
+    """Marks that name resent files. The marks in unreadable lanes are unknown. So some lanes are kept that could
+    otherwise be deleted.
+    """
     resent: list[m.Resent] = []
     for number in directory.lanes():
         with contextlib.suppress(SpoolError):

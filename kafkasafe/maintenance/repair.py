@@ -1,4 +1,4 @@
-"""Repairs a lane if the repair provably loses nothing that was promised.
+"""Repairs a lane, provided that the repair cannot lose any record whose durability was promised.
 
 `plan_repair` reads the lane and returns the possible steps. `carry_out` copies the files to another directory, then
 carries out the steps. The caller must own the lane's lock. Parts that cannot be repaired without a loss stay unchanged
@@ -152,8 +152,8 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
 
 
 def _copied(lane: Path, segments: list[str], *, files: Files) -> Path:
-    """Copies segments to a new directory of the lane. The directory gets its name when all copies are durable, so
-    no one mistakes an incomplete copy for a complete one.
+    """Copies segments to a new directory of the lane. The directory gets its final name only when all copies are
+    durable. So no one mistakes an incomplete copy for a complete one.
 
     Raises:
         SpoolError: Not everything could be copied. No part of the copies is left.

@@ -151,7 +151,7 @@ def bring_back(
             try:
                 own, spool, journal = stack.enter_context(_own_lane(directory.take_lane(), clock_ms))
             except SpoolCorruptError:
-                # The lane is damaged. Leave the damage to other commands, and use a new lane.
+                # The lane is damaged, and other commands repair damage. Write to a new lane.
                 lock = directory.take_lane(max(directory.lanes()) + 1)
                 own, spool, journal = stack.enter_context(_own_lane(lock, clock_ms))
             found = replace(found, lane=own.path.name)
@@ -281,7 +281,9 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
 
 
 def _make_durable(files: Files, log: Log) -> None:
-    """Syncs a log that was read. A mark may be only in the page cache, and must be durable before it counts."""
+    """Syncs a log that was read. Some of its marks may not be on disk yet, but only in the page cache. A mark must be
+    durable before the caller relies on it.
+    """
     if log.segments:
         with opened(files, log.segments[-1].path) as handle:
             files.sync_data(handle)

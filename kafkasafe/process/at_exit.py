@@ -19,8 +19,8 @@ def at_end_of_child(call: Callable[[], object]) -> Callable[[], object]:
     process: Any = sys.modules.get("multiprocessing.process")
     if util is None or process is None or process.parent_process() is None:
         return _nothing
-    # A finalizer that belongs to no object runs only if it has a priority. With a high priority, the finalizer runs
-    # before the process waits for its children.
+    # `multiprocessing` runs a finalizer without an object only if it has an exit priority. With a high priority, the
+    # finalizer runs before the process waits for its children.
     finalizer = util.Finalize(None, call, exitpriority=100)
     cancel: Callable[[], object] = finalizer.cancel
     return cancel

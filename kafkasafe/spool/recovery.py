@@ -123,10 +123,11 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
 
 
 def _writer(files: Files, path: Path) -> bytes | None:
-    """Id of the lane that wrote a segment, from its first group; None if that group is not intact.
+    """The id of the lane that wrote a segment. The segment's first group contains the id; None if that group is not
+    intact.
 
     Raises:
-        SpoolFormatError: A newer kafkasafe has written the segment.
+        SpoolFormatError: A newer version of kafkasafe has written the segment.
         OSError: The file cannot be read.
     """
     with opened(files, path) as handle:

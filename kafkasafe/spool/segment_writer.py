@@ -155,7 +155,7 @@ class SegmentWriter:
         self._handle = -1
 
     def put_back(self, position: int) -> None:
-        """Remove everything at and after `position`, which is the end of the log at the last call of `promise`.
+        """Remove everything at and after `position`. The log ended at this position when `promise` was last called.
 
         The spool never continues a segment whose fsync failed. But after a failed write, the spool continues the
         segment if the only cause was a full disk. Otherwise, this could happen:

@@ -87,14 +87,14 @@ class Transitions:
         self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
-        # The other units follow the first one. So the other units also wait until the first unit's pause is over, and
-        # may later share a transaction with the first unit.
+        # The other units of this transaction are behind the first one in the lines. So they wait, too, until the first
+        # unit's pause is over. Later, they may share a transaction with the first unit again.
         first = transaction.units[0]
         first.rest()
         self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in BLOCKING_CODES))
 
     def requeue(self, transaction: Transaction) -> None:
-        """Put each unit of a transaction back to WAITING, in its own place in the lines."""
+        """Set each unit of a transaction back to WAITING. In each line, the units take the transaction's place."""
         transaction.move(Phase.WAITING)
         self.part(transaction)
 

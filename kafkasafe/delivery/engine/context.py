@@ -42,11 +42,13 @@ class DeletedTopics:
         return topic in self._since
 
     def note(self, topic: str, now: float) -> float:
-        """Record that brokers report a topic as unknown at the time `now`. Return the time of the first such report."""
+        """Record that, at the time `now`, brokers reported the topic as unknown. Return the time of the first such
+        report.
+        """
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
-        """Remove a topic from this list: it exists again, or records wait for it, or the journal has forgotten it."""
+        """Remove a topic, because it exists again, or records wait for it, or the journal has forgotten it."""
         self._since.pop(topic, None)
 
 

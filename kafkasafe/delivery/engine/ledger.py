@@ -36,7 +36,7 @@ class AwaitedLanes:
 
     @property
     def left_behind(self) -> AbstractSet[int]:
-        """Numbers of lanes that earlier producers left. The lanes have no owner, and still hold unfinished records."""
+        """Numbers of those lanes of earlier producers that have no owner and still hold unfinished records."""
         return self._left_behind
 
     def expect(self, numbers: Iterable[int]) -> None:
@@ -45,7 +45,7 @@ class AwaitedLanes:
             self._left_behind.update(numbers)
 
     def settle(self, number: int) -> None:
-        """Record that a lane is drained, or has another owner."""
+        """Record that lane `number` is no longer left behind: the lane is drained, or has another owner."""
         if number in self._left_behind:
             with self._guard.lock:
                 self._left_behind.discard(number)

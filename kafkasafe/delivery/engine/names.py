@@ -22,7 +22,7 @@ _MISSING_GRACE_S: Final = 10.0
 
 
 class RefusedNames:
-    """See the module."""
+    """Reports the transactional ids and groups that the cluster refuses."""
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context

@@ -16,7 +16,7 @@ from kafkasafe.spool.log_content import BatchEntry, Entry, LostEntry, MarksEntry
 from kafkasafe.spool.recovery import replay_one
 
 _PARCELS: Final = 4096
-"""Nothing is packed while a lane has fewer batches than this."""
+"""The engine packs batches of a lane only if the lane has at least this many batches."""
 
 
 def packs(config: ProducerConfig) -> bool:
