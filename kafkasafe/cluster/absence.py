@@ -1,8 +1,8 @@
 """Decides, from the brokers' metadata, whether it is proven that a partition does not exist.
 
 A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. In both
-cases each broker reports the partition as missing, and waiting does not help. But a broker may also report a new
-partition as missing, because it has not heard of the partition yet:
+cases each broker reports the partition as missing, and waiting does not help. But a broker also reports a new partition
+as missing while this broker has not heard of the partition yet:
 
 1. A topic has partitions 0 and 1. An operator adds partition 2, and the controller confirms the change.
 2. A program sends to partition 2. The program's metadata come from broker 1, which has not heard of the change yet.

@@ -162,12 +162,12 @@ class ProduceRequest(Generic[Token]):
         token: Passed back with the reply.
         data: The bytes of exactly one RecordBatch with base offset 0. They are not copied, so they must not change
             before the reply.
-        fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for
-            no check. If another batch of the partition has failed since then, the cluster refuses this batch (`Failure`
+        fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for no
+            check. If another batch of the partition has failed since then, the cluster refuses this batch (`Failure`
             with `StaleFenceError`, not sent). Without the check, this batch could overtake the failed batch: the caller
-            may have passed it on before it learned of the failure.
-        patience_s: Additional time for the answer, beyond the time-out, in seconds. On a slow connection, a batch may
-            stay in the system's buffers long after it was written to the socket.
+            may have passed on this batch before the caller learned of the failure.
+        patience_s: Seconds to add to the request's time-out. On a slow connection, a batch may stay in the system's
+            buffers long after it was written to the socket.
         transaction: The transaction of the batch; None if the batch belongs to no transaction. `data` has the producer
             id and the epoch of this identity.
     """
@@ -209,8 +209,8 @@ class ProduceReply:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The answer to `Cluster.reach`: a request to the partition's leader could be written now. `node` is the leader's
-    id.
+    """The answer to `Cluster.reach`: a request to the partition's leader would be written at once. `node` is the
+    leader's node id.
     """
 
     node: int

@@ -22,14 +22,14 @@ The rules, for callers and implementations:
 - *Methods are thread-safe and never block*, except `close`. Any thread may read the properties and call `topic`,
   `topics` and `brokers`; they return the latest complete answer.
 - *Each request has a time-out*, the option `request_timeout_ms`. For `produce`, the time-out is at least the call's
-  `timeout_ms` plus one second. The time-out first limits how long the request waits for a connection (`Failure`, not
-  sent). Then it limits the wait for the answer (`Failure`, sent), counted from the moment when the last byte of the
-  request was written to the socket. While bytes are still unwritten, the time-out counts from the latest write that
-  made progress. A request for a partition whose leader is unknown waits for the next metadata; if these name no leader
-  either, the request fails (`Failure`, not sent).
+  `timeout_ms` plus one second. First, the time-out limits how long the request waits for a connection. If this wait
+  takes too long, the `Failure` has `sent=False`. Then the time-out limits the wait for the answer. If this wait takes
+  too long, the `Failure` has `sent=True`. The wait for the answer begins when the last byte of the request is written
+  to the socket. While bytes are still unwritten, the time-out counts from the latest write that made progress.
 - *The cluster tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
-  refreshes its metadata when an answer shows that the metadata are out of date. The cluster never repeats a request
-  that may have reached a broker.
+  refreshes its metadata when an answer shows that the metadata are out of date. A request for a partition whose leader
+  is unknown waits for the next metadata answer. If that answer names no leader either, the request gets a `Failure`
+  with `sent=False`. The cluster never repeats a request that may have reached a broker.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Clock(Protocol):
 
 
 class Cluster(Transactions, Protocol):
-    """A Kafka cluster, as a client sees it. The module's docstring has the rules of all methods.
+    """A Kafka cluster, as a client sees it. The module's docstring states the rules for all methods.
 
     The requests of transactions are in `kafkasafe.cluster.transactions`.
     """
@@ -143,8 +143,8 @@ class Cluster(Transactions, Protocol):
     def start(self) -> None:
         """Begins to connect to a broker, and retries until it succeeds. Idempotent.
 
-        Set listeners before this call (`pin_cluster`, `create_only`, `on_metadata`). Requests made before this call
-        wait.
+        Set all listeners (with `pin_cluster`, `create_only` and `on_metadata`) before this call. Requests made before
+        this call wait.
         """
 
     def close(self, timeout_s: float) -> bool:
@@ -163,8 +163,8 @@ class Cluster(Transactions, Protocol):
 
     @property
     def connected(self) -> bool:
-        """Whether the cluster is reachable: True after a metadata request was answered, False after one failed while no
-        broker was usable.
+        """Whether the cluster is reachable. True after a metadata request was answered. False after a metadata request
+        failed and no broker was usable.
         """
 
     @property
@@ -179,7 +179,7 @@ class Cluster(Transactions, Protocol):
 
     @property
     def cluster_id(self) -> str | None:
-        """Id of the cluster that answered last; None before the first answer, and if the broker reports no id."""
+        """Id of the cluster that answered last; None before the first answer, or if the broker reports no id."""
 
     # -- which cluster -------------------------------------------------------------------------------------------
 
@@ -213,8 +213,8 @@ class Cluster(Transactions, Protocol):
         """Adds a listener for each metadata answer.
 
         When an answer arrives, the cluster calls the `reply` of each `refresh_metadata` call that waited for this
-        answer. Then it calls the listener. Requests that had to wait for these metadata are sent now, and get their
-        answers after that. If such a request still cannot be sent, it fails before the listener is called.
+        answer. Next, it passes on the requests that had to wait for this answer; a request that still cannot be sent
+        fails. Then it calls the listener. The answers to the requests that waited arrive later.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
@@ -246,7 +246,7 @@ class Cluster(Transactions, Protocol):
         Args:
             topics: Names to watch, in addition to the topics watched already.
             reply: Gets the first answer to a metadata request that was sent after this call, or the first `Failure`. If
-                a topic name is invalid, the reply gets a `Failure` with `InvalidTopicError`, not sent.
+                a topic name is invalid, this is a `Failure` with `InvalidTopicError` and `sent=False`.
         """
 
     def unwatch(self, topic: str) -> None:
@@ -301,9 +301,9 @@ class Cluster(Transactions, Protocol):
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
         """Connects to the partition's leader if necessary, and sends no request.
 
-        The reply comes as soon as a request to the leader could be written without a wait. So the caller can load a
-        batch's bytes just before they can be written. If a produce request could not be sent, this call fails for the
-        same reason and after the same time.
+        The reply comes as soon as a request to the leader would be written without a wait. So the caller can load a
+        batch's bytes just before they are written. In a situation in which a produce request could not be sent, this
+        call fails with the same error and after the same delay.
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------
@@ -385,9 +385,9 @@ class Cluster(Transactions, Protocol):
         Args:
             partitions: (topic, partition), each at most once.
             timestamp: As for `list_offset`, the same for all.
-            reply: Gets the offsets by partition, or `Failure`. A partition is left out if it has no known leader, if
-                its broker did not answer, or if the answer is an error or has no offset. To find out which of these is
-                the cause, call `list_offset`.
+            reply: Called with a mapping from partition to `OffsetListed`, or with a `Failure`. A partition is left out
+                if it has no known leader, if its broker did not answer, or if the answer is an error or has no offset.
+                To find out which of these is the cause, call `list_offset`.
             isolation_level: 1 (read_committed): `LATEST` is the last stable offset.
         """
 
@@ -414,14 +414,15 @@ class Cluster(Transactions, Protocol):
             topic: Topic name.
             partition: Partition number.
             leader_epoch: The epoch.
-            reply: Gets `EpochEnd` or `Failure`. With brokers before 0.11, it gets a `Failure` whose `unsupported` is
-                true.
+            reply: Called with an `EpochEnd` or a `Failure`. With brokers before 0.11, this is a `Failure` whose
+                `unsupported` is true.
             current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
                 75 (Kafka 2.1 and later). -1: do not check the epoch.
         """
 
 
-# The beginning of a TLS alert, read as the length of a frame: 0x15, 0x03, a minor version, 0x00.
+# A client without TLS takes the first four bytes of a TLS alert for the length of a frame. The bytes are 0x15, 0x03, a
+# minor version, 0x00.
 _TLS_ALERTS: Final = tuple(f"Invalid frame length: {0x15030000 + (minor << 8)}" for minor in range(5))
 
 

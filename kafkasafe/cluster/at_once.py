@@ -1,8 +1,8 @@
 """Lets one thread make many requests with a single wake-up of the network thread.
 
-Without this module, the first of many requests would already wake the network thread. While the other thread is still
-making requests, the network thread would then send each request as soon as it is made. So requests that could share one
-message would be sent separately.
+Without this module, the first of many requests would wake the network thread while the other thread is still making the
+rest. The network thread would send each request as soon as it is made. So requests that could share one message would
+be sent separately.
 """
 
 from __future__ import annotations

@@ -69,15 +69,15 @@ def newest(name: str, maximum: int = 32767) -> int:
 
 
 def lowest_produce(identity: TransactionIdentity | None) -> int:
-    """Returns the oldest version of Produce that may be used with the protocol version (1 or 2) of the batch's
-    transaction.
+    """Returns the oldest version of Produce that is permitted for a batch. The version depends on the protocol (1 or 2)
+    of the batch's transaction.
     """
     return _FIRST_PRODUCE_2 if identity is not None and identity.protocol >= _PROTOCOL_2 else 3
 
 
 def highest_produce(identity: TransactionIdentity | None, *, by_id: bool = False) -> int:
-    """Returns the newest version of Produce that may be used with the protocol version (1 or 2) of the batch's
-    transaction. `by_id` says whether the ids of all topics in the request are known (KIP-516).
+    """Returns the newest version of Produce that is permitted for a batch. The version depends on the protocol (1 or 2)
+    of the batch's transaction. `by_id` says whether the ids of all topics in the request are known (KIP-516).
     """
     if identity is not None and identity.protocol < _PROTOCOL_2:
         return newest("Produce", _LAST_PRODUCE_1)

@@ -38,8 +38,8 @@ class RunningProcedure(Generic[T]):
 
     Args:
         procedure: The procedure.
-        parent: If this procedure is a part of another one: the other procedure, which waits for all of its parts.
-            Otherwise None.
+        parent: The procedure that this one is a part of, and that waits for all of its parts. None if there is no such
+            procedure.
     """
 
     def __init__(self, procedure: Procedure[T], parent: RunningProcedure[Any] | None = None) -> None:
@@ -58,7 +58,7 @@ class RunningProcedure(Generic[T]):
         self.procedure.close()
 
     def split(self, procedures: Sequence[Procedure[Any]]) -> list[RunningProcedure[Any]]:
-        """Makes the given procedures parts of this procedure, which waits until all of its parts have ended."""
+        """Adds `procedures` as the parts of this procedure. It waits until all of its parts have ended."""
         self._parts = [RunningProcedure(procedure, self) for procedure in procedures]
         return self._parts
 
@@ -73,7 +73,7 @@ class RunningProcedure(Generic[T]):
         return parent if parent is not None and parent.goes_on(error) else None
 
     def goes_on(self, error: Exception | None) -> bool:
-        """Returns whether the procedure can continue after one of its parts has ended, with or without an error.
+        """One part of this procedure has ended, maybe with an `error`. Returns whether this procedure can continue.
 
         An error ends the other parts.
         """
@@ -161,7 +161,8 @@ class ProcedureRunner:
 
     def wait(self, timeout_s: float) -> None:
         """Waits until there is work, but at most for `timeout_s` seconds."""
-        # If a procedure calls this method, requests of other procedures may still be unsent: do not let them wait.
+        # If a procedure calls this method, requests of other procedures may still be unsent. Send them now, so that
+        # they do not wait too.
         self._send()
         due = self.due_s()
         if not self._arrived:
@@ -255,13 +256,13 @@ def ask_until_answered(
 
 def _error(code: int, topic: str) -> Exception:
     error: Any = for_code(code)(topic)
-    # kafka-python has no class for some codes. The error keeps the code in this case too.
+    # kafka-python has no exception class for some of Kafka's error codes. The error keeps the code in this case too.
     error.errno = code
     shown: Exception = error
     return shown
 
 
 def _ignore(_: object) -> None:
-    """Ignores the answer: the cluster stores the metadata itself. If the metadata request fails, the caller's next
-    request shows the problem.
+    """Ignores the answer, because the `Cluster` stores new metadata itself. If the metadata request fails, the caller's
+    next request shows the problem.
     """

@@ -118,8 +118,8 @@ class Leaders:
         self, target: TopicPartition, topic_id: bytes, hint: tuple[int, int], brokers: Collection[int]
     ) -> bool:
         """Stores the new leader that a former leader has named (the hint). Ignores a hint that is old, that is about a
-        former topic of this name, or that names an unknown broker. The epochs of a former topic may be so high that
-        later metadata would seem outdated.
+        former topic of this name, or that names an unknown broker. A deleted topic of the same name may have had higher
+        epochs. With such an epoch, later metadata of the new topic would seem outdated.
 
         Args:
             target: The partition.

@@ -6,9 +6,9 @@ can help, and returns the offset to use. An answer without an error can be wrong
 - A new leader may be behind its predecessor, so that its answer is out of date (KIP-207). So `end`, `start` and
   `at_time` check each answer by the tracker's rules. If the rules require a proof, they ask the leader for it. `listed`
   returns an answer unchecked.
-- If a leader does not find its remote segments, it answers a look-up by time from its own disk only (KIP-1007). It
-  names the first matching record there, or none. So `at_time` asks whether the log has a remote part. If there is a
-  remote part, `at_time` reads the last remote batch, and then asks again: see `_beside_remote`.
+- If a leader does not find its remote segments, it searches only its own disk for a timestamp (KIP-1007). Its answer
+  names the first matching record on that disk, or none. So `at_time` asks whether the log has a remote part. If there
+  is a remote part, `at_time` reads the last remote batch, and then asks again: see `_beside_remote`.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ _NOT_AVAILABLE: Final = frozenset({5, 78})
 # NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another epoch.
 _OTHER_LEADER: Final = frozenset({6, 74, 75})
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
-# If a former leader answers, or the leader of a deleted topic, a look-up asks again. After this many attempts, it
-# returns the remembered offset instead, if there is one.
+# A look-up asks again if the answer came from a former leader or from the leader of a deleted topic. After this many
+# attempts, the look-up returns the remembered offset instead, if there is one.
 _OLD_ANSWERS: Final = 3
 # A value that is larger than any offset.
 _NOWHERE: Final = 2**63
@@ -110,8 +110,8 @@ class LookUps:
         tracker: Knows earlier answers.
         stats: Counts retries, and the time during which leaders were not ready.
         emit: Gets events.
-        isolation: 1 (read_committed): an end is the last stable offset.
-        note: Gets the errors of failed attempts, if the call has no `note` of its own.
+        isolation: With 1 (read_committed), the end of a log is its last stable offset.
+        note: Called with the error of each failed attempt of a method that was called without a `note`.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class LookUps:
             self._given[topic, partition, timestamp] = answer
 
     def forget_given(self) -> None:
-        """Drops the given answers that were not used."""
+        """Drops the answers that `give` has stored and that `listed` has not used."""
         self._given.clear()
 
     def listed(
@@ -175,9 +175,8 @@ class LookUps:
 
         def failed(error: Exception, verdict: Verdict) -> None:
             nonlocal since
-            if (
-                verdict.code in _NOT_AVAILABLE and timestamp != EARLIEST_LOCAL
-            ):  # the search for a local start is an auxiliary request
+            # A look-up of the first offset on the leader's own disk only helps another look-up, and is not counted.
+            if verdict.code in _NOT_AVAILABLE and timestamp != EARLIEST_LOCAL:
                 since = time.monotonic() if since is None else since
             self._noted(note, error, verdict)
 
@@ -265,9 +264,9 @@ class LookUps:
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
         """The verified start of the log. Reports answers that needed verification.
 
-        A lower start than the known one needs a proof. If none is possible, the lower start is accepted after a while.
-        This does no harm, because the records from there on can be read. The known start would hide records if the log
-        has been replaced.
+        A start that is lower than the remembered one needs a proof. If no proof is possible, the lower start is
+        accepted after a while. This does no harm, because the records from the lower start on can be read. If the log
+        has been replaced, the remembered start would hide records.
         """
         tries = 0
         is_fresh = False
@@ -284,7 +283,8 @@ class LookUps:
             )
             tries += 1
             if isinstance(result, Held) and not is_fresh:
-                # With old metadata, the start of a recreated topic looks like a start of the former topic.
+                # With outdated metadata, the log start of a recreated topic would be taken for that of the deleted
+                # topic.
                 yield Ask(functools.partial(self._network().refresh_metadata, [topic]))
                 is_fresh = True
                 continue
@@ -375,7 +375,8 @@ class LookUps:
         remote: range,
         note: Note | None,
     ) -> Procedure[OffsetListed | None]:
-        """A verified answer to a look-up by time in a log with a remote part; None: no answer can be trusted now.
+        """A verified answer to a look-up by time, for a log that is partly in remote storage. None: no answer can be
+        trusted now.
 
         1. Records 2 to 5 are remote, and the leader cannot find them. A look-up for record 2 returns 6, the first
            record on the leader's own disk, without an error.
@@ -383,11 +384,11 @@ class LookUps:
         3. A fetch of offset 5 succeeds.
 
         The fetch does not prove that remote storage was ready at the time of the answer. So the leader is asked again
-        after the fetch, and the lower answer counts. A single outage cannot falsify both answers: it would also make
-        the fetch between them fail. But remote storage may fail twice, once for each look-up. The fetched batch then
-        shows that the answer is wrong: if it has a record that is at least as new as `timestamp`, the correct answer is
-        in this batch or before it. This check needs a complete batch, and may find nothing if timestamps are out of
-        order.
+        after the fetch, and the lower of the two answers counts. A single outage cannot falsify both answers: it would
+        also make the fetch between them fail. But remote storage may fail twice, once for each look-up. In this case,
+        the fetched batch can show that the answer is wrong: if this batch has a record that is at least as new as
+        `timestamp`, the correct answer is in this batch or before it. This check needs a complete batch, and may find
+        nothing if timestamps are out of order.
         """
         fetched = yield from self._read_remote(topic, partition, remote[-1], note)
         if fetched is None:
@@ -440,7 +441,7 @@ class LookUps:
                 return None
 
     def _elsewhere(self, topic: str, tries: int) -> Procedure[None]:
-        """Refreshes the metadata, because a former leader has answered, or the leader of a former topic."""
+        """Refreshes the metadata after an answer from a former leader, or from the leader of a deleted topic."""
         self._network().refresh_metadata([topic], _ignore)
         yield Pause(pause_s(tries))
 
@@ -506,4 +507,4 @@ class LookUps:
 
 
 def _ignore(_: object) -> None:
-    """Ignores the answer, because the cluster stores the metadata itself."""
+    """Ignores the answer, because the `Cluster` stores new metadata itself."""

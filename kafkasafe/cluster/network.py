@@ -4,12 +4,11 @@ The client (`kafkasafe.cluster.client`) decides which request goes where and whe
 calls the client back. Its implementations work over sockets (`kafkasafe.kafkapython.network`), or in virtual time
 (`kafkasafe.testing.fake`).
 
-The rules, for networks:
+Rules for each implementation of `Network`:
 
-- *One thread* calls timers, the `Service`, and the callbacks of connections. Other threads may call only `wake`,
-  `brokers`, `start` and `close` of the `Network`.
-- *Timers and connections never call back at once.* `call_at`, `connect` and `Connection.watch` return before they call
-  a callback.
+- *One thread*, the network thread, runs the timers' calls, the methods of the `Service` and the callbacks of
+  connections. Other threads may call only these methods of the `Network`: `wake`, `brokers`, `start` and `close`.
+- *No callback runs inside the call that registers it*: `call_at`, `connect` and `Connection.watch` return first.
 - *Each request has one outcome*: `answered` or `failed` is called. The outcomes come in the order of the connection's
   requests, and before `on_closed`. A request that cannot be written fails before `send` returns.
 """
@@ -115,7 +114,7 @@ class Written(Protocol):
 
 
 class Connection(Protocol):
-    """A connection to one broker. It closes once, and then calls `on_closed`."""
+    """A connection to one broker. The connection closes only once, and calls `on_closed` when it does."""
 
     @property
     def connected(self) -> bool:
@@ -199,14 +198,14 @@ class Service(Protocol):
         """
 
     def begin_anew(self) -> None:
-        """Prepares for connections of another loop, which will replace the one that crashed."""
+        """Prepares for a new loop, which replaces the crashed loop and opens its own connections."""
 
     def end(self, error: BaseException) -> None:
         """Fails all requests from now on, because no other loop will replace the one that ended."""
 
 
 class Network(Protocol):
-    """Connections to the brokers of one client, their addresses, and the time.
+    """One client's connections to brokers, the brokers' addresses, and the clock.
 
     Attributes:
         client_id: Option `client_id`, or its default.

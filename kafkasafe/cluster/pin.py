@@ -84,6 +84,6 @@ class ClusterPin:
         )
 
     def admitted(self) -> None:
-        """Tells the listener that a new connection leads to the pinned cluster."""
+        """Tells the listener that the broker of a new connection belongs to the pinned cluster."""
         if self.pinned:
             safely(self._on_pinned_cluster)

@@ -18,7 +18,7 @@ log = EventLog("network")
 NodeId: TypeAlias = int | str
 TopicPartition: TypeAlias = tuple[str, int]
 
-MAX_OFFSET: Final = 2**62  # no log grows that long; the sum of two such offsets still fits into 64 bits
+MAX_OFFSET: Final = 2**62  # no log reaches this offset; the sum of two such offsets fits into 64 bits
 UNKNOWN_TOPIC: Final = 3
 LEADER_NOT_AVAILABLE: Final = 5
 
@@ -66,5 +66,5 @@ def safely(reply: Callable[..., None], *args: Any) -> None:
 
 
 def not_sent(reply: Reply[Any]) -> Callable[[BaseException], None]:
-    """Returns a function that makes a `Failure` with `sent=False` from an error, and passes it to `reply`."""
+    """Returns a function that takes an error, and passes a `Failure` with this error and `sent=False` to `reply`."""
     return lambda error: safely(reply, Failure(error, sent=False))

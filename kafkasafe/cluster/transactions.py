@@ -11,8 +11,8 @@ One transaction is a sequence of requests. Any process that knows the `Transacti
 
 *Protocol 1* is that of KIP-98. Partitions and groups must be added before the client writes to them, and the identity
 stays the same from one transaction to the next. So a delayed EndTxn request can end the *next* transaction of the
-transactional id. A client can avoid this in two ways. It obtains a new identity if an EndTxn is not answered, or it
-uses a separate transactional id for each transaction.
+transactional id. A client can avoid this in two ways: it obtains a new identity after each EndTxn that was not
+answered, or it uses a separate transactional id for each transaction.
 
 *Protocol 2* (KIP-890, Kafka 4.0 and later, if the feature `transaction.version` is at level 2) adds partitions and
 groups implicitly, and gives each transaction its own epoch. The coordinator refuses requests of an earlier transaction.
@@ -214,7 +214,7 @@ class Transactions(Protocol):
         partitions: Sequence[TopicPartition],
         reply: Reply[PartitionsAdded],
     ) -> None:
-        """Adds partitions to the transaction, all or none of them. The first partition begins the transaction.
+        """Adds partitions to the transaction, all or none of them. Adding the first partition begins the transaction.
 
         Allowed but not necessary with protocol 2.
         """

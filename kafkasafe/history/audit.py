@@ -6,8 +6,8 @@ gap means that the log lost a record, or that the record never arrived although 
 means that a record was written twice.
 
 A log is read in parts, in any order: `runs` groups a part's headers into contiguous runs, and `judge` joins the runs of
-all parts. Where compaction has removed records, there seems to be a gap. Where retention has removed records, there is
-no gap, because the log then begins after these records.
+all parts. Where compaction has removed records, there seems to be a gap. Records that retention has removed leave no
+gap: the log begins after them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SequenceRun:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Sequences that are not in the log, `first` to `last` (inclusive), and the offset after the gap."""
+    """A gap: the log lacks the sequences `first` to `last` (inclusive). The next record is at `before_offset`."""
 
     epoch: int
     first: int
@@ -65,7 +65,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Sequences that the log repeats, `first` to `last` (inclusive), and the offset of the repetition."""
+    """Sequences that appear in the log again, `first` to `last` (inclusive), at `at_offset`."""
 
     epoch: int
     first: int
@@ -74,7 +74,7 @@ class Repeat:
 
     @property
     def records(self) -> int:
-        """How many records the log repeats."""
+        """How many records are repeated."""
         return (self.last - self.first) % _SEQUENCES + 1
 
 
@@ -109,7 +109,7 @@ class Producer:
     """The records of one producer in a partition's log.
 
     Attributes:
-        producer_id: -1: all producers without idempotence together.
+        producer_id: Id of the producer. -1 stands for all producers without idempotence.
         epochs: Producer epochs, oldest first.
         trimmed: Retention removed the producer's first records, so the log begins in the middle of the producer's
             sequences.
@@ -133,7 +133,7 @@ class Producer:
 
     @property
     def repeated_records(self) -> int:
-        """How many records the log repeats, summed over all repeats."""
+        """Total number of repeated records in the log."""
         return sum(repeat.records for repeat in self.repeats)
 
     def add(self, run: SequenceRun) -> None:
@@ -190,7 +190,7 @@ def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Produce
         log_start: First offset of the log. Retention removed the records before it.
     """
     producers: dict[int, Producer] = {}
-    # Maps (producer id, epoch) to the sequence that comes next.
+    # Maps (producer id, epoch) to the sequence that the next record must have.
     expected: dict[tuple[int, int], int] = {}
     for run in sorted(found, key=lambda run: run.first_offset):
         producer = producers.get(run.producer_id)

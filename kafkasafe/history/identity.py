@@ -23,8 +23,8 @@ def add_sequence(sequence: int, count: int) -> int:
 
 def sequence_distance(start: int, end: int) -> int:
     """How far `end` is after `start`, from −2³⁰ to 2³⁰−1; negative if `end` is before `start`. Sequences wrap, so `end`
-    can be reached both forwards and backwards. The shorter way counts, because the compared sequences are close
-    together.
+    can be reached both forwards and backwards. The smaller of the two distances is the right one, because compared
+    sequences are always close together.
     """
     distance = (end - start) & MAX_SEQUENCE
     return distance if distance <= MAX_SEQUENCE // 2 else distance - MAX_SEQUENCE - 1
@@ -114,7 +114,7 @@ class IdentityVerdict(enum.Enum):
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
-    """The log has the first `present` batches. It cannot be determined whether it has the next one."""
+    """The log has the first `present` batches. It cannot be determined whether the log has the next batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,10 @@ class Judgement:
         present: How many of the batches, counted from the first one, are in the log.
         evidence: The observations, as human-readable text.
         offsets: Base offsets of batches that were found in the log itself, by index.
-        missing: With GAP: how many records are missing between the leader's last record and the first absent batch.
-        of_state: Whether the judgement uses the leader's producer state, which shows whether the leader lacks a batch.
+        missing: Number of records that are missing between the producer's last record at the leader and the first
+            absent batch, if the verdict is GAP.
+        of_state: Whether the judgement is based on the leader's producer state. This state shows whether the leader
+            lacks a batch.
     """
 
     verdict: IdentityVerdict
@@ -202,9 +204,9 @@ class Scan:
         next_offset: Where the next page starts.
         end_offset: The leader's log end when the scan began (exclusive): the scan must read up to here.
         found: Base offset of each batch found, by index.
-        trimmed_to: The log start offset, if it has advanced past the place of the scan; else -1.
-        hidden_before: The scan may have missed batches before this offset, because they were trimmed or compacted.
-            Compaction leaves a gap between offsets. -1 if the scan read everything.
+        trimmed_to: The log start offset, if a page showed that it is above `next_offset`; else -1.
+        hidden_before: The scan may have missed batches before this offset, because retention or compaction removed
+            them. A gap in the offsets shows that compaction removed a batch. -1 if the scan read everything.
     """
 
     doubt: Sequence[BatchId]
@@ -252,8 +254,8 @@ def judge_by_log(scan: Scan) -> Judgement:
     """Judge by a finished scan: found batches are committed; the others are absent if no part of the log was hidden.
 
     The leader appends batches in order. So a missing batch before a found one must have been in the hidden part. A
-    batch that is newer than all found ones is absent if the scan read everything after the newest found one. In every
-    other case, the result is UNDECIDABLE.
+    batch that is newer than all batches found is absent if the scan read everything after the newest batch found. In
+    every other case, the result is UNDECIDABLE.
     """
     seen = f"the log up to offset {scan.next_offset} holds {len(scan.found)} of {len(scan.doubt)} batches"
     if scan.trimmed_to >= 0:
@@ -263,7 +265,7 @@ def judge_by_log(scan: Scan) -> Judgement:
     for index in range(newest + 1):
         if index not in scan.found and before >= scan.hidden_before:
             # The scan read the place where this batch would be. The log has a later batch, but not this one. So the log
-            # lost this batch, or a leader without producer state appended the later one out of order.
+            # lost this batch, or a leader without producer state appended the later batch out of order.
             return Judgement(
                 IdentityVerdict.UNDECIDABLE, index, f"{seen}; a later batch is there", dict(scan.found)
             )
@@ -280,13 +282,15 @@ def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, 
     """Judge by the leader's producer state and by a scan that began after the state was read.
 
     The state may show that a batch was appended although the log no longer has the batch. The leader derives the state
-    from its log, and only this incarnation uses the producer id. So the leader has appended every sequence in the
-    state. A missing entry proves nothing. All batches in the state are below the high watermark: the scan's end was
-    looked up after the state was read, and a scan reads only what is below the high watermark.
+    from its log, and only this incarnation uses the producer id. So the leader has appended all batches that the state
+    counts. A missing entry proves nothing. When the scan is finished, all batches that the state counts are below the
+    high watermark. The reason: the scan's end was looked up after the state was read, and a scan reads only what is
+    below the high watermark.
 
     Args:
         scan: A finished scan.
-        view: The leader's state of the batches' producer id; None if the leader has none, or if it cannot be asked.
+        view: The leader's state of the batches' producer id; None if the leader has no such state, or if the leader
+            cannot be asked.
         acked_before: As for `judge_by_state`.
         whole: False if the log was truncated after the last acknowledgement. The leader may then have appended a late
             request although the batches before it are missing. In this case, the leader's state wrongly counts the
@@ -319,12 +323,12 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
 
     Args:
         by_state: DECIDED or GAP.
-        scan: A finished scan. It searched only for the batches that `by_state` counts as present.
+        scan: A finished scan. The scan searched only for the batches that `by_state` counts as present.
 
     Returns:
         (judgement, whether to trust it). Do not trust the judgement if the scan read the whole log but did not find all
-        batches that the state counts as present. In this case, the leader appended a late request to an empty log, and
-        the state counts batches before this request although the log lacks them.
+        batches that the state counts as present. In this case, the leader appended a late request to an empty log. So
+        its state also counts the batches before this request, which the log lacks.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(

@@ -8,8 +8,8 @@ acknowledged batches.
 A batch is **lost** when it is not in the log, and either another batch covers its offset, or its offset is at or after
 the log's end. If the exact offset of a batch was never known, the batch counts as lost only under one condition: the
 survey saw the whole log, without a gap, from the batch's lowest possible offset on. A batch does not count as lost if
-its offset is before the log's start, because retention deleted it. Nor does it count if no batch covers its offset,
-because compaction emptied it. Kafka is configured to remove such batches.
+its offset is before the log's start, because retention deleted it. A batch does not count as lost either if no batch
+covers its offset now, because compaction removed it. Kafka is configured to remove such batches.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Cause(enum.Enum):
     """The sign that raised a suspicion."""
 
     ACK = "ack"
-    """A broker acknowledged a batch at or before an offset that was acknowledged earlier."""
+    """A broker acknowledged a batch at an offset that is not above that of a batch acknowledged earlier."""
     SEQUENCE = "sequence"
     """The leader lacks sequences that were acknowledged."""
     UNKNOWN_PRODUCER = "unknown producer"
-    """The broker forgot the producer, and retention does not explain it (KAFKA-5793)."""
+    """The broker forgot the producer, and retention is not the cause (KAFKA-5793)."""
     LOG_END = "log end"
     """The log ends before an acknowledged batch."""
     TOPIC_ID = "topic id"
@@ -126,12 +126,14 @@ class Loss:
         records: Number of records in the lost batches, and in older batches whose loss follows from the sequences.
         moved: Maps the index of a batch to the batch's offset in the log, if this is not the offset that was
             acknowledged.
-        oldest_known: Whether batches may be lost that are older than all those that the survey searched for. True if
-            the oldest one it searched for is lost, and the number of lost records before it is unknown.
+        oldest_known: Whether the loss may include batches older than any that the survey searched for. True if the
+            oldest batch that the survey searched for is lost, and the number of lost records before this batch is
+            unknown.
         released_there: Of suspected batches that the spool has deleted, only the offsets are known. True if the log has
             a batch of this lane at each of these offsets.
-        ours_until: Batches of this lane cover every offset from the first suspected one up to this one (exclusive). -1
-            if the survey did not check this, or if no batch of this lane covers the first suspected offset.
+        ours_until: End (exclusive) of the offsets that batches of this lane cover without a gap, beginning at the first
+            suspected offset. -1 if the survey did not check this, or if no batch of this lane covers the first
+            suspected offset.
     """
 
     indexes: tuple[int, ...]
@@ -153,14 +155,16 @@ class Survey:
         next_offset: Where the next page starts.
         end_offset: End of the log (exclusive), which may be above the high watermark.
         log_start_offset: The log's start.
-        from_offset: First offset at which the log may have changed; -1 when unknown. Batches may have been appended
-            again here or later. This offset may be lower than that of the oldest acknowledged batch.
-        ours: Producer ids that only batches of this lane have. A batch of a transaction counts as this lane's batch
-            once the transaction's commit marker is in the log.
-        doubted_from: From this offset on, the survey checks whether batches with a producer id in `ours` cover every
-            offset of the log. -1: it does not check.
-        released: Base offsets of the batches of this lane that the spool has deleted, at or after `doubted_from`,
-            ascending. Only the offsets of these batches are known. None if some of these offsets are unknown.
+        from_offset: First offset at which the log may have changed; -1 when unknown. Lost batches may have been
+            appended a second time at or after this offset. This offset may be lower than that of the oldest
+            acknowledged batch.
+        ours: Producer ids that only batches of this lane have. A transactional batch with such an id counts only if the
+            commit marker of its transaction is in the log.
+        doubted_from: First offset of the part of the log in which the survey checks whether batches with a producer id
+            in `ours` cover every offset. -1: no check.
+        released: Base offsets of those batches of this lane that the spool has deleted. They are in ascending order,
+            and none is below `doubted_from`. Only the offsets of these batches are known. None if some of these offsets
+            are unknown.
         complete: Whether the survey saw no gap between batches, which means that nothing was compacted.
     """
 
@@ -238,8 +242,8 @@ class Survey:
         self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
 
     def _check_released(self, base_offset: int, last_offset: int) -> None:
-        """Compare a batch of the log with the released batches that begin before its end. Each of them must have the
-        same base offset as the batch of the log.
+        """Compare a batch of the log with the released batches that begin before the end of this batch. Each of these
+        released batches must have the same base offset as the batch of the log.
 
         `base_offset` is where this batch of the log begins; -1 if another producer wrote the batch.
         """
@@ -256,7 +260,8 @@ class Survey:
 
     def _is_gone(self, index: int, batch: AckedBatch) -> bool:
         if not batch.exact:
-            # The batch was at or after this offset, so the survey must have seen the whole log from there on.
+            # The batch was at this offset or a later one. So it counts as lost only if the survey saw the whole log
+            # from this offset on.
             return self.complete and batch.base_offset >= self.log_start_offset
         if batch.next_offset <= self.log_start_offset:
             return False
@@ -315,8 +320,8 @@ class _Transactions:
     1. The cluster commits a transaction of producer id 5 with a batch at offset 16, and the spool deletes the batch.
     2. An unclean election loses that batch. The next transaction of id 5 appends a batch at offset 16, then the client
        is killed.
-    3. The client's successor aborts that transaction. The log has a batch of id 5 at offset 16, but not the
-       acknowledged one.
+    3. The client's successor aborts that transaction. The log has a batch of producer id 5 at offset 16, but it is not
+       the acknowledged batch.
 
     A transaction without a marker also counts as not committed, because it may still be aborted.
     """
@@ -359,7 +364,7 @@ class _Before:
         self._last_sequence: int | None = None
         self._elsewhere: dict[int, int] = {}
         self.end_offset = -1
-        """End (exclusive) of the newest batch that is older than `_oldest` and still in its place; -1 if none exists.
+        """End (exclusive) of the newest batch that is older than `_oldest` and still at its offset; -1 if none exists.
         """
 
     def _ours(self, identity: BatchId) -> bool:

@@ -39,7 +39,7 @@ class HeldReason(enum.Enum):
     for `Held.ask_epoch` shows whether the log lost records.
     """
     CATCHING_UP = "catching_up"
-    """The answer is lower than before, although the leader has the records."""
+    """The answer is lower than an earlier one, but the leader still has the records up to the earlier answer."""
     NOT_DELETED = "not_deleted"
     """The start is lower than before: this leader has not yet deleted records that its predecessor had deleted."""
     FORMER_LEADER = "former_leader"
@@ -94,8 +94,8 @@ class Value:
         offset: The offset; None if no record has the requested timestamp or a later one (look-ups by timestamp only).
         leader_epoch: Leader epoch of the answer, -1 when it had none.
         recreated: The topic was recreated since the last answer (a lower end would be reported as `Regressed`).
-        previous: If the topic was recreated, and this answer is a start offset: the start of the deleted topic. It may
-            be above `offset`. Otherwise None.
+        previous: Log start offset of the deleted topic, if the topic was recreated and this answer is a start offset;
+            otherwise None. It may be above `offset`.
     """
 
     offset: int | None
@@ -137,7 +137,7 @@ class Regressed:
     Attributes:
         offset: The new value.
         previous: The value before.
-        reason: If the offset is an end: what happened to the records from `offset` to `previous` − 1. If it is a start:
+        reason: For an end offset: what happened to the records from `offset` to `previous` − 1. For a start offset:
             what happened to the log that began at `previous`.
         proof: The evidence; None when `reason` is ACCEPTED.
     """
@@ -150,8 +150,8 @@ class Regressed:
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """The answers stay lower than before, and no epochs are known that could show the reason. Either the broker is slow
-    to catch up, or it has lost records.
+    """The answers remain lower than the remembered offset, and no epochs are known that could show why. Either the
+    broker is slow to catch up, or it has lost records.
 
     The remembered value stays valid until the caller calls `EndOffsets.accept` (for a start offset: `accept_start`).
 

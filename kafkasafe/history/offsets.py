@@ -8,9 +8,9 @@ Older brokers give no such sign.
 So `EndOffsets` remembers the highest answer and *holds* a lower one, so that the remembered value stays valid. Only a
 proof lowers the remembered value:
 
-- the leader's epochs: when asked about the epoch of the highest answer, the leader returns an end offset below that
-  answer (OffsetForLeaderEpoch). Then the log has lost the records in between; if the leader has a newer epoch, the
-  cause is an unclean election. If the requested epoch ends at or after the highest answer, the log still has the
+- the leader's epochs: when asked about the epoch of the remembered offset, the leader returns an end offset below the
+  remembered one (OffsetForLeaderEpoch). Then the log has lost the records in between; if the leader has a newer epoch,
+  the cause is an unclean election. If the requested epoch ends at or after the remembered offset, the log still has the
   records. In this case, the leader had answered before its high watermark had caught up.
 - another topic id: the topic was recreated.
 
@@ -20,20 +20,20 @@ answer that is repeated for `hold_timeout_s` is reported as unproven, and the ca
 
 The same holds for the start of a log. To prove a lower start, the leader is asked where one epoch ends: the leader
 epoch of the record at the remembered start. If this epoch ends below the remembered start, the log has lost the record
-at this start, and all records that the log now has before this start are new. If not, this leader has merely not yet
-deleted records that its predecessor had deleted.
+at the remembered start, and everything that the log now has before that offset is new. Otherwise, this leader still has
+records that its predecessor had already deleted.
 
-Topic ids have no order. An id that was never seen before is taken for a newer topic, but it may be an older one:
+Topic ids have no order. An id that was never seen before is assumed to belong to a newer topic, but it may belong to an
+older one:
 
 1. Topic A is observed. It is deleted and created again as B, and soon after that as C.
 2. A broker with new metadata names C: C replaces A.
 3. A broker with older metadata names B: B seems to replace C.
 4. From then on every broker names C. If C still counted as deleted, all answers about it would be held for ever.
 
-So a topic that counts as deleted becomes the present one again if all answers in a period of
-`remembered_offsets.FORMER_TOPIC_S` have named it. Suppose that only a broker with older metadata answers during
-such a period. Then the topic that this broker names is taken for the present one. Later, the same rule restores the
-topic that really exists.
+So a topic that counts as deleted counts as existing again if all answers have named it for
+`remembered_offsets.FORMER_TOPIC_S` seconds. If only a broker with older metadata answers during this time, the topic
+that it names is wrongly taken for the existing one. Later, the same rule restores the topic that really exists.
 
 One method per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """
@@ -109,9 +109,9 @@ class EndOffsets:
             topic_id: Id of the topic that was asked about, None when not known.
 
         Returns:
-            Value: `offset` is the end. Held: the answer is not accepted; the remembered value stays valid. Regressed:
-            the topic was recreated, and the new topic's end is lower. Unproven: answers have stayed lower than before
-            for `hold_timeout_s`, and there are no epochs to prove the reason.
+            Value: `offset` is the end. Held: the answer is not accepted yet, and the remembered value stays valid.
+            Regressed: the topic was recreated, and the new topic's end is lower. Unproven: for `hold_timeout_s`
+            seconds, all answers were lower than the remembered value, and there are no epochs to prove the reason.
 
         Raises:
             ValueError: `offset` is negative.
@@ -138,7 +138,7 @@ class EndOffsets:
         return self._hold(known, offset, now, leader_epoch)
 
     def unavailable(self, key: Key, code: int, now: float) -> Held:
-        """Judge a refused look-up: the leader is not ready (78 or 5). Ask again.
+        """Judge a look-up that the leader refused because it is not ready (error code 78 or 5). Ask again.
 
         Raises:
             ValueError: The code means something else.
@@ -181,8 +181,8 @@ class EndOffsets:
             leader_epoch: Epoch of the leader that answered. It is the `current_leader_epoch` of the request.
 
         Returns:
-            Regressed: the log lost records. Held: the log lost no records, or the response does not show whether it
-            did. Value: no answer is held.
+            Regressed: the log lost records. Held: the log lost no records, or the response does not show whether the
+            log lost any. Value: no answer is held.
         """
         known = self._of(key)
         if known.lower_ends.since is None:
@@ -198,7 +198,7 @@ class EndOffsets:
                 refresh_metadata=True,
             )
         if requested_epoch != known.end_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
-            # The response is about another epoch, or it is undefined. Neither proves a loss.
+            # The response is about another epoch, or its epoch is undefined. Neither proves a loss.
             return Held(known.end, known.lower_ends.answered, HeldReason.LOWER, since_s, known.end_epoch)
         if end_offset >= known.end:
             return Held(
@@ -247,8 +247,8 @@ class EndOffsets:
     ) -> Result:
         """Judge an answer to a look-up of the earliest offset.
 
-        Each replica applies retention on its own, so a new leader's log may begin earlier than its predecessor's.
-        The highest start stays valid while the log is the same.
+        Each replica applies retention on its own, so a new leader's log may begin earlier than its predecessor's. The
+        highest start stays valid until the log is replaced by another one.
 
         Args:
             key: The partition.
@@ -259,8 +259,9 @@ class EndOffsets:
 
         Returns:
             Value: `offset` is the start; the start of a recreated topic may be lower than before. Held: the answer is
-            lower than before, or about a deleted topic. Unproven: answers have stayed lower than before for
-            `hold_timeout_s`, and nothing shows whether the log is still the same one.
+            not accepted yet, because it is lower than before or about a deleted topic. Unproven: for `hold_timeout_s`
+            seconds, all answers were lower than the remembered value, and nothing shows whether the log is still the
+            same one.
 
         Raises:
             ValueError: `offset` is negative.
@@ -287,7 +288,7 @@ class EndOffsets:
         *,
         leader_epoch: int = UNDEFINED,
     ) -> Result:
-        """Judge the leader's response to OffsetForLeaderEpoch for the `Held.ask_epoch` that `observe_start` returned.
+        """Judge the leader's response to the OffsetForLeaderEpoch request that a `Held` of `observe_start` asked for.
 
         Args:
             key: The partition.
@@ -408,7 +409,7 @@ class EndOffsets:
     # --- as text ---
 
     def encode(self) -> str:
-        """The remembered answers as JSON, for the next incarnation of the process. Held answers are not included."""
+        """The remembered answers as JSON, for the next run of the program. Held answers are not included."""
         rows = [row_of(key, known) for key, known in self._known.items()]
         return seal(_KIND, _VERSION, rows)
 

@@ -42,12 +42,12 @@ class LowerAnswers:
     answered: int = -1
 
     def hold(self, offset: int, now: float) -> float:
-        """Record a lower answer. Return the seconds since the first of the lower answers."""
+        """Store a lower answer. Return how many seconds ago the first lower answer came."""
         self.answered = offset
         return self.age_s(now)
 
     def age_s(self, now: float) -> float:
-        """Return the seconds since the first of the lower answers."""
+        """Return how many seconds ago the first lower answer came."""
         if self.since is None:
             self.since = now
         return max(0.0, now - self.since)
@@ -103,7 +103,7 @@ class RememberedOffsets:
         self.newest_epoch = max(self.newest_epoch, leader_epoch)
 
     def raise_end(self, offset: int, leader_epoch: int) -> None:
-        """Record an end offset that is not lower than the one before."""
+        """Store an end offset that is at least as high as the previous one."""
         self.end, self.end_epoch = offset, leader_epoch
         self.lower_ends.release()
 
@@ -125,8 +125,8 @@ class RememberedOffsets:
     # --- the start ---
 
     def raise_start(self, offset: int, leader_epoch: int) -> int:
-        """Record a start that is not lower than the one before. If the topic was recreated, and no start of the new
-        topic was recorded yet, return the start of the deleted topic; otherwise -1.
+        """Store a start that is at least as high as the previous one. If the topic was recreated, and no start of the
+        new topic was recorded yet, return the start of the deleted topic; otherwise -1.
         """
         previous, self.start_before = self.start_before, -1
         if offset > self.start or leader_epoch >= 0:
@@ -136,7 +136,7 @@ class RememberedOffsets:
         return previous
 
     def lower_start(self, proof: Proof | None) -> int:
-        """Replace the start with the lower one that was held back. Return the former start."""
+        """Replace the remembered log start with the lower start that was held back. Return the former start."""
         previous, offset = self.start, self.lower_starts.answered
         if proof is not None:
             self._cut(proof.end_offset)

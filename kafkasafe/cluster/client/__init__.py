@@ -42,10 +42,11 @@ Non-obvious:
   byte during the timeout.
 - The transport sends no batch to a partition's new leader while the old leader has unanswered batches of the partition:
   otherwise the order of the batches would depend on which broker is faster.
-- Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in
-  the same turn of the loop become one request. The link sends the gathered questions before any later request to that
+- Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in the
+  same turn of the loop become one request. The link sends the gathered questions before any later request to that
   broker, so the order is kept. In ListOffsets, each special timestamp (such as `LATEST`) is a separate kind, and
-  look-ups by time are one more kind. So a look-up of an end does not wait for a look-up by time in remote storage.
+  look-ups by time are one more kind. So a look-up of the log's end does not wait for a look-up by time that must read
+  remote storage.
 - When a connection ends, all its requests fail, sent or not: a later batch must not overtake an earlier one that was
   lost. Another thread may submit a batch before it learns of the loss; the *fence* stops such batches (see
   `ProduceRequest.fence`).
@@ -55,11 +56,12 @@ Non-obvious:
 - In kafka-python, a connection that fails while it is being initialised resets the back-off (`initialize` swallows the
   error), and one authentication failure blocks a node for ever. Links keep their own back-off.
 - A task of kafka-python's loop costs about 50 µs, and registering a socket costs as much. So a request creates no task
-  and registers no socket (`Loop`, `_DirectMixin`). Instead, sockets stay registered. What a turn of the loop has to
-  send is written at the end of the turn. Each link has one timer for all of its requests in flight. The consumer and
-  the admin client use kafka-python's loop unchanged.
+  and registers no socket (`Loop`, `_DirectMixin`). Instead, sockets stay registered. All bytes that a turn of the loop
+  has to send are written at the end of that turn. Each link has one timer for all of its requests in flight. The
+  consumer and the admin client use kafka-python's loop unchanged.
 - kafka-python leaves the socket of a failed connection attempt to the garbage collector, looks up names on the I/O
-  thread and never gives up a TLS handshake: `Manager._build_transport` replaces the code that does this.
+  thread and never gives up a TLS handshake. `Manager._build_transport` overrides the method of kafka-python that does
+  this.
 """
 
 from kafkasafe.cluster.client.transport import Transport

@@ -48,8 +48,8 @@ class BrokerQuestions:
         """See `Cluster.topic_at`.
 
         Callers may ask for all partitions of a topic at the same time, for instance after a restart of a broker. So
-        only one request about the topic is in flight at a time. Callers that ask while it is in flight share the next
-        request, because the broker may have learned more since the request in flight was sent.
+        only one request about the topic is in flight at a time. Callers that ask while a request is in flight share the
+        next one: the broker may have learned more since it got the first request.
         """
 
         def run() -> None:

@@ -121,7 +121,7 @@ class BrokerLink:
         gathered, self.gathered = self.gathered, {}
         now = self._network.now()
         for kind, questions in gathered.items():
-            # If one request names a partition twice, brokers answer an error for this partition.
+            # If one request names a partition twice, brokers return an error for this partition.
             calls: list[dict[TopicPartition, PartitionQuestion]] = [{}]
             for question in questions:
                 if question.target in calls[-1] or len(calls[-1]) == _MAX_QUESTIONS:
@@ -153,8 +153,8 @@ class BrokerLink:
                 return
             resumes_at = conn.resumes_at
             if resumes_at is not None:
-                # The broker throttles the connection, or the connection authenticates again. The wait is short, and
-                # keeps the order of the requests.
+                # The broker throttles the connection, or the connection authenticates again. The pause is short, and
+                # waiting keeps the requests in their order.
                 self._arm(min(max(resumes_at, now + _PAUSE_POLL_S), call.deadline))
                 return
             if self._pin.pinned and not self.ready_once and (self.identifying or not call.identifies):
@@ -299,7 +299,9 @@ class BrokerLink:
             call.fail(error, sent=False)
 
     def drop_moved(self, leader_of: Callable[[TopicPartition], int | None]) -> None:
-        """Fails waiting requests whose partition has another leader now, and all later requests for that partition."""
+        """Every waiting request whose partition has another leader now fails. So do all later waiting requests for that
+        partition.
+        """
         self._collect()
         if not self.waiting:
             return

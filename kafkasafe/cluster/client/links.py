@@ -143,7 +143,7 @@ class Links:
             link.abandon(error)
 
     def begin_anew(self) -> None:
-        """Begins again with another loop, which has its own connections."""
+        """Forgets all connections after a crash of the loop, because the new loop opens its own."""
         self._links = {}
         self._asking = []
         self._ticking = False

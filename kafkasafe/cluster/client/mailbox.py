@@ -17,13 +17,14 @@ class Mailbox:
 
     Attributes:
         closing: Whether jobs fail instead of running. Only the network thread uses it.
-        ended: Whether the mailbox has ended, and no thread will run its jobs.
+        ended: Whether the mailbox is closed for good, so that no thread will run its jobs.
     """
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self._pid = os.getpid()
-        # Pairs: a function to run on the network thread, and a function that fails the job instead.
+        # Each job is a pair: the function to run on the network thread, and the function to call if the job cannot be
+        # run.
         self._jobs: collections.deque[tuple[Callable[[], None], Callable[[BaseException], None]]] = (
             collections.deque()
         )

@@ -170,8 +170,8 @@ class ProduceRouter:
 
 
 class RequestOrder:
-    """Stops batches that would overtake others. To do so, it stores for each partition the fence, the broker to which
-    the unanswered batches were sent, and the topic id in these batches. Pure.
+    """Stops batches that would overtake others. To do so, it stores three things for each partition: the fence, the
+    broker to which the unanswered batches were sent, and the topic id that they were sent with. Pure.
     """
 
     __slots__ = ("_fences", "_pending")
@@ -187,8 +187,8 @@ class RequestOrder:
         return self._fences.get(target, 0)
 
     def raise_fence(self, target: TopicPartition) -> int:
-        """Counts a failed batch, and returns the new fence. Batches that a thread submits before it learns of the
-        failure must not be sent.
+        """Counts a failed batch, and returns the new fence. Batches that a thread submits before that thread learns of
+        the failure must not be sent.
         """
         fence = self._fences.get(target, 0) + 1
         self._fences[target] = fence
@@ -196,8 +196,8 @@ class RequestOrder:
 
     def overtaken(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> str | None:
         """Says which unanswered batches would be overtaken by a batch that is sent to this node with this topic id;
-        None if none would be. A different topic id matters: the broker may refuse the unanswered batches with the
-        former id, and yet append this batch with the new id.
+        None if none would be. The topic id counts, because the broker may refuse the unanswered batches, which carry
+        the former id, and yet append this batch, which carries the new id.
         """
         pending = self._pending.get(target)
         if pending is None:
@@ -230,8 +230,8 @@ class RequestOrder:
 
 
 class ProduceCall(Call):
-    """A Produce request. It has at most one batch for each partition. All batches belong to one transaction, or none
-    does.
+    """A Produce request. It has at most one batch for each partition. Either all batches belong to the same
+    transaction, or none belongs to any.
 
     Args:
         topic_ids: The id of each topic when the request was made; `NO_TOPIC_ID` if it is unknown.

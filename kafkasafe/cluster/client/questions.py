@@ -337,8 +337,8 @@ class LeaderQuestions:
         self._to_leader(topic, partition, submit, fail)
 
     def _noticing(self, parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns a function that calls `parse`, and requests metadata if the answer shows that the present ones are
-        out of date.
+        """Returns a function that calls `parse`, and that requests new metadata if the answer shows that the client's
+        metadata are out of date.
         """
 
         def parsed(answer: Any) -> Any:

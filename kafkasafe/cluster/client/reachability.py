@@ -14,8 +14,8 @@ class Reachability:
     """Tracks whether the cluster answers, and logs when an outage begins and ends.
 
     Attributes:
-        connected: Whether the cluster is reachable. An answered metadata request makes this True. A failed one makes it
-            False, unless a broker is still usable.
+        connected: Whether the cluster is reachable. An answered metadata request makes this True. A failed metadata
+            request makes this False, unless a broker is still usable.
         last_error: Why the latest attempt found no usable broker; None while the cluster answers, and before the first
             attempt.
         answered: Whether the cluster has answered at least once.

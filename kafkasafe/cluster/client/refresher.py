@@ -38,11 +38,11 @@ from kafkasafe.cluster.terms import (
 
 @dataclass(frozen=True, slots=True)
 class _ParkedRequest:
-    """A request that cannot be routed before the next metadata answer.
+    """A request that can be routed only after the next metadata answer.
 
     Attributes:
         route: Routes the request again. Its argument says whether this is the last try.
-        fail: Called instead of `route`, with the reason.
+        fail: Called with the reason, instead of `route`, if the request cannot be sent.
     """
 
     route: Callable[[bool], None]
@@ -239,8 +239,8 @@ class Refresher:
             self._reachability.request_failed(result.error, now, alive=self._links.alive(now))
             for reply in attempt.waiting.replies:
                 safely(reply, result)
-            # Also fail requests that were parked during the attempt. If they were sent later, they would overtake the
-            # older requests, which fail now.
+            # Also fail requests that were parked during the attempt. If they were kept and sent, they would get ahead
+            # of the older requests, which fail now.
             for request in (*attempt.waiting.parked, *parked):
                 request.fail(result.error)
             self._schedule.want()
@@ -307,7 +307,7 @@ class Refresher:
 
         Args:
             route: Called to route the request again. Its argument says whether this is the last try.
-            fail: Called instead of `route`, with the reason.
+            fail: Called with the reason, instead of `route`, if the request cannot be sent.
         """
         self._awaiting.park(_ParkedRequest(route, fail))
 

@@ -39,8 +39,8 @@ class RefreshSchedule:
         self._on_due = callback
 
     def want(self, *, urgent: bool = False) -> None:
-        """Schedules a request about all topics. It begins at once if it is `urgent`; otherwise at the earliest
-        `retry_backoff_ms` after the beginning of the last metadata request.
+        """Schedules a request about all topics. An `urgent` request begins at once. Any other request begins when at
+        least `retry_backoff_ms` have passed since the last metadata request began.
         """
         if self._mailbox.closing:
             return
@@ -50,7 +50,7 @@ class RefreshSchedule:
             self.no_later(self._all_due)
 
     def want_new(self) -> None:
-        """Asks for a metadata request about the new topics, as soon as possible.
+        """Schedules a metadata request about the new topics, to be sent as soon as possible.
 
         The request does not include the other topics. Otherwise a program that begins to use thousands of topics, one
         after the other, would parse the metadata of all of them for each new topic (KIP-526).

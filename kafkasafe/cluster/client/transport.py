@@ -46,9 +46,9 @@ class Transport(Coordinated):
     `kafkapython.connect.over_sockets` makes a transport that uses sockets. `VirtualCluster.connect` makes one that runs
     in virtual time.
 
-    A reply is a callback that runs on the network thread. It must only store the result, because the client
-    communicates with no broker until the reply returns. After `close` (and in a forked child) requests fail at once, on
-    the caller's thread. A failure of the network is not raised, but passed to the reply as a `Failure`.
+    A `reply` is a callback that runs on the network thread. The callback must only store the result, because the client
+    communicates with no broker until the callback returns. After `close` (and in a forked child) requests fail at once,
+    on the caller's thread. A failure of the network is not raised, but passed to the reply as a `Failure`.
 
     The transport is not usable in a child after `os.fork`, because only the parent has the network thread.
 

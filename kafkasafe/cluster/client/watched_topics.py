@@ -13,7 +13,7 @@ from kafkasafe.cluster.terms import UNKNOWN_TOPIC
 
 
 class WatchedTopics:
-    """The topics whose metadata the client requests. A topic is *new* until a request has named it."""
+    """The topics whose metadata the client requests. A topic is *new* until a metadata request has named it."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -44,7 +44,7 @@ class WatchedTopics:
         self._may_create = may_create
 
     def to_create(self, answered: Mapping[str, TopicInfo]) -> list[str]:
-        """Returns the topics of an answer that are missing and that the brokers may create."""
+        """Returns the topics that the answer reports as missing, and that the brokers may create."""
         return sorted(
             name
             for name, info in answered.items()

@@ -96,8 +96,8 @@ class BatchWalk:
 
     Fetch the batch that contains the offset `query()` and pass it to `answer()`, until `query()` returns None. The walk
     starts with the newest batch. If the leader has this batch, the walk assumes that the leader also has the batches
-    before it. This assumption fails in one case only: other batches replaced the earlier ones, and then a writer sent
-    the bytes of the newest batch again, and they got the same offset. If the leader lacks the newest batch, a binary
+    before it. This assumption fails in one case only: other batches replaced the earlier batches, and then a writer
+    sent the same bytes as the newest batch again, at the same offset. If the leader lacks the newest batch, a binary
     search finds the first batch that the leader lacks. A walk takes at most 2 + log2(number of remembered batches)
     rounds, plus one round for each batch that compaction rewrote.
     """
@@ -118,7 +118,9 @@ class BatchWalk:
         self._marks = [m for m in marks if m.base_offset >= log_start_offset and m.base_offset < position]
         self._position, self._log_end = position, log_end_offset
         self._good = -1
-        """Invariant: the leader has the batches up to this index, and does not have those from `_bad` on."""
+        """Invariant: the leader has the batches up to this index (inclusive), and lacks the batches from index `_bad`
+        on.
+        """
         self._bad = next(
             (at for at, mark in enumerate(self._marks) if mark.last_offset >= log_end_offset),
             len(self._marks),
@@ -177,8 +179,8 @@ class BatchWalk:
         if self._bad < len(self._marks):
             mark = self._marks[self._bad]
             at = mark.base_offset
-            # Exact only if the previous batch was compared, and the leader certainly does not have this batch's first
-            # record.
+            # The offset is exact only if two conditions hold: the previous batch was compared, and the leader certainly
+            # does not have this batch's first record.
             adjoining = at == 0 or (self._good >= 0 and self._marks[self._good].last_offset + 1 == at)
             exact = adjoining and not self._skipped and (self._log_end <= at or mark.last_offset == at)
             last = self._position - 1

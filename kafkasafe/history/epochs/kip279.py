@@ -79,8 +79,8 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
-        """The newest epoch that is both in the sequence and in the leader's log, with the lower one of its two end
-        offsets in them. The sequence has the newest epoch first.
+        """The newest epoch that both the sequence and the leader's log contain. The reply has the lower of the two end
+        offsets that they name for this epoch. The sequence has the newest epoch first.
         """
         for epoch, end in sequence:
             reply = self.alternative1(epoch)
@@ -91,8 +91,8 @@ class Leader:
     def live(self, epoch: int) -> Reply:
         """The answer of brokers since 2.1 to OffsetForLeaderEpoch.
 
-        It differs from KIP-279 in two cases. An epoch newer than all of the leader's epochs is undefined. For an epoch
-        older than all of the leader's epochs, the answer is the start of the log.
+        It differs from KIP-279 in two cases. For an epoch newer than all of the leader's epochs, the answer is
+        "undefined". For an epoch older than all of the leader's epochs, the answer is the start of the log.
         """
         entries = self._log.entries
         if not entries or epoch < 0 or epoch > entries[-1][0]:
@@ -112,7 +112,9 @@ class Strategy(enum.Enum):
     ALTERNATIVE1 = "alt1"
     """The leader returns an error for an epoch that it does not have; the follower asks about the next older one."""
     ALTERNATIVE2 = "alt2"
-    """The follower sends a sequence of epochs and their ends; the leader takes the first that it has."""
+    """The follower sends a sequence of epochs and their ends; the leader answers with the first of these epochs that is
+    in its own log.
+    """
     CLEAN_ONLY = "clean"
     """One request, about the epoch of the follower's high watermark. Correct only if all elections were clean."""
 
@@ -122,8 +124,8 @@ class Comparison:
     """What one run of a protocol found, and how many bytes it took.
 
     Attributes:
-        truncate_to: First differing offset, to which the follower would truncate its log. The follower's log end if
-            the logs do not differ.
+        truncate_to: First differing offset, to which the follower would truncate its log. If the logs do not differ,
+            this is the end offset of the follower's log.
         request_bytes: Bytes of the partition in all requests, counted as in KIP-279.
         response_bytes: Bytes of the partition in all responses, counted as in KIP-279.
     """
@@ -155,11 +157,12 @@ def compare(
         ours: The follower's history; all epochs defined.
         theirs: The leader's history.
         high_watermark: The follower's high watermark. The follower truncates to this offset when the leader knows none
-            of the follower's epochs. The first sequence of Alternative 2 reaches back to this offset. None: not known;
-            the follower then truncates everything that the leader does not know. `CLEAN_ONLY` needs a value.
-        lengths: How many epochs Alternative 2 sends in the first round, in the second, and so on; the numbers increase.
-            In later rounds, Alternative 2 sends twice as many epochs as in the round before. Empty: `_first_width`
-            gives the first length.
+            of the follower's epochs. The first sequence that Alternative 2 sends goes back to this offset. None: the
+            high watermark is not known; the follower then removes all records that the leader is not known to have.
+            `CLEAN_ONLY` needs a value.
+        lengths: Numbers of epochs that Alternative 2 sends in the first round, in the second round, and so on. Each
+            number must be larger than the one before. In later rounds, Alternative 2 sends twice as many epochs as in
+            the round before. Empty: `_first_width` gives the first length.
 
     Raises:
         ValueError: `CLEAN_ONLY` without a high watermark, a length below 1, or a length that is not larger than the one
@@ -207,8 +210,9 @@ def compare(
     return Comparison(strategy, cut, requests, responses, tuple(steps))
 
 
-# The "32 bits more" that KIP-279 counts for its own response are the epoch. Alternative 2 "adds 64 bits" with one pair
-# and 160 with two. A pair has 96 bits. So the pairs replace the epoch (32 bits), and there is no length field.
+# For its accepted protocol, KIP-279 counts "32 bits more" in the response: this is the epoch. For Alternative 2 it
+# counts 64 additional bits with one pair, and 160 bits with two pairs. A pair has 96 bits. So the pairs replace the
+# epoch (32 bits), and there is no length field.
 _RESPONSE_BYTES: Final = {
     Strategy.KIP279: ERROR_BYTES + PARTITION_BYTES + EPOCH_BYTES + OFFSET_BYTES,
     Strategy.ALTERNATIVE1: ERROR_BYTES + PARTITION_BYTES + OFFSET_BYTES,
@@ -230,8 +234,8 @@ def _follow_kip279(
     if reply.kind is not ReplyKind.END:
         return fallback, None
     if reply.epoch == UNDEFINED:
-        # Every epoch of the leader is newer than the requested one. So the leader's log holds none of our records at or
-        # after the offset where the leader's first epoch begins.
+        # Every epoch of the leader is newer than the requested one. So, from the offset where the leader's first epoch
+        # begins, the leader's log has none of the follower's records.
         cut = min(reply.end_offset, ours.end_offset)
         return (cut if high_watermark is None else min(cut, high_watermark)), None
     at = ours.floor(reply.epoch)

@@ -25,8 +25,8 @@ class LineageError(ValueError):
     """The given data is not a history of a log.
 
     Once a subclass is defined, every `LineageError` is made as an instance of that subclass. `kafkasafe.errors` defines
-    the subclass that users catch. It cannot be defined here, because it has another base class, which must not be
-    imported here.
+    the subclass that users catch. The subclass cannot be defined in this module, because it also inherits from
+    `KafkaSafeError`, which this module must not import.
     """
 
     _raised: ClassVar[type[LineageError] | None] = None
@@ -103,7 +103,9 @@ class Lineage:
 
     @classmethod
     def resumed(cls, epoch: int, position: int) -> Lineage:
-        """The history that a committed offset without metadata implies: the epoch of the record before that offset."""
+        """The history to assume for an offset that was committed without metadata: only the epoch of the record before
+        it.
+        """
         if position == 0 or epoch == UNDEFINED:
             return cls((), position)
         return cls([(epoch, position - 1)], position)
@@ -200,7 +202,7 @@ class Lineage:
         elif UNDEFINED in {known, epoch}:
             pass  # nothing to compare with
         elif epoch == following and offset > self._starts[at]:
-            # The recorded start came after a gap: it was only the first offset of the epoch that was *seen*. The epoch
+            # The recorded start came after a gap: it was only the first offset that was *seen* of this epoch. The epoch
             # begins earlier.
             self._starts[at + 1] = offset
         else:
@@ -210,9 +212,9 @@ class Lineage:
     def truncate(self, offset: int) -> None:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
-        If the newest epoch begins at the end of the history, it holds no record. It is then dropped, too, whatever
-        `offset` is. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask about that
-        epoch, although the next leader may never have seen it.
+        An epoch that begins at the end of the history contains no record. This method also drops such an epoch,
+        whatever `offset` is. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask
+        about that epoch, although the next leader may never have seen it.
         """
         self._end = min(self._end, offset)
         keep = bisect_left(self._starts, self._end)
@@ -272,7 +274,8 @@ class Lineage:
         """The history as ASCII text for the metadata of a committed offset.
 
         Args:
-            max_bytes: Upper bound of the text's length, at least 64. The oldest epochs that do not fit are left out.
+            max_bytes: Upper bound of the text's length, at least 64. If not all epochs fit, the oldest ones are left
+                out.
             topic_id: Id of the topic that was read, 16 bytes; `decode_topic_id` reads it. None: the id is not known.
 
         Raises:
@@ -287,7 +290,7 @@ class Lineage:
         body = bytearray(topic_id or b"")
         _put(body, self._end)
         after, above = self._end, MAX_EPOCH + 1
-        # Newest first, so that the oldest epochs are the ones left out.
+        # The newest epoch comes first, so that the oldest epochs are left out if not all fit.
         for epoch, start in reversed(self.entries):
             entry = bytearray()
             _put(entry, 0 if epoch == UNDEFINED else above - epoch)
@@ -338,7 +341,8 @@ _CRC_BYTES: Final = 4
 
 
 def _checksum(prefix: str, body: bytes | bytearray) -> bytes:
-    # At first `ks1.` was the only prefix, so the checksum of such a text does not cover the prefix.
+    # When `ks1.` was the only prefix, the checksum did not need to cover it. So the checksum of a text with `ks1.` does
+    # not cover the prefix.
     start = b"" if prefix == _PREFIX else prefix.encode("ascii")
     return zlib.crc32(start + body).to_bytes(_CRC_BYTES, "big")
 

@@ -41,12 +41,12 @@ class Diverged:
     Attributes:
         divergent_offset: First differing offset.
         rolled_back: First and last offset (inclusive) of the records that were read and that the log has lost.
-        replaced: First and last offset (inclusive) of the part of `rolled_back` that is known to hold other records
-            now. None: no such offsets are known, for instance because the log became shorter.
+        replaced: First and last offset (inclusive) of the part of `rolled_back` where the log is known to have other
+            records now. None if no such part is known: the log may only have become shorter.
         common_epoch: The largest epoch that both logs have; None when no common epoch is known.
         rolled_back_epochs: Epochs of the rolled-back records, oldest first.
-        exact: If False, the logs may already differ before `divergent_offset`, among records that were not read or have
-            no epochs.
+        exact: If False, the logs may already differ before `divergent_offset`, in records that were not read or have no
+            epochs.
     """
 
     divergent_offset: int
@@ -92,8 +92,8 @@ class Step:
     """One round trip.
 
     Attributes:
-        request: The (epoch, end offset) pairs in the request, newest first. Only Alternative 2 sends more than one
-            pair, and only it sends end offsets.
+        request: The (epoch, end offset) pairs in the request, newest first. Alternative 2 alone sends end offsets, and
+            more than one pair.
         reply_epoch: The epoch that the answer is about, `UNDEFINED` when the leader knows none.
         reply_end_offset: Where that epoch ends in the leader's log, `UNDEFINED` when the leader knows none.
         truncate_to: Where our log would be cut after this step.
@@ -218,17 +218,19 @@ class EpochWalk:
             return
         self._log_end = max(self._log_end, end_offset)
         if self._log_start is not None and end_offset <= self._log_start:
-            # The leader's whole log is newer than the requested epoch. (The response may still name this epoch, with
-            # the log start as the epoch's end.) So the log holds none of our records at or after the log start. Nothing
-            # is known of our records before the log start.
+            # All records in the leader's log have newer epochs than the requested one, even if the response names this
+            # epoch with the log start as its end. So the leader has none of our records from the log start on. Whether
+            # it had our records before the log start is unknown.
             if self._log_start < ours.end_offset:
-                # Records that were read but are trimmed now may also differ. They can no longer be compared.
+                # Records that we read below the start of the leader's log may also have differed. They can no longer be
+                # compared.
                 self._diverged(self._log_start, None, exact=self._log_start <= ours.start_offset)
             else:
                 self.outcome = Unknown(_TRIMMED, log_start_offset=self._log_start)
             return
         if epoch < 0:
-            # Brokers before 2.0 do not name the epoch of their answer: only an end offset below ours proves a loss.
+            # Brokers before 2.0 do not say which epoch their answer is about. So only an end offset below the one in
+            # our history proves a loss.
             if end_offset < ours.end_of(asked):
                 self._diverged(end_offset, None, exact=False)
             else:
@@ -243,7 +245,8 @@ class EpochWalk:
             self._diverged(cut, None, exact=cut == 0)
             return
         if ours.entries[at][0] != epoch:
-            # The leader named an epoch that we never read. Ask about the next older epoch that we read.
+            # The leader named an epoch of which we read no record. Ask about the next older epoch of which we read
+            # records.
             self._asked = at
             return
         end, following = ours.end_of(at), self._following(at)
