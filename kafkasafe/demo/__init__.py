@@ -30,10 +30,10 @@ application commits each record to a table of SQLite. A relay sends the rows wit
 acknowledgements, and deletes the rows. If the relay is killed after Kafka's answer, but before the deletion, the next
 relay sends these rows again.
 
-The application may rely on **promised** records, and the audit counts how many of them are lost. SafeProducer and the
-outbox promise the records that are durable or acknowledged. The other clients promise the records that `send` accepted:
-once `send` returns, the application keeps no copy of the record, so it relies on the client. Records lost *after* their
-acknowledgement are counted separately.
+The application may rely on **promised** records, and the audit counts how many of them are lost. A record of
+SafeProducer or the outbox is promised once it is durable or acknowledged. A record of another client is promised once
+`send` has accepted it: from then on, the application keeps no copy of the record, and relies on the client. Records
+lost *after* their acknowledgement are counted separately.
 
     ledger.py    what a client reported, in a file that survives kill -9
     clients.py   the producing process: the clients under test

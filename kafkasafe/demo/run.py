@@ -36,7 +36,7 @@ class Settings:
         records: Records per client, over all faults.
         clients: Which of `CLIENTS`.
         partitions: Partitions of each topic.
-        stream_s: For each fault, time in seconds during which records are sent, not counting outages.
+        stream_s: Seconds of sending for each fault. The seconds of an outage are not counted.
         outage_s: Minimum seconds that a killed broker stays down.
         producer_kills: Number of times that the producing process is killed in the fault `producer`.
         faults: Which of `FAULTS`, in this order.
@@ -141,7 +141,7 @@ class Demo:
         return self._cluster
 
     def _topics(self, cluster: KafkaCluster) -> dict[str, str]:
-        """Makes a topic and a worker for each client. All topics have the same leaders, so a fault affects all
+        """For each client, makes a topic and a worker. All topics have the same leaders, so a fault affects all
         clients.
         """
         directory = self._given_directory
@@ -262,7 +262,7 @@ class Demo:
         self._say("FAULT everything: kill -9 of all three brokers at once …")
         self._rest(killed)
         self._kill_producers()
-        # Start the producers first, so that they start while no broker answers.
+        # Start the producers before the brokers. So the demo shows that producers can start while no broker answers.
         self._start_producers()
         cluster.start_all()
         self._say(f"all brokers are back {time.monotonic() - killed:.1f} s after they were killed")

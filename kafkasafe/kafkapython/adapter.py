@@ -182,8 +182,8 @@ class KafkaPython:
 
         Args:
             reason: For the broker's log (KIP-800).
-            timeout_ms: How long to wait for the answer. If none comes, the group keeps the former member until its
-                session times out, and the new join cannot complete before that.
+            timeout_ms: How long to wait for the answer. If no answer comes, the group keeps the former member until
+                that member's session times out. The new join cannot complete before that.
         """
         self._coordinator.maybe_leave_group(reason, timeout_ms)
 
@@ -210,7 +210,7 @@ class KafkaPython:
         """Return whether the brokers may create a missing topic that the consumer needs. Any thread may call this.
 
         With a subscription by pattern, kafka-python requests the metadata of all topics. Brokers create no topic then.
-        If a request on another connection created a deleted topic again, the pattern would select the new topic.
+        If a request on another connection recreated a deleted topic, the pattern would select the new topic.
         """
         return not self._manager.cluster.need_all_topic_metadata
 
@@ -239,8 +239,8 @@ def _complete(alarm: Future) -> None:
 def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscription: Any) -> Iterator[Any]:
     """Poll once, and yield the records like kafka-python's iterator.
 
-    Before a record is yielded, the position of its partition becomes the offset after this record. If the partition is
-    paused, reset, checked or assigned again between two records, the remaining records are dropped. kafka-python
+    Before a record is yielded, the position of its partition becomes the offset after this record. If, between two
+    records, the partition is paused, reset, checked or newly assigned, the remaining records are dropped. kafka-python
     fetches them again later.
 
     Args:
@@ -270,8 +270,8 @@ def unreturned(iterator: Any) -> tuple[Any, OffsetAndMetadata] | None:
     """Return the partition's state, and the position of the record that `iterator` (`each_record`) yielded last.
 
     Ctrl-C may interrupt the iterator's caller before the caller returns this record. Then the caller moves the position
-    back to the record, which would be skipped otherwise. The result is None if the iterator had not moved the position
-    yet when Ctrl-C ended it.
+    back to the record, which would be skipped otherwise. The result is None if Ctrl-C ended the iterator before the
+    iterator had moved the position.
     """
     frame = iterator.gi_frame
     if frame is None:

@@ -106,12 +106,12 @@ class _InterruptibleNet(NetworkSelector):
         return self._io_thread is threading.current_thread()
 
     def run(self, coro: Any, *args: Any) -> Any:
-        """See kafka-python's method. It carries out a coroutine on the I/O thread, and waits for the result."""
+        """See kafka-python's method. Runs a coroutine on the I/O thread, and waits for the result."""
         self.check_process()
         self._check_open()
         parent: Any = super()
         if self._exception or self._io_thread in (None, threading.current_thread()):
-            return parent.run(coro, *args)  # this call raises an error, or needs no other thread
+            return parent.run(coro, *args)  # this call raises an error, or does not wait for another thread
         me: Any = self
         ended = WakeFlag()
         state: dict[str, Any] = {"exception": None}

@@ -21,8 +21,8 @@ _doubles: dict[str, Connect] = {}
 
 
 def connect(options: Mapping[str, Any]) -> Cluster:
-    """Makes a `Cluster` for these options, but does not start it. If a simulated cluster is announced for one of the
-    servers, the result is a client of that cluster.
+    """Makes a `Cluster` for these options, but does not start it. If one of the servers is the address of a simulated
+    cluster, the result is a client of that cluster.
     """
     servers = options.get("bootstrap_servers") or ()
     for server in servers.split(",") if isinstance(servers, str) else servers:

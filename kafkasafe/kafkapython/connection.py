@@ -115,7 +115,7 @@ class DirectConnection:
                 error = kafka_errors.KafkaConnectionError("The connection was closed")
             failed(error, frame.encoded)
 
-        # One call is cheaper than `add_callback` and `add_errback`.
+        # One call of `_add_cb_eb` is cheaper than calls of `add_callback` and `add_errback`.
         future._add_cb_eb(answered, ended)
 
     def close(self, error: BaseException | None = None) -> None:

@@ -132,8 +132,8 @@ class ExtendedConsumer(KafkaConsumer):
     def _take_subscription_at_once(self) -> None:
         """For a consumer without a group, apply a new subscription with the next metadata response.
 
-        Without this method, KafkaConsumer applies a new subscription to topics that are already in the metadata only
-        after partitions change in the cluster.
+        If all topics of a new subscription are already in the metadata, KafkaConsumer itself would apply the
+        subscription only after partitions change in the cluster.
         """
         self._coordinator._metadata_snapshot = {}
         self._cluster.request_update()
@@ -154,8 +154,8 @@ class ExtendedConsumer(KafkaConsumer):
         self._fetcher.taken.begin()
 
     def _give_back(self) -> None:
-        """Move the positions back to where they were before the current poll, because this poll will not return its
-        records.
+        """Move the positions back to where they were before the current poll, because the records of this poll will not
+        be returned.
         """
         self._fetcher.taken.give_back()
 

@@ -44,7 +44,7 @@ class Coordinator(ConsumerCoordinator):
 
         When the subscribed topics get more partitions, the leader of the group has to rejoin. During this join, it
         assigns the new partitions to the members. Then kafka-python thinks that no join is needed any more, and leaves
-        this join unfinished. The member would stay without partitions and heartbeats for ever.
+        this join unfinished. The member would never get partitions or send heartbeats again.
         """
         parent: Any = super()
         me: Any = self
@@ -105,8 +105,8 @@ class Coordinator(ConsumerCoordinator):
         4. In the third generation, the consumer gets the partition back. kafka-python does not notice that it was lost.
            It would read 50 to 99 again, and the next commit would set the group's offset back.
 
-        With the cooperative protocol, this cannot happen: a partition gets another member only after the former member
-        has given it up.
+        With the cooperative protocol, this cannot happen: a partition goes to another member only after its former
+        member has given it up.
 
         Ctrl-C may end the poll while the group's offsets are requested. Then this method continues on the I/O thread.
         Until the assignment is applied, the consumer does not use its former positions for reading or commits
@@ -136,7 +136,8 @@ class Coordinator(ConsumerCoordinator):
                 set(placed), timeout_ms=self.config["request_timeout_ms"]
             )
         except kafka_errors.KafkaError:
-            committed = None  # renew all partitions; the next poll asks again
+            # Treat all partitions as newly assigned. The next poll asks for their committed offsets again.
+            committed = None
         for tp, state in placed.items():
             position = state.position
             if position is None or (
@@ -194,9 +195,9 @@ class Coordinator(ConsumerCoordinator):
     def _do_commit_offsets_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: Any = None
     ) -> Future:
-        """Send a commit from the I/O thread. kafka-python itself sends it from the caller's thread, and there adds
-        callbacks to a future. Ctrl-C on that thread may leave the future's lock locked, and then the I/O thread waits
-        for ever.
+        """Send a commit from the I/O thread. kafka-python itself would send it from the caller's thread, and add
+        callbacks to a future on that thread. Ctrl-C on that thread may leave the future's lock locked, and then the I/O
+        thread would wait for ever.
         """
         if not all(isinstance(tp, TopicPartition) for tp in offsets) or not all(
             isinstance(each, OffsetAndMetadata) for each in offsets.values()
@@ -220,8 +221,8 @@ class Coordinator(ConsumerCoordinator):
         except kafka_errors.OffsetMetadataTooLargeError:
             if described == dict(offsets):
                 raise
-            # Without the lineage, the metadata are those of the application. If these are too large too, this request
-            # raises the error.
+            # Without the lineage, the request contains only the application's metadata. If even these are too large,
+            # the request raises the error.
             sent = await parent._send_offset_commit_request(offsets)
             self.owner.reports.log.warning(
                 "The brokers' offset.metadata.max.bytes is below 2048, so committed offsets cannot carry the history of"

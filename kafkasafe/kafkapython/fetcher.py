@@ -6,8 +6,8 @@ application asks for whole batches, `Fetcher` replaces `PartitionRecords` with a
 the same code moves the positions in both cases.
 
 While responses are full, requests ask for more bytes than kafka-python's own requests (`limits/fetch_size`). If the
-application reads both records and batches, requests stay as small as kafka-python's own. Each change between records
-and batches discards the fetched data, and larger requests would waste more.
+application reads both records and batches, requests stay as small as kafka-python's own. The reason is that each change
+between records and batches discards the fetched data: the larger the requests, the more data is wasted.
 
 When the application changes between records and batches (or to other columns), the data that it has not received yet is
 discarded, and fetched again from the position.
@@ -51,8 +51,8 @@ class Fetcher(KafkaFetcher):
     - Damaged data is taken again and again.
     - Records that were fetched for a former assignment of a partition are returned.
     - The data of a paused partition keeps the response of all partitions in memory.
-    - kafka-python does not fetch from a partition while its follower's connection is in back-off. And when kafka-python
-      reads from the leader instead, the leader names the same follower again (KIP-392).
+    - kafka-python does not fetch a partition from a follower while the connection to that follower is in back-off. If
+      it reads from the leader instead, the leader names the same follower again (KIP-392).
     """
 
     owner: Owner
@@ -94,7 +94,9 @@ class Fetcher(KafkaFetcher):
         self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
 
     def sought(self, tp: TopicPartition) -> None:
-        """Begins with small requests again: the application has called `seek`, so fetched records are discarded."""
+        """Begins with small requests again. The application has called `seek`, so fetched records are discarded, and
+        large requests would waste more of them.
+        """
         self._held.forget()
         self.taken.forget(tp)
         if self._size is not None:
@@ -122,7 +124,7 @@ class Fetcher(KafkaFetcher):
         return functools.partial(ArrowRecords, wanted)
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:
-        """Do nothing. kafka-python calls `validate_offsets_if_needed` next, and that method also begins the resets."""
+        """Do nothing, because kafka-python calls `validate_offsets_if_needed` next, which also begins resets."""
 
     def maybe_validate_positions(self) -> None:
         """Do nothing; see `reset_offsets_if_needed`."""
@@ -136,8 +138,8 @@ class Fetcher(KafkaFetcher):
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
-        """See kafka-python's method. Also sends the next fetch, so that brokers answer while the application processes
-        its records.
+        """See kafka-python's method. Also sends the next fetch. So brokers answer that fetch while the application
+        processes the records that this call returns.
         """
         self._sends = False
         records, partial = self.fetched_records(max_records, update_offsets=update_offsets)
@@ -270,7 +272,7 @@ class Fetcher(KafkaFetcher):
         """Copies the data of paused partitions. The data is a view, which would keep the response of all partitions in
         memory.
 
-        Data that cannot be copied is fetched again when the partition is resumed.
+        Data that cannot be copied is dropped, and fetched again when the partition is resumed.
         """
         for completed in self._paused_completed_fetches.values():
             data = completed.partition_data
@@ -305,7 +307,7 @@ class Fetcher(KafkaFetcher):
             try:
                 count = int(parent._append(drained, part, max_records, update_offsets))
             except Exception:
-                # kafka-python would try to take from the broken data forever. Fetch it again instead.
+                # kafka-python would try for ever to take records from the broken data. Fetch the data again instead.
                 part.drain()
                 raise
             if count and not update_offsets:
@@ -333,8 +335,8 @@ class Fetcher(KafkaFetcher):
             return None
         if self.owner.responses.accept(completed_fetch):
             parent: Any = super()
-            # After an empty response, this offset becomes the position. So make it an ordinary number, not an
-            # `AheadOffset`.
+            # After an empty response, this offset becomes the position. So convert the offset from an `AheadOffset` to
+            # an ordinary int.
             usual = completed_fetch._replace(fetched_offset=int(completed_fetch.fetched_offset))
             state = self._subscriptions.assignment.get(usual.topic_partition)
             part = parent._parse_fetched_data(usual)

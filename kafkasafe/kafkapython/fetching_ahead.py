@@ -34,7 +34,8 @@ class Sessions(dict[int, Any]):
     session which partitions the request must contain.
 
     Attributes:
-        chosen: Partitions to fetch ahead, and where to begin. Empty unless the I/O thread is making requests.
+        chosen: Partitions to fetch ahead from. Their values are the places at which to begin. Empty unless the I/O
+            thread is making requests.
     """
 
     def __init__(self, sessions: Mapping[int, Any]) -> None:
@@ -98,7 +99,8 @@ class FetchingAhead:
         """Return the partitions to fetch ahead. Any thread may call this method.
 
         Args:
-            waiting: The partition of each response from which `poll` has taken nothing yet.
+            waiting: The partitions of the responses from which `poll` has taken nothing yet, one item for each
+                response.
             current: The response from which `poll` takes records now; None or false if it is used up.
             without: Partitions that are not fetched ahead.
             fetch_bytes: Number of bytes that a request asks for, for each partition.

@@ -32,7 +32,7 @@ _PARTITION_LISTS: Final = frozenset({"partitions", "partition_indexes"})
 _NODE_NAMES: Final = ("node_id", "broker_id")
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
-# The values that brokers give the other fields in an answer with an error code.
+# The values that the other fields have in a broker's answer with an error code.
 _BESIDE_ERRORS: Final[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType(
     {
         "Produce": {"base_offset": -1, "log_append_time_ms": -1, "log_start_offset": -1},
@@ -99,7 +99,7 @@ class Api:
         return next((name for name in _ERROR_CODES if self.has(level, name)), None)
 
     def beside_error(self, level: Level) -> dict[str, Any]:
-        """If an answer has an error code at this level: the values of the other fields at this level."""
+        """The values of the other fields at a level, for an answer that has an error code at this level."""
         fields = _BESIDE_ERRORS.get(self.name, {})
         return {name: value for name, value in fields.items() if self.has(level, name)}
 
@@ -459,11 +459,11 @@ def put(
         names: Names of topics by their ids.
         topic: Name of the topic.
         partition: Partition number; None for a topic only.
-        topic_id: Id of the topic. Default: the last id of this topic in `names`, which may contain several if the topic
-            was created again.
+        topic_id: Id of the topic. Default: the topic's last id in `names`. (A topic that was created again may have
+            several ids there.)
 
     Returns:
-        The added struct of the partition, or of the topic if `partition` is None.
+        The struct that was added for the partition, or for the topic if `partition` is None.
 
     Raises:
         UsageError: Responses of this API and version have no topics, or no partitions.

@@ -17,8 +17,8 @@ class _Held:
     Attributes:
         state: kafka-python's state of the partition.
         after: Offset after the last record.
-        position: The position of the partition after the last record. It lies behind the transaction markers that
-            follow this record, and behind offsets that compaction has removed.
+        position: The position of the partition after the last record. It is also after the transaction markers that
+            follow this record, and after the offsets that compaction has removed.
     """
 
     state: Any
@@ -31,7 +31,7 @@ class HeldRecords:
     taken records one by one.
 
     A partition's position advances with each record that is returned. Until the last taken record is returned, the
-    position is lower than the offset at which the next response begins, and at which the next fetch has to begin.
+    position is lower than the first offset of the next response. The next fetch must begin at that first offset, too.
     """
 
     def __init__(self, subscriptions: Any) -> None:
@@ -72,8 +72,8 @@ class HeldRecords:
         return end is not None and position is not None and position.offset < end.after
 
     def postpones(self, completed: Any) -> bool:
-        """Returns whether a response begins after the records that an iterator holds. If so, stores it until
-        `put_back_postponed`.
+        """Returns whether a response begins at the offset that follows the records held by an iterator. If so, stores
+        it until `put_back_postponed`.
         """
         end = self._held.get(completed.topic_partition)
         if end is None or completed.fetched_offset != end.position.offset:
@@ -85,7 +85,7 @@ class HeldRecords:
         """Puts the postponed responses before these `responses`. Returns whether a response was postponed."""
         if not self._postponed:
             return False
-        # Clear the list only afterwards: if Ctrl-C comes between these lines, no response must be lost.
+        # Clear the list only afterwards, so that Ctrl-C between these two lines loses no response.
         responses.extendleft(reversed(self._postponed))
         self._postponed = []
         return True
@@ -99,7 +99,7 @@ class TakenRecords:
         self._before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]] = {}
 
     def begin(self) -> None:
-        """Begins a poll. Forgets the positions of earlier polls, because their records were returned."""
+        """Begins a poll. Forgets the positions before earlier polls: the records of those polls were returned."""
         self._before = {}
 
     def take(self, tp: TopicPartition, state: Any) -> None:

@@ -1,4 +1,4 @@
-"""kafka-python's manager of connections, changed to open connections in another way.
+"""kafka-python's connection manager, with another way of opening connections.
 
 It looks up names on other threads, opens sockets, and closes the sockets of failed connections.
 """
@@ -142,9 +142,9 @@ class DirectManager(Manager):
     def get_connection(self, node_id: Any, *args: Any, **options: Any) -> Any:
         """Like kafka-python's method, but the connection uses the API versions that its own broker supports now.
 
-        kafka-python 3.0.12 never uses newer versions than the first bootstrap broker supported at the first connection.
-        So after an upgrade of the brokers, a client would use old versions until it is opened again. It could not use
-        the transactions of `transaction.version` 2.
+        kafka-python 3.0.12 asks only the first bootstrap broker for its API versions, when the client first connects.
+        It never uses newer versions than these. So after an upgrade of the brokers, a client would use old versions
+        until it is opened again. It could not use the transactions of `transaction.version` 2.
         """
         parent: Any = super()
         known = self._conns.get(node_id)
@@ -154,7 +154,9 @@ class DirectManager(Manager):
         return conn
 
     def take_brokers(self, brokers: dict[int, Any]) -> None:
-        """Replaces the address book. The dict itself is never changed, so other threads see only complete answers."""
+        """Replaces the address book. A dict is never changed, only replaced by another. So other threads see only
+        complete answers.
+        """
         self.cluster._brokers = brokers
 
     def known_brokers(self) -> Mapping[int, Any]:

@@ -1,4 +1,4 @@
-"""Functions on a KafkaConsumer that `kafkasafe.aio` needs. They use private names of kafka-python.
+"""Functions with which `kafkasafe.aio` reads and changes a KafkaConsumer. They use private names of kafka-python.
 
 All functions except `states_of` are called on the consumer's thread.
 """
@@ -29,7 +29,7 @@ def loop_of(consumer: Any) -> Any:
 
 
 def states_of(consumer: Any) -> dict[TopicPartition, Any]:
-    """Return a copy of the assignment: kafka-python's states by partition."""
+    """Return a copy of the assignment: a dict from each partition to kafka-python's state of it."""
     return dict(consumer._subscription.assignment)
 
 
@@ -79,8 +79,8 @@ def has_joined(consumer: Any) -> bool:
 def has_settled(consumer: Any, began: float) -> bool:
     """Return whether the consumer has joined its group and has a position in each assigned partition.
 
-    If brokers create topics automatically, a new topic is in the metadata only a moment after the first request for it.
-    `began` is in monotonic seconds. If a topic is still missing `_CREATED_S` seconds later, it does not exist.
+    If brokers create topics automatically, a new topic is not in the metadata until a moment after the first request
+    for it. `began` is in monotonic seconds. If a topic is still missing `_CREATED_S` seconds later, it does not exist.
     """
     known, coordinator = consumer._subscription, consumer._coordinator
     states = list(known.assignment.values())

@@ -12,10 +12,10 @@ class Metadata(ClusterMetadata):
     """kafka-python's cluster metadata. If the request in flight does not contain all wanted topics, another request
     follows it.
 
-    If a request is in flight, kafka-python 3.0.12 uses its response as the answer to a new request too. But that
-    request may have been sent before a topic was added. Then the topic is missing for `metadata_max_age_ms`, five
-    minutes by default. Kafka's own client had the same fault (KAFKA-7831). Today Kafka's client counts the changes to
-    its set of topics, and so recognises an outdated response (`Metadata.requestVersion`).
+    If a request is in flight, kafka-python 3.0.12 sends no new one: it uses the response as the answer to both. But the
+    request in flight may have been sent before a topic was added. Then the topic is missing for `metadata_max_age_ms`,
+    five minutes by default. Kafka's own client had the same fault (KAFKA-7831). Today Kafka's client counts the changes
+    to its set of topics, and so recognises an outdated response (`Metadata.requestVersion`).
     """
 
     def __init__(self, **configs: Any) -> None:
@@ -41,8 +41,8 @@ class Metadata(ClusterMetadata):
     def _lacks(self) -> bool:
         """Whether a wanted topic is missing in the request in flight.
 
-        If no topic is missing, further callers share the request in flight. Otherwise each poll would start its own
-        request, and a poll shorter than a round trip would never get the response.
+        If no topic is missing, further callers share the request in flight. If each poll waited for a new request
+        instead, a poll shorter than a round trip would never get a response.
         """
         if self._asked is None:
             return False
@@ -69,9 +69,7 @@ class Metadata(ClusterMetadata):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Starts another update if, meanwhile, an update was requested for topics that the finished update did not
-        contain.
-        """
+        """Starts another update if the finished update lacked topics that were requested meanwhile."""
         with self._lock:
             self._asked = None
             following, self._next = self._next, None

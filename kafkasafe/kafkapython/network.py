@@ -61,8 +61,8 @@ class SocketNetwork:
         settings.setdefault("receive_message_max_bytes", 100_000_000)
         # Slow steps are normal on a busy machine, but kafka-python would log a warning for each.
         settings.setdefault("slow_task_threshold_secs", 0)
-        # With a limit on the requests in flight, kafka-python would pause a connection that has reached it until the
-        # callback of a reply has ended. So this callback itself could not send a request.
+        # Set no real limit on the requests in flight. At a limit, kafka-python would pause the connection until the
+        # callback of a reply has returned. So this callback itself could not send a request.
         settings["max_in_flight_requests_per_connection"] = 2**31 - 1
         default_options: Any = DirectManager.DEFAULT_CONFIG["socket_options"]
         sockets = list(settings.get("socket_options") or default_options)

@@ -1,4 +1,4 @@
-"""The records of a consumer: kafka-python's `ConsumerRecord`, but with a list of headers only if it is needed.
+"""A consumer's records: kafka-python's `ConsumerRecord`, but a list of headers is made only when it is needed.
 
 Python's garbage collector starts a collection after 700 new objects that may refer to others. A record and its list of
 headers are two such objects:

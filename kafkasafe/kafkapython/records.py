@@ -3,7 +3,7 @@
 kafka-python's `PartitionRecords` decodes records one by one, in Python. `Records` replaces it, and decodes many records
 of a batch at once (`record/record_decode`). Everything else is as in kafka-python: positions, skipped batches, the
 moment at which each batch is read, and the order of records and errors. kafka-python still decodes message formats
-before v2, and records that differ from those that Kafka writes.
+before v2, and also records whose encoding differs from Kafka's own.
 """
 
 from __future__ import annotations
@@ -110,10 +110,11 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     Attributes:
         kind: None, because the results are records, not RecordBatches.
-        state: kafka-python's state object of the partition when the response was accepted. If the partition has a
-            different object later, it was assigned again meanwhile, and these records are not returned.
+        state: kafka-python's state object of the partition when the response was accepted. If the partition's state
+            object is a different one later, the partition was assigned again meanwhile. Then these records are not
+            returned.
         working_offset: The value to which `next_fetch_offset` is set when `take` returns.
-        skipping: Whether `Records` has not reached the requested offset yet.
+        skipping: True until `Records` has reached the requested offset.
     """
 
     kind: Final = None
@@ -132,8 +133,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         buffer = records._buffer
         response: Any = buffer.obj if isinstance(buffer, memoryview) else b""
         if 2 * len(buffer) < len(response):
-            # These bytes may stay in memory for a long time, until `poll` takes the records. So copy a small part of a
-            # large response. Otherwise the part would keep the whole response in memory.
+            # These bytes may stay in memory for a long time, until `poll` takes the records. Without a copy, even a
+            # small part of a large response would keep the whole response in memory.
             records = MemoryRecords(bytes(buffer))
         super().__init__(fetch_offset, tp, records, key_deserializer, value_deserializer, **options)
         self.working_offset = fetch_offset
@@ -330,7 +331,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
             SimpleNamespace(next_batch=iter((batch, None)).__next__),
             key_deserializer,
             value_deserializer,
-            check_crcs=is_old and self.check_crcs,  # the CRC of a new batch was already checked
+            check_crcs=is_old and self.check_crcs,  # for message format v2, the CRC was already checked
         )
         inner.leader_epoch = self.leader_epoch  # old messages do not have one
         if is_old:

@@ -78,7 +78,7 @@ class _Incoming(KafkaBytes):
 
 class _FetchHeader:
     """The header of a Fetch request with a large response. kafka-python asks the header for a class that decodes the
-    response. The header returns itself.
+    response. This header gives itself as the answer, because it has its own `decode`.
 
     kafka-python's code still decodes the fields, but the records become views of the response instead of copies. The
     views keep the response in memory.
@@ -155,9 +155,7 @@ class _SocketMixin:
     _marks: collections.deque[tuple[int, Timed]] | None = None
 
     def mark(self, call: Timed) -> None:
-        """Calls `call.written` as soon as the socket has written all data that was passed to `write` before this
-        call.
-        """
+        """Calls `call.written` as soon as the socket has written all data that `write` got before `mark` was called."""
         if self._marks is None:
             self._marks = collections.deque()
         self._marks.append((self._written + sum(map(len, self._write_buffer)), call))
@@ -358,7 +356,7 @@ class _DirectMixin(_SocketMixin):
             self._net.unwritten.append(self.write_now)
 
     def write_now(self) -> None:
-        """Writes the data at the end of the turn. A task writes the bytes that the socket does not accept now."""
+        """Writes the data at the end of the turn. A task writes the bytes that the socket does not accept at once."""
         if self._write_buffer and not self._closed:
             sent, error = self._sock_send()  # type: ignore[attr-defined]  # the other base class has it
             if error is not None:

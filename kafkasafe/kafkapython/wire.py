@@ -24,7 +24,7 @@ _INT32: Final = struct.Struct(">i")
 _APPENDED: Final = struct.Struct(
     ">ihqqq"
 )  # of a Produce response: partition, code, offset, time, start of the log
-_NO_MORE: Final = b"\1\0\0"  # no errors of records, no message, no tagged fields
+_NO_MORE: Final = b"\1\0\0"  # no record errors, no error message, no tagged fields
 _ONE_BYTE: Final = 0x7F
 _TOPIC_ID_BYTES: Final = 16
 

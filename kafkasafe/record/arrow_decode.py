@@ -1,13 +1,14 @@
 """Decodes the records of a Fetch response into Arrow columns, many batches at once and without I/O.
 
 A response holds many batches, most of them small, and decoding one batch with numpy has a fixed cost of about 100 µs.
-So the decoder goes through the batches one by one only to read headers, check CRCs, choose the batches to deliver,
-decompress them, and find where records begin. Then it reads the fields of the records of all batches together.
+So the decoder handles single batches in a few steps only: it reads headers, checks CRCs, chooses the batches to
+deliver, decompresses them, and finds where records begin. Then it reads the fields of the records of all batches
+together.
 
 Keys and values are collected as follows. The decoder makes an Arrow array whose data buffer is the unchanged records.
-Its offsets are, in turn, the start and the end of each field. So items 0, 2, 4 and so on of this array are the fields,
-and `take` copies these items. Items 1, 3, 5 and so on are the bytes between the fields. If views (Arrow's
-`binary_view`) are wanted, the bytes stay in place, and the column holds only their positions.
+Its offsets alternate: the start of a field, its end, the start of the next field, and so on. So items 0, 2, 4 and so on
+of this array are the fields, and `take` copies these items. Items 1, 3, 5 and so on are the bytes between the fields.
+If views (Arrow's `binary_view`) are wanted, the bytes stay in place, and the column holds only their positions.
 
 The decoder delivers the same batches as Kafka's consumer. It never delivers control batches. With `read_committed`, it
 also leaves out the aborted transactions that the broker lists. An aborted transaction consists of its producer's
@@ -45,7 +46,7 @@ _Parsed: TypeAlias = tuple[Any, _Numbers, npt.NDArray[np.int32]]
 """A RecordBatch, its records' offsets and their leader epochs."""
 
 HEADERS: Final = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
-"""Arrow type of a record's headers, in order. A name may occur more than once. A value may be null; the list is not."""
+"""Arrow type of a record's list of headers. A name may occur more than once. A value may be null; the list is not."""
 
 SCHEMA: Final = _arrow.schema(
     [
@@ -215,7 +216,7 @@ class Decoder:
         return self._ended and self._rest is None and self._error is None
 
     def _advance(self, max_records: int | None, max_bytes: int) -> None:
-        """Decode some batches into `_rest`. If this reaches a damaged batch, set `_error`. If it reaches the end of the
+        """Decode some batches into `_rest`. On reaching a damaged batch, set `_error`. On reaching the end of the
         buffer, set `_ended`.
         """
         found: list[_Found] = []
@@ -483,7 +484,7 @@ def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[i
 
 
 def _gather(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
-    """Make a binary column from the fields that have these starts and lengths (-1: null). See the top of this file."""
+    """Make a binary column from the fields at these starts. A length of -1 means null. See the top of this file."""
     count = len(starts)
     null = lengths < 0
     nulls = bool(null.any())

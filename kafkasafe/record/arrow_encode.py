@@ -145,7 +145,8 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
     if keys.null_count:
         raise ValueError("A header without a key")
     joined = _join(_row_bytes(_varints(_lengths(keys))), keys, _row_bytes(_varints(_lengths(values))), values)
-    # The headers of a record lie side by side, so it is enough to cut the joined bytes where a record ends.
+    # The headers of one record are adjacent. So cutting the joined bytes at each record's end gives each record's
+    # headers.
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
     ends = offsets[np.cumsum(counts)].astype(np.int64)
     return _binary(np.frombuffer(joined.buffers()[2], np.uint8), ends), counts

@@ -72,8 +72,8 @@ class ArrowPacker:
         head_rows: Largest number of rows in the first batch of a partition; see `head_from`. (The sender reads such a
             batch back.)
         head_from: `head_rows` applies only to a partition that gets more than this many rows in its first `add`.
-        head_base: Computes the base timestamp of such a first batch from the timestamp of its records. If it is None,
-            the base timestamp is simply the timestamp of the records, as in all batches that are not the first.
+        head_base: Computes the base timestamp of such a first batch from the timestamp that all its records have. If
+            `head_base` is None, the base timestamp equals that timestamp, as in all later batches.
         compression: How to compress batches.
         compression_level: Level in the codec's own scale; None for the codec's default.
     """
@@ -102,7 +102,7 @@ class ArrowPacker:
     def add(
         self, topic: str, partitions: int | npt.NDArray[np.int64], rows: Rows, now: int
     ) -> Iterator[PackedBatch]:
-        """Take rows with the timestamp `now` (ms since the epoch). Yields the batches that are full."""
+        """Take rows. Their records get the timestamp `now` (ms since the epoch). Yields the batches that are full."""
         if not len(rows):
             return
         groups: list[tuple[int, int, int]]
@@ -200,8 +200,8 @@ class ArrowPacker:
 
 
 def _fit(total: npt.NDArray[np.int64], at: int, end: int, room: int) -> int:
-    """The largest index, at most `end`, such that the rows from `at` to the row before this index take at most `room`
-    bytes. `total[i]` is the size of all rows before row *i*.
+    """The largest index *i*, at most `end`, such that the rows `at` to *i* - 1 take at most `room` bytes. `total[i]` is
+    the size of all rows before row *i*.
     """
     return min(end, int(np.searchsorted(total, total[at] + room, side="right")) - 1)
 

@@ -89,8 +89,8 @@ def _partitions(
     least = int(counts.min(initial=most))
     order = None
     if most != least:
-        # Sort the keys, the longest ones first. Then the keys that have another word are always at the front, so a
-        # slice selects them. Sort by 16-bit numbers if possible, because that is cheapest.
+        # Sort the keys, the longest ones first. Then the keys that are long enough to have a next word are always at
+        # the front, so a slice selects them. Sort by 16-bit numbers if possible, because that is cheapest.
         missing = most - counts
         order = np.argsort(missing.astype(np.int16) if most <= _INT16_MAX else missing, kind="stable")
         at, sizes, counts = at[order], sizes[order], counts[order]
@@ -114,7 +114,7 @@ def _partitions_of_one_size(data: bytes, size: int, count: int, n: int) -> npt.N
     """Return the partitions of `count` keys of `size` bytes each. `data` is padded as for `_partitions`.
 
     All keys have the same size. So the first words of all keys form one column of the buffer, the second words form
-    another, and so on. No words have to be gathered one by one.
+    another, and so on. So the words need not be gathered one by one.
     """
 
     def column(at: int) -> npt.NDArray[np.uint32]:
@@ -135,7 +135,7 @@ def _partitions_of_one_size(data: bytes, size: int, count: int, n: int) -> npt.N
 
 
 def _finished(h: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.int64]:
-    """Finish the hashes `h`, and return the partitions of the keys. Changes `h` in place."""
+    """Apply the last steps of murmur2 to the hashes `h`, and return the keys' partitions. Changes `h` in place."""
     h ^= h >> 13
     h *= _M
     h ^= h >> 15

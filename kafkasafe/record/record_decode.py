@@ -22,7 +22,7 @@ Row: TypeAlias = tuple[Any, ...]
 
 _MANY: Final = 64  # from this number of records on, numpy is cheaper, despite its fixed cost
 _SAFE: Final = 1 << 61  # numbers below this one can be added without an overflow
-_LAST_SHIFT: Final = 56  # shift of a varint's ninth byte; this module does not read varints of ten bytes
+_LAST_SHIFT: Final = 56  # shift of a varint's ninth byte, the last byte that this module reads
 _FRONT: Final = 64  # a record's key begins within this many bytes, however long the numbers before it are
 _ZIGZAG: Final = np.array([(number >> 1) ^ -(number & 1) for number in range(128)], np.int64)
 
@@ -39,7 +39,7 @@ class _NoHeaders(list[_Header]):
 
 
 NO_HEADERS: Final[list[_Header]] = _NoHeaders()
-"""The headers of each record without headers: an empty list that cannot be changed."""
+"""An empty list that cannot be changed. All records without headers share this list."""
 
 
 class _IrregularError(ValueError):
@@ -78,8 +78,9 @@ class Piece:
         end: Byte of the body where the record after this piece begins.
         sizes: Size of each record in bytes, without the varint of its length.
         rows: An iterator. For each record: topic, partition, leader epoch, offset, timestamp (ms since the epoch),
-            timestamp type, key, value, headers (a new list, or `NO_HEADERS`), None, and the sizes of key, value (-1
-            for null) and headers (-1 without headers) in bytes, as in kafka-python's ConsumerRecord.
+            timestamp type, key, value, headers (a new list, or `NO_HEADERS`), None for the checksum, and three sizes in
+            bytes: of the key, the value (-1 for null) and the headers (-1 without headers). The order is as in
+            kafka-python's ConsumerRecord.
     """
 
     end: int
@@ -142,8 +143,8 @@ def _read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> 
     count = min(count, (len(body) - at) // step)
     if count < _MANY:
         return None
-    # The timestamp delta and the offset delta of a record may differ from those of the first record. But each of their
-    # bytes must have the same continuation bit as the byte at the same place in the first record.
+    # The timestamp delta and the offset delta of a record may differ from those of the first record. But the
+    # continuation bits of these varints must equal those in the first record, byte for byte.
     mask = np.full(key_at, 0xFF, np.uint8)
     mask[after_size + 1 : after_offset] = 0x80
     wanted = np.frombuffer(front, np.uint8, key_at) & mask
@@ -211,7 +212,7 @@ def _column(varints: _Bytes) -> _Numbers:
 
 
 def _copies(body: bytes | memoryview, at: int, step: int, size: int, count: int) -> Iterable[bytes | None]:
-    """`count` fields of this size (-1: null), each `step` bytes after the one before."""
+    """`count` fields of this size (-1: null). Each begins `step` bytes after the beginning of the previous one."""
     if size <= 0:
         return repeat(None if size < 0 else b"")
     # numpy converts untyped items ("void") to bytes faster than slicing does.
@@ -237,7 +238,7 @@ def _read_few(body: bytes, at: int, count: int, place: Place) -> Piece:
             size, at = _varint(body, at)
         end = at + size
         if body[at]:
-            raise _IrregularError  # attributes are set, which no version of Kafka does
+            raise _IrregularError  # attributes are not 0; no version of Kafka sets any
         number = body[at + 1]
         if number < 0x80:
             delta, at = (number >> 1) ^ -(number & 1), at + 2
@@ -341,8 +342,8 @@ def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
 def _starts(body: bytes, at: int, count: int) -> tuple[list[int], int]:
     """Where each record begins, and where the last one ends. A record's length shows where the next record begins.
 
-    If a negative length has one or two bytes, this function reads it as a positive one. The caller reads all lengths
-    again, and detects negative ones.
+    If the varint of a negative length has one or two bytes, this function reads a positive length. The caller reads all
+    lengths again, and detects negative ones.
     """
     starts: list[int] = []
     append = starts.append
@@ -373,8 +374,8 @@ def _fields(
         raise _IrregularError
     sizes = lengths.tolist()
     if shortest > 0 and shortest == lengths.max():
-        # View the body as overlapping items: item *i* is the `shortest` bytes from byte *i* on. Select the items that
-        # are fields.
+        # All fields have the length `shortest`. View the body as overlapping items of this length: item *i* begins at
+        # byte *i*. Select the items that are fields.
         every = np.ndarray((len(body) - shortest + 1,), np.dtype((np.void, shortest)), body, 0, (1,))
         return every[at].tolist(), sizes, at + lengths
     after = at + lengths if shortest >= 0 else at + np.maximum(lengths, 0)

@@ -7,8 +7,8 @@ That does no harm, because no other broker needs the controller.
 
 Non-obvious:
 
-- If brokers were controllers as well, the controllers would lose their quorum when two of three brokers stop. So there
-  is a dedicated controller. By default, `kill_all` does not kill it.
+- If brokers were also controllers, stopping two of three brokers would cost the controllers their quorum. So there is a
+  dedicated controller. By default, `kill_all` does not kill it.
 - A stray broker of an earlier run might answer the next test. So ports are checked and reserved by lock files, the
   cluster id is compared, and the kernel sends SIGKILL to every child when its parent dies. For the kernel, the parent
   is the *thread* that forked the child. So one thread forks all children, and never ends.
@@ -316,8 +316,8 @@ class KafkaCluster:
         Args:
             listener: One of `listeners`.
             user: One of `users`; default: the first.
-            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Default: SCRAM-SHA-256, but PLAIN for versions without an
-                API to create users (before 3.5, except 2.7 and 2.8).
+            mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. Default: SCRAM-SHA-256 for Kafka 2.7, 2.8, and 3.5 and
+                later; PLAIN for other versions, which have no API to create users.
 
         Returns:
             The options bootstrap_servers and security_protocol. If the listener needs them, also ssl_cafile,
@@ -603,7 +603,8 @@ class KafkaCluster:
         setting of 24 h is restored. The brokers may also forget producers that write during the call.
 
         Args:
-            topics: Topics to wait for (default: all except internal ones). The producers of all topics are forgotten.
+            topics: Topics to wait for (default: all except internal ones). The brokers forget the producers of all
+                topics, not only of these.
             timeout_s: Maximum duration in seconds. Usually the call takes one or two seconds.
 
         Raises:

@@ -292,8 +292,8 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
     pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
-    # Use a new cache for each run. An interrupted run leaves a half-written cache, and Ivy would fail in each later run
-    # with it.
+    # Use a new cache for each run. An interrupted run leaves a half-written cache. If later runs used this cache, Ivy
+    # would always fail.
     options = ["-ivy", str(description), "-cache", str(scratch / "ivy"), "-types", "jar", "bundle"]
     command = ["-jar", str(ivy), *options, "-retrieve", pattern]
     try:
@@ -328,7 +328,7 @@ def _write_trust_store(path: Path) -> bool:
 
 
 def broker_settings(directory: Path, java: Path) -> frozenset[str]:
-    """Returns the names of all documented broker settings of the Kafka version in a resolved directory.
+    """Returns the names of all documented broker settings, for the Kafka version whose jars are in `directory`.
 
     Kafka itself prints the names, which takes half a second. The result is cached next to the jars. If Kafka fails to
     print the names, the result is empty. Kafka's `internal` settings are not included.
@@ -336,7 +336,7 @@ def broker_settings(directory: Path, java: Path) -> frozenset[str]:
     kept = directory.with_name(f"{directory.name}.settings")
     with contextlib.suppress(OSError):
         return frozenset(kept.read_text().split())
-    # This class prints the settings, in the table for Kafka's documentation.
+    # The class `KafkaConfig` prints the settings as the HTML table of Kafka's documentation.
     command = [str(java), "-cp", classpath(directory), "kafka.server.KafkaConfig"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

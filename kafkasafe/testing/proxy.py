@@ -118,8 +118,8 @@ class FaultProxy(Relay[_Connection]):
     any other cluster pass `bootstrap`. The proxy then replaces the brokers' addresses in answers with its own, and
     opens a port for each broker that an answer names.
 
-    The proxy reads plain text only, not TLS. SASL works if its tokens are in Kafka's own frames (version 1 of
-    SaslHandshake, which all clients of recent years use).
+    The proxy reads plain text only, not TLS. SASL works if its tokens travel in Kafka's own frames. This is so after
+    SaslHandshake version 1, which all recent clients use.
 
     Args:
         nodes: Node ids of the brokers. Not used with `bootstrap`.

@@ -45,9 +45,9 @@ class Exchange:
 
     Attributes:
         call: The request in brief.
-        request: kafka-python's object of the request.
-        response: kafka-python's object of the response. None before the request is forwarded, and if the answer cannot
-            be decoded.
+        request: kafka-python's request object.
+        response: kafka-python's response object. None before the request is forwarded, and if the answer cannot be
+            decoded.
     """
 
     call: Call
@@ -85,7 +85,7 @@ class Intervention:
     applies it on the proxy's thread.
 
     Args:
-        changed: Notified when the intervention has acted.
+        changed: Condition that is notified each time the intervention has acted on a request.
         api: The API of the requests; None for any.
         topic: The topic that a request must name; None for any.
         partition: The partition of this topic; None for any.
@@ -358,7 +358,7 @@ class Rule:
 
         Args:
             times: How many times the rule acts; by default always.
-            forward: False: the broker does not get the request either.
+            forward: False: the request is not forwarded to the broker at all.
             mute: True: nothing more arrives on this connection, as after a network failure. False: later answers
                 arrive. A real broker never skips an answer in this way.
         """
@@ -567,7 +567,8 @@ class Rules:
         ] or list(pending.call.partitions)
         for rule in self._all:
             if rule.unforwarded and not (
-                # A Metadata request for all topics cannot leave one out. So the rule changes the answer instead.
+                # A Metadata request for all topics cannot exclude a single topic. So the rule changes the answer
+                # instead.
                 rule.unforwarded == "answer" and pending.call.api == "Metadata" and not pending.applied
             ):
                 continue

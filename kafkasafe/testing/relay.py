@@ -106,7 +106,7 @@ class Relay(SocketLoop[_L]):
 
     @abc.abstractmethod
     def _settle(self, connection: _L) -> None:
-        """If the source of a pipe has ended, ends its sink. Called after bytes were read or sent."""
+        """If a pipe's source has ended, ends the pipe's sink. Called after bytes were read or sent."""
 
     def _prepare(self, connection: _L, now: float) -> float | None:  # noqa: ARG002
         """Puts bytes that are due into the outboxes. Called before the thread waits for sockets.

@@ -175,13 +175,13 @@ class SocketLoop(abc.ABC, Generic[_C]):
 
     @abc.abstractmethod
     def _plan(self) -> float | None:
-        """Registers sockets for the events of interest. Returns the seconds until the next work that needs no event;
-        None: there is no such work.
+        """Registers sockets for the events of interest. Returns the seconds until the next work that is due at a set
+        time, without a socket event. None: there is no such work.
         """
 
     @abc.abstractmethod
     def _welcome(self, client: socket.socket, number: int) -> None:
-        """Begins a connection with a client of listener `number`."""
+        """Begins a connection with a client that connected to listener `number`."""
 
     @abc.abstractmethod
     def _serve(self, connection: _C, fileobj: object, events: int) -> None:

@@ -100,7 +100,7 @@ class TcpProxy(Relay[_Connection]):
         self._response_delay_s = 0.0
         self._bytes_per_s = 0.0
         self._buffer_bytes = MAX_BUFFERED_BYTES
-        self._free_at = 0.0  # time at which the slow uplink has transferred all bytes so far
+        self._free_at = 0.0  # time at which the slow uplink will have transferred all bytes received so far
         self._cut_after: int | None = None
         self.accepted = 0
         self.request_bytes = 0

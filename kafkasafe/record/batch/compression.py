@@ -80,8 +80,8 @@ def compress(body: Buffer, compression: Compression, level: int | None) -> bytes
         case Compression.LZ4:
             return _compress_lz4(body, _arrow().Codec(name, compression_level=level))
         case _:
-            # Without asbytes, the result is a Buffer that pyarrow has shrunk. A memoryview of it has the length before
-            # that, which is not the compressed size.
+            # Without asbytes, the result is a Buffer that pyarrow has shrunk. A memoryview of the Buffer still has the
+            # length from before the shrinking, not the compressed size.
             return cast("bytes", _arrow().Codec(name, compression_level=level).compress(body, asbytes=True))
 
 

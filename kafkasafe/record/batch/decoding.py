@@ -27,8 +27,8 @@ from kafkasafe.record.batch.header import (
     verify,
 )
 
-_PADDING: Final = 64  # zeros after the body; at most five numbers (50 bytes) are read behind its end
-_STEP: Final = 64  # records to read one by one; if their lengths are equal, try whether more have this length
+_PADDING: Final = 64  # zero bytes after the body: up to five numbers (50 bytes) are read beyond its end
+_STEP: Final = 64  # records to read one by one; if all have one length, check whether more records have it
 _ROW_BYTES: Final = 1024  # up to this size of a field, copying rows is faster than slicing
 _MIN_RECORD_BYTES: Final = 7  # seven fields, one byte each, when key, value and headers are empty
 

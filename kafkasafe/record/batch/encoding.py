@@ -49,8 +49,8 @@ def encode(
         headers: Headers of the records, by record index. Records without headers need no entry.
         compression: How to compress the records.
         compression_level: Level in the codec's own scale; None for the codec's default. NONE and SNAPPY have no levels.
-        sizes: (sizes of the keys, sizes of the values). One of the two is None if the caller does not know these sizes,
-            or if any key (or value) is of another type than bytes and None. Wrong sizes make an invalid batch.
+        sizes: (sizes of the keys, sizes of the values). Either is None if the caller does not know these sizes, or if
+            any key (or value) is neither bytes nor None. Wrong sizes make an invalid batch.
 
     Returns:
         The batch, ready for `stamp_identity` and `stamp_address`.
@@ -73,7 +73,7 @@ def encode(
         if len(timestamps) != count:
             raise ValueError(f"{len(timestamps)} timestamps for {count} values")
         if not isinstance(timestamps, (list, tuple, range)):
-            timestamps = list(map(int, timestamps))  # numpy's integers would overflow in the differences
+            timestamps = list(map(int, timestamps))  # differences of numpy's integers could overflow
         base_timestamp, max_timestamp = timestamps[0], max(timestamps)
         if base_timestamp != max_timestamp or base_timestamp != min(timestamps):
             deltas = [timestamp - base_timestamp for timestamp in timestamps]
@@ -267,7 +267,7 @@ class _Column:
 def _only(lengths: Sequence[int]) -> int | None:
     """Returns the length that all items have; None if their lengths differ."""
     first = lengths[0]
-    # If lengths differ, the first comparison nearly always finds this, and `count` is not called.
+    # If lengths differ, comparing the first and the last length nearly always shows it. Then `count` is not called.
     return first if first == lengths[-1] and lengths.count(first) == len(lengths) else None
 
 
@@ -281,7 +281,7 @@ def _as_bytes(item: object, what: str, index: int) -> bytes | bytearray | None:
     )
 
 
-# At each of these offset deltas, the varint becomes one byte longer, so the record becomes one byte longer, too.
+# From each of these offset deltas on, the delta's varint is one byte longer, and so is the record.
 _OFFSET_STEPS: Final = (0, 1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 34)
 
 
@@ -294,8 +294,8 @@ def _offset_ranges(count: int) -> list[tuple[int, int, int]]:
 
 
 def _head(fields: int, fixed: int, end: bytes) -> bytes:
-    """The bytes before the fields of a record whose sizes vary: first the `end` of the previous record, then this
-    record's length and attributes.
+    """The bytes before a record's fields of varying size: first the `end` of the previous record, then this record's
+    length and attributes.
     """
     return end + _VARINTS[fields + fixed] + b"\0"
 
@@ -307,8 +307,8 @@ def _head_of_value(value_length: int, fixed: int) -> bytes:
 
 # Some fields have the same size in all records: the attributes and the offset delta. A missing timestamp delta, a
 # missing key and missing headers have a fixed size, too: one byte each. The index in each tuple is the total size of
-# these fields. The key in each cache is the total size of the other fields; in `_HEADS_OF_VALUE`, it is the length of
-# the value.
+# the fields with fixed sizes. The key in each cache is the total size of the fields with varying sizes; in
+# `_HEADS_OF_VALUE`, it is the length of the value.
 _FIXED: Final = range(4 + len(_OFFSET_STEPS))
 _HEADS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=_EMPTY_HEADERS)) for fixed in _FIXED)
 _HEADS_BEHIND_HEADERS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=b"")) for fixed in _FIXED)
@@ -320,13 +320,13 @@ _CACHED_COUNT: Final = 1 << 16
 
 
 def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
-    """The offset delta of each record, encoded, between the constants `before` and `after`."""
+    """For each record: `before`, then the encoded offset delta, then `after`."""
     return [before + varint(index) + after for index in range(count)]
 
 
 def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
-    """For each record, the bytes from the end of the previous record's value to the start of this record's key (without
-    a key: of its value).
+    """For each record, the bytes between the previous record's value and this record's key. If this record has no key,
+    they end at its value.
     """
     offsets = _table(_offsets_cached, count, _ZERO, after)
     prefixes: list[bytes] = []
@@ -353,7 +353,7 @@ def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | byte
 def _pieces(
     keys: _Column | None, values: _Column, deltas: list[int] | None, tails: list[bytes] | None
 ) -> list[Buffer]:
-    """The records section in pieces. They are made column by column, each with C loops over all records."""
+    """The records section in pieces, made column by column. C loops over all records make each column."""
     count = len(values.lengths)
     key_length = -1 if keys is None else keys.uniform_length
     columns: list[Sequence[Buffer]] = []

@@ -49,8 +49,8 @@ def run_of_equal_lengths(body: Buffer, start: int, stride: int, most: int) -> in
     """How many records directly after the record at byte `start` have the same length as this record.
 
     Such records begin `stride` bytes apart. So the function looks only at the bytes at these places, and compares them
-    with the first record's length. The result is exact. As long as all records before a place have this length, the
-    next record does begin at this place.
+    with the first record's length. The result is exact. If all earlier records have this length, a record does begin at
+    each place that the function looks at.
 
     Args:
         body: The records.
@@ -76,8 +76,8 @@ def varints(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
         if shift > 63:
             raise CorruptBatchError(f"A number of more than 64 bits at byte {at[rest[0]]} of the records")
         byte = data[at[rest]].astype(np.uint64)
-        # `number` still contains the continuation bit of the previous byte, where this byte's lowest bit belongs.
-        # Subtracting one removes it.
+        # This byte's lowest bit belongs where `number` still contains the previous byte's continuation bit. Subtracting
+        # one removes that continuation bit.
         number[rest] += (byte - np.uint64(1)) << np.uint64(shift)
         at[rest] += 1
         rest = rest[byte > 0x7F]

@@ -39,7 +39,7 @@ ATTRIBUTES_AT: Final = 21
 _IDENTITY_AT: Final = 43
 _COUNT_AT: Final = 57
 
-_LOG_OVERHEAD: Final = 12  # size of baseOffset and batchLength; the value of batchLength does not include it
+_LOG_OVERHEAD: Final = 12  # size of baseOffset and batchLength; batchLength does not count these bytes
 _COMPRESSION_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10

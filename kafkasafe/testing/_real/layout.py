@@ -18,7 +18,8 @@ class Layout:
         config: Broker settings of all nodes.
         broker_config: Broker settings of single nodes.
         proxy_ports: Port of each broker's proxy, by node.
-        client_ports: By node, the port on which the broker itself listens for clients.
+        client_ports: By node, the port on which the broker listens for clients. It is not the port of the broker's
+            proxy.
         inner_ports: By node, the port to which the other brokers and this package send requests. Equal to
             `client_ports` if no broker has a proxy.
     """

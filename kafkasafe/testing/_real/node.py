@@ -63,7 +63,7 @@ class Node:
         self.killed_at = 0.0
 
     def killed(self) -> None:
-        """Stores that the process ended without a shutdown."""
+        """Updates this object after the process has ended without a shutdown."""
         self.process, self.paused, self.killed_at = None, False, time.monotonic()
 
     def set_paused(self, paused: bool) -> None:

@@ -156,8 +156,8 @@ class NodeFiles:
         (directory / "data").mkdir(parents=True)
         main = "org.apache.zookeeper.server.ZooKeeperServerMain"
         properties = directory / "zookeeper.properties"
-        # The shortest session is two ticks, so a tick of 500 ms permits sessions of 1 s. ZooKeeper 3.5 and later has an
-        # admin server, which would need port 8080, so it is switched off.
+        # ZooKeeper's shortest session timeout is two ticks, so a tick of 500 ms permits a session timeout of 1 s.
+        # ZooKeeper 3.5 and later has an admin server, which would need port 8080, so it is switched off.
         properties.write_text(
             f"dataDir={directory / 'data'}\nclientPort={self._nodes.controller_port}\nclientPortAddress=127.0.0.1\n"
             "tickTime=500\nmaxClientCnxns=0\nadmin.enableServer=false\n"

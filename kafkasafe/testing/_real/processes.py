@@ -18,9 +18,9 @@ from typing import Any
 
 from kafkasafe.testing._real.values import ClusterError
 
-# Runs in the child after the fork, and then replaces itself with the JVM. Calling prctl here avoids preexec_fn, which
-# is unsafe with threads. If the parent died before prctl took effect, the kernel would never send the signal. So check
-# the parent after prctl.
+# This code runs in the child process after the fork. Then the JVM replaces the code in this process (`exec`). Calling
+# prctl here avoids preexec_fn, which is unsafe with threads. If the parent died before prctl took effect, the kernel
+# would never send the signal. So check the parent after prctl.
 _LAUNCHER = (
     "import ctypes,os,sys\n"
     "ctypes.CDLL(None).prctl(1,9,0,0,0)\n"
@@ -30,8 +30,8 @@ _LAUNCHER = (
 
 
 class Resources:
-    """The child processes, port locks and files of a cluster. The cluster's finalizer refers to this object. It must
-    not refer to the cluster itself, because it would keep the cluster alive.
+    """The child processes, port locks and files of a cluster. The cluster's finalizer refers to this object. This
+    object must not refer to the cluster, because that reference would keep the cluster alive.
     """
 
     def __init__(self) -> None:

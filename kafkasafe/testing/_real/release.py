@@ -67,7 +67,7 @@ class Release:
         return self.java_command("warn", jars.classpath(directory), boot=False)
 
     def java_command(self, level: str, classpath: str | None = None, *, boot: bool = True) -> list[str]:
-        """The command of Java with its options and class path, without the main class and its arguments."""
+        """The command line of Java: its options and class path, without the main class and the arguments."""
         return [
             str(self.java),
             *self._java_options,

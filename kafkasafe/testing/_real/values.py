@@ -24,8 +24,8 @@ class ClusterError(KafkaSafeError, RuntimeError):
     """The cluster did not carry out the request within the time limit. The message names the log files.
 
     Attributes:
-        log_dir: Directory with one log per node. It is kept after the test. None if the error belongs to no open
-            cluster.
+        log_dir: Directory with one log per node. It is kept after the test. None if no cluster was open when the error
+            occurred.
     """
 
     def __init__(self, message: str, *, log_dir: Path | None = None) -> None:

@@ -18,11 +18,12 @@ Processes always see the newest state, as through a page cache. A loss of power 
   Each of these changes may survive or be lost, independently of the others. A rename is atomic. A rename from one
   directory into another is durable as soon as either directory was synced.
 * **A failed `sync_data`.** The data written since the last successful `sync_data` may be lost, as described above, even
-  if a later `sync_data` succeeds. To make the data durable, a program must write it again. Processes still read the
-  data that they wrote. (Linux marks the pages as clean although it could not write them. Until 2018, PostgreSQL assumed
-  that a second fsync would write them; this is known as fsyncgate.)
-* **A failed `sync_directory`.** All file systems in use journal names. So the next `sync_directory` that succeeds makes
-  the names durable.
+  if a later `sync_data` succeeds. To make the data durable, a program must write it again. Until the loss of power,
+  processes still read the data that they wrote. (After a failed write, Linux keeps the pages in memory, but marks them
+  as clean, so that a second fsync does not write them. Until 2018, PostgreSQL assumed that a second fsync writes them;
+  this is known as fsyncgate.)
+* **A failed `sync_directory`.** All common file systems record changes of names in a journal. So the next
+  `sync_directory` that succeeds makes the names durable.
 
 A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses nothing. The next process sees everything, and a
 later loss of power can still lose unsynced data.

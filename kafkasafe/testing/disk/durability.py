@@ -30,8 +30,8 @@ this number also copes with larger ones.
 @dataclass(slots=True)
 class _Layer:
     """A change of a file that is not part of the file's durable content yet. If the sync of a change fails, the change
-    is *doubtful*. If it succeeds, the change is *certain*: it survives a crash. A certain change stays a layer only
-    because the change is later than a doubtful one.
+    is *doubtful*. If it succeeds, the change is *certain*: it survives a crash. A change that is certain is kept as a
+    layer only if it comes after a doubtful change.
     """
 
     at: int
@@ -40,8 +40,8 @@ class _Layer:
     doubtful: bool = False
 
     def sync(self, *, ok: bool) -> None:
-        """The first sync after the change makes the change certain or, if the sync fails, doubtful. Later syncs have no
-        effect on the change.
+        """The first sync after a change decides: if the sync succeeds, the change is certain; if the sync fails, the
+        change is doubtful. Later syncs have no effect on the change.
         """
         if not self.doubtful and not self.certain:
             self.certain, self.doubtful = ok, not ok
@@ -49,11 +49,11 @@ class _Layer:
 
 @dataclass(slots=True)
 class DurableData:
-    """The durable content of a file, and the later changes of the file.
+    """The durable content of a file, and the changes that are not part of this content yet.
 
     Attributes:
         base: The durable content.
-        layers: The later changes, in order.
+        layers: The changes that are not part of `base` yet, in order.
         size: The size that processes see.
     """
 
@@ -74,7 +74,7 @@ class DurableData:
             self.size = max(self.size, change.offset + len(change.data))
 
     def sync(self, at: int, node: int, *, ok: bool) -> None:
-        """Makes the changes so far durable, or doubtful if the sync failed."""
+        """Marks the changes so far as durable or, if the sync failed, as doubtful: they may be lost."""
         for layer in self.layers:
             layer.sync(ok=ok)
         if not ok:
@@ -109,8 +109,8 @@ class DurableData:
                     for start, end in _sectors(offset, len(data)):
                         if rng.random() < choice.data:
                             torn = rng.randint(start, end) if rng.random() < choice.torn else end
-                            # A torn sector lacks at least this many bytes, because the kernel reads memory in larger
-                            # units when it writes a sector.
+                            # A torn sector lacks at least this many bytes. Fewer cannot be missing, because the kernel
+                            # reads memory in units of several bytes when it writes a sector.
                             torn = end if end - torn < _LEAST_MISSING_BYTES else torn
                             put(content, start, data[start - offset : torn - offset])
                     if counts:
@@ -127,8 +127,8 @@ class _Choice:
 
     Attributes:
         data: For each sector, the probability that it survives.
-        sizes: 0: no new size survives; 1: the newest size survives; in between: a random one of the new sizes survives
-            (sizes are journalled in order).
+        sizes: Which changes of a file's size survive. 0: none; 1: all; a number in between: a random number of them,
+            the earliest ones (sizes are journalled in order).
         names: For each change of a directory, the probability that it survives.
         torn: Probability that a surviving sector is torn.
         cut: (operation, byte): everything before it survives, and nothing after it. If the sync of a change failed,

@@ -20,8 +20,8 @@ class Fault:
         operation: Name of the method of `Files` that the fault matches; None: all methods.
         error: errno of the OSError to raise. 0 (only for `writev`): raise nothing, but write only a part of the bytes.
         times: Number of calls that fail; None: all later calls.
-        partial: Fraction of its bytes that a `writev` still writes when the fault occurs, 0.0 to 1.0. If the `writev`
-            raises nothing, it writes at least one byte.
+        partial: Fraction (0.0 to 1.0) of a `writev`'s bytes that are still written when the fault occurs. A `writev`
+            that raises no error writes at least one byte.
         kill: Whether the process dies at this call; no OSError is raised.
         hits: How often the fault has occurred so far.
     """

@@ -93,7 +93,7 @@ class Disk:
 
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         self._medium = Medium(capacity_bytes, FileTree([]))
-        # The durable content before the first of `operations`.
+        # The durable content of the disk before the first of `operations` was done.
         self._origin = DurableState({}, {ROOT: {}})
 
     @property
@@ -214,7 +214,7 @@ class Disk:
         durable at that moment, yields only one state.
 
         Args:
-            start: First moment, as a count: this many operations had begun before it.
+            start: First moment, given as the number of operations that had begun before this moment.
             stop: Last moment (inclusive); None: the end of the history.
             samples: Number of random states for each moment.
             seed: The same seed gives the same states.
@@ -233,7 +233,7 @@ class Disk:
                     yield CrashState(Disk._of(*durable.settle(choice, rng), self), at, str(choice))
 
     def crash(self, *, seed: int = 0) -> Disk:
-        """Returns the disk after a loss of power at this moment: a random one of the possible states."""
+        """Returns the disk as a loss of power at this moment may leave it: one of the possible states, at random."""
         states = list(self.crash_states(start=len(self.operations), samples=1, seed=seed))
         return states[-1].disk
 

@@ -81,8 +81,8 @@ class FileTree:
         """Devices of directories that are not on the first volume."""
         self._mounts: dict[int, int] = {}
         """The root of the volume that is mounted on a directory."""
-        # Directories by path. The keys are text, because each call passes a new `Path`. Hashing a `Path` would cost
-        # more than the rest of the call.
+        # Directories by path. The keys are strings: each call passes a new `Path`, whose hash is not cached yet.
+        # Computing the hash would cost more than the rest of the call.
         self._texts: dict[str, int] = {}
         self._nodes = ROOT
 
@@ -168,11 +168,13 @@ class FileTree:
         self._texts.clear()
 
     def top(self, directory: int) -> int:
-        """Returns the root of the volume that is mounted on a directory, or the directory itself."""
+        """Returns the root of the volume that is mounted on a directory. Without a volume, returns the directory
+        itself.
+        """
         return self._mounts.get(directory, directory)
 
     def walk(self) -> Iterator[tuple[Path, int]]:
-        """Yields each directory that has a path, with its node."""
+        """Yields the path and the node of each directory that can be reached from the root."""
         todo = [(Path("/"), ROOT)]
         for path, directory in todo:
             node = self._mounts.get(directory, directory)

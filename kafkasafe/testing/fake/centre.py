@@ -2,8 +2,8 @@
 
 This module uses no I/O, threads or clock. Methods that depend on time get it as an argument, in ms since the epoch.
 `advance` does everything that has become due. The cluster's topics consist of the objects of `partition.py`. The
-requests of clients use these objects, and also `groups.py` and `transactions.py`. Methods raise `RefusedError` with the
-error code that a broker would answer. If a test requests something impossible, they raise ordinary exceptions.
+handlers of clients' requests, `groups.py` and `transactions.py` also use these objects. Methods raise `RefusedError`
+with the error code that a broker would answer. If a test requests something impossible, they raise ordinary exceptions.
 """
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ class Centre:
             self._lose_session(broker)
 
     def stop(self, node: int) -> None:
-        """Shuts a broker down in an orderly way: its followers are up to date, and other leaders are elected at
-        once.
+        """Shuts a broker down in an orderly way: first brings its followers up to date. Then other leaders are elected
+        at once.
         """
         broker = self.brokers[node]
         self.replicate()

@@ -70,8 +70,8 @@ class Control(Network):
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Context for a change of the cluster's state. Within it, other threads cannot use the state. At its end,
-        requests are answered that can be answered now, and connections to dead brokers are closed.
+        """Context for a change of the cluster's state. Within it, other threads cannot use the state. When the context
+        ends, all requests that can be answered now are answered, and connections to dead brokers are closed.
         """
         yield
 
@@ -166,7 +166,7 @@ class Control(Network):
 
         Raises:
             kafka.errors.TopicAlreadyExistsError: The topic exists.
-            kafka.errors.KafkaError: The cluster refused (invalid name, setting …).
+            kafka.errors.KafkaError: The cluster refused to create the topic (invalid name, setting …).
         """
         with self._acting() as handler:
             handler.centre.create_topic(name, partitions, replication_factor or -1, config, assignments)
@@ -200,7 +200,7 @@ class Control(Network):
         return self._shown(topic, partition)[1]
 
     def _shown(self, topic: str | TopicPartition, partition: int) -> tuple[int, list[Columns]]:
-        """The log start offset of a partition, and the result of `records`."""
+        """A partition's log start offset, and the records that `records` returns for the partition."""
         found = self._partition(topic, partition)
         with self._acting():
             log = self._led(found).log
@@ -394,7 +394,8 @@ class Control(Network):
             topic: Name of the topic; "*" for all.
             group: Name of the consumer group; "*" for all.
             transactional_id: The transactional id; "*" for all. Without any of these three names, the resource is the
-                cluster. Then forbidding "write" means: no client gets a producer id without a transactional id.
+                cluster. If "write" is forbidden for the cluster, a client without a transactional id gets no producer
+                id.
             on: True: forbid. False: permit.
 
         Raises:

@@ -103,7 +103,7 @@ class _Produce:
     def _refused(self, name: str | None, number: int, refused: RefusedError) -> Fields:
         """The answer's row for a refused batch, with the fields that real brokers set (tests/contract).
 
-        Real brokers send an error message only if single records are faulty, or if the partition is not in the
+        Real brokers send an error message only if individual records are faulty, or if the partition is not in the
         transaction. So the fake sends no other messages.
         """
         start = -1

@@ -408,8 +408,8 @@ class Groups:
         """Handles a member's request for its assignment. The leader's request contains all assignments.
 
         Returns:
-            A function that returns the assignment, or None while the leader has not sent it. It raises `RefusedError`
-            if another rebalance has begun.
+            A function. It returns the assignment, or None if the leader has not sent the assignment yet. The function
+            raises `RefusedError` if another rebalance has begun.
 
         Raises:
             RefusedError: With code 22, 24, 25, 27 or 30.

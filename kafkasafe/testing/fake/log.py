@@ -162,7 +162,7 @@ class ReplicaLog:
 
     def truncate(self, offset: int) -> None:
         """Removes the records at `offset` and after it, and the state derived from these records."""
-        # This method is called for each append of a follower, so it must be cheap if it removes nothing.
+        # This method is called whenever a follower appends records, so it must be cheap if it removes nothing.
         kept = (
             self.batches[: self._index(self.batches, offset)] if offset < self._end_offset else self.batches
         )

@@ -155,8 +155,8 @@ class Partition:
         self.in_sync = {node for node in self.in_sync if able(node)} or self.in_sync
 
     def controlled(self, able: Callable[[int], bool], *, unclean: bool) -> None:
-        """Lets the controller act on the nodes' state: it elects leaders, and removes dead replicas from the in-sync
-        replicas.
+        """Lets the controller react to the nodes' state: the controller elects leaders, and removes dead replicas from
+        the in-sync replicas.
         """
         self.elect(able, unclean=unclean)
         if self.leader >= 0:

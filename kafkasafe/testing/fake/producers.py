@@ -116,8 +116,8 @@ class Producers:
         return made
 
     def duplicate_of(self, header: BatchHeader) -> SeenBatch | None:
-        """The batch in the window that has the same epoch and sequences as `header`, or None. Like in a broker, the
-        bytes are not compared.
+        """The batch in the window that has the same epoch and sequences as `header`, or None. As in a broker, the bytes
+        are not compared.
         """
         known = self._known.get(header.producer_id)
         if known is None or known.epoch != header.producer_epoch:
@@ -183,8 +183,9 @@ class Producers:
             known.restarted()
 
     def recall(self, before: Producers, end_offset: int) -> None:
-        """After a truncation, restores producers of which the log has no batch any more, because their remaining
-        batches had already been deleted. A broker restores them from its snapshot.
+        """After a truncation, restores producers that have no batch left in the log: the truncation removed their
+        latest batches, and their earlier ones had already been deleted. A broker restores such producers from its
+        snapshot.
 
         `before` is the state before the truncation, and `end_offset` the end of the log after it.
         """

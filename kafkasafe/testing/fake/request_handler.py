@@ -2,7 +2,7 @@
 thread, no clock.
 
 A request that the fake does not model gets no answer: the error is added to `errors`, and the connection ends. A client
-might hide this by trying again, so `FakeCluster.close` raises the first of these errors.
+might hide such an error by trying again, so `FakeCluster.close` raises the first of the `errors`.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class RequestHandler:
         return min(due, default=None)
 
     def throttle(self, throttle_ms: int, api: str | None, times: int | None) -> None:
-        """Makes the answers of one API (None: of all except ApiVersions) tell clients to pause. `throttle_ms=0` ends
-        this.
+        """From now on, the answers of this API tell clients to pause. `api=None` stands for all APIs except
+        ApiVersions. `throttle_ms=0` ends the pauses.
         """
         name = None if api is None else frames.api(api).name
         if throttle_ms:

@@ -32,9 +32,9 @@ class Profile:
         brokers_control: Whether one of the brokers is the controller. If so, no one notices the death of the last
             broker.
         verifies_transactions: Whether brokers accept a transaction's batches only for partitions that were added to it.
-        caps_in_sync: True for Kafka 4 and later. `min.insync.replicas` then counts as at most the number of replicas,
-            and the high watermark advances only while at least this many replicas are in sync.
-        least: Minimum values of those topic settings whose minimum is larger than in `_LEAST`.
+        caps_in_sync: True for Kafka 4 and later: `min.insync.replicas` is capped at the number of replicas. The high
+            watermark advances only while at least that many replicas (the capped value) are in sync.
+        least: Minimum values of topic settings. Each replaces a smaller minimum in `_LEAST`.
         lacking: Topic settings that exist in other versions, but not in this one.
         unmodelled: Topic settings that exist in this version, but that the fake does not model.
     """
@@ -178,7 +178,7 @@ _OLD: Final = Profile(
             # In this version, one setting covers both directions (`unmodelled`).
             "log.message.timestamp.after.max.ms": _NO_LIMIT,
             "log.message.timestamp.before.max.ms": _NO_LIMIT,
-            "producer.id.expiration.ms": "604800000",  # in this version: transactional.id.expiration.ms
+            "producer.id.expiration.ms": "604800000",  # this version uses transactional.id.expiration.ms instead
         }
     ),
     verifies_transactions=False,
@@ -226,7 +226,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     }
 )
 _ONLY: Final = {"compression.type": "producer"}
-"""Settings with only one possible value, because the fake itself compresses nothing."""
+"""Settings with only one possible value. (Brokers of the fake cannot compress, so they keep the producer's batches.)"""
 
 _WORDS: Final = {
     "message.timestamp.type": {"CreateTime", "LogAppendTime"},

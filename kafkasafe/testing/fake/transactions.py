@@ -61,8 +61,8 @@ class TransactionMetadata:
     same values is a repetition.
     """
     kept: tuple[int, int] | None = None
-    """(producer id, epoch) that the latest InitProducerId named, or that the latest transaction had before its end. An
-    InitProducerId with the same values is a repetition.
+    """(producer id, epoch) in the latest InitProducerId request or, if a transaction has ended since, those from before
+    its end. An InitProducerId request with the same values is a repetition.
     """
     second: bool = False
     """Whether the open transaction uses protocol 2."""
@@ -85,7 +85,9 @@ class TransactionMetadata:
 
     @property
     def due_ms(self) -> int | None:
-        """Time at which the open transaction times out, or at which the ending transaction's markers are written."""
+        """Time at which the open transaction times out. For a transaction that is being ended: time at which its
+        markers are written.
+        """
         if self.state is TxnState.ONGOING:
             return self.began_ms + self.timeout_ms
         return self.complete_ms if self.ending else None
@@ -96,7 +98,7 @@ class TransactionMetadata:
             raise RefusedError(CONCURRENT_TRANSACTIONS)
 
     def check_identity(self, identity: tuple[int, int], old_epoch: int) -> None:
-        """Raises `RefusedError` if the producer id differs (code 49), or if only the epoch differs (code
+        """Raises `RefusedError` if the producer id differs (code 49), or if only the epoch differs (the code in
         `old_epoch`).
         """
         if identity[0] != self.producer_id:
@@ -167,7 +169,8 @@ class TransactionMetadata:
             self.markers[place] = partition, partition.leader_epoch, marker.end_offset
 
     def complete(self, left: set[tuple[str, int]], again_ms: int) -> None:
-        """Ends the transaction if all markers are replicated. Otherwise, the markers are tried again at `again_ms`.
+        """Ends the transaction if all markers are replicated. Otherwise, writing the markers is tried again at
+        `again_ms`.
 
         `left` contains the partitions whose markers are not replicated yet.
         """
@@ -220,8 +223,8 @@ class Transactions:
     ) -> tuple[int, int]:
         """InitProducerId with a transactional id: grants a new epoch, and ends the open transaction.
 
-        `named` is (producer id, epoch) in the request; both are -1 for a new producer. `old_epoch` is the error code if
-        the request's epoch is not the current one.
+        `named` is (producer id, epoch) in the request; both are -1 for a new producer. `old_epoch` is the error code to
+        answer if the request's epoch is not the current one.
         """
         most = int(self._centre.settings["transaction.max.timeout.ms"])
         if not 0 < timeout_ms <= most:
@@ -231,7 +234,7 @@ class Transactions:
             known = self._known[name] = TransactionMetadata(self._centre.new_producer_id(), -1, timeout_ms)
         known.check_settled()
         if known.state is TxnState.ONGOING and (named[1] < 0 or named[0] == known.producer_id):
-            # The epoch in the request is checked only if no transaction is open, so it is not checked here.
+            # A transaction is open. So the epoch in the request is not checked.
             self._fence(known, now_ms)
             known.check_settled()
         known.init(timeout_ms, named, old_epoch, self._centre.new_producer_id)
@@ -264,8 +267,8 @@ class Transactions:
             raise RefusedError(INVALID_TXN_STATE, _NOT_ADDED, early=True)
 
     def may_end(self, header: BatchHeader) -> bool:
-        """Whether the transaction of this batch can still end. It can if a transactional id still has the batch's
-        producer id and epoch.
+        """Whether the transaction of this batch can still end. The transaction can end if a transactional id still has
+        the batch's producer id and epoch.
         """
         return any(
             known.identity == (header.producer_id, header.producer_epoch) for known in self._known.values()
@@ -276,8 +279,7 @@ class Transactions:
         return numbered(self._centre, group, "offsets.topic.num.partitions")
 
     def check_log_of_offsets(self, group: str, producer_id: int, epoch: int) -> None:
-        """Checks that no offsets with a newer epoch of the producer were added before. Old brokers make only this
-        check.
+        """Checks that the producer has not added offsets with a newer epoch before. Old brokers make only this check.
 
         Raises:
             RefusedError: With code 47.

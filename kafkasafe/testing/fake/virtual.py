@@ -1,7 +1,7 @@
 """The fake's backend for engines: `kafkasafe.cluster.api.Cluster` in virtual time, without a thread or a socket.
 
-Requests are plain data, and the same handlers answer them as in `FakeCluster`. A broker answers the requests of one
-connection one after another. Each request takes `latency_s`, and so does each answer.
+Requests are plain data. The handlers of `FakeCluster` answer them. A broker answers the requests of one connection one
+after another. Each request takes `latency_s`, and so does each answer.
 """
 
 from __future__ import annotations

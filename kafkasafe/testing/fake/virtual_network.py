@@ -49,14 +49,14 @@ class VirtualBrokers(Protocol):
     def ask(
         self, pipe: Pipe, name: str, version: int, message: Any, on_answer: Callable[[Fields], None]
     ) -> float:
-        """Writes a request to a connection. Calls `on_answer` if its answer arrives.
+        """Writes a request to a connection. Calls `on_answer` if the answer to the request arrives.
 
         Returns:
             Seconds until the connection has accepted all bytes of the request.
         """
 
     def throttled_ms(self, pipe: Pipe) -> int:
-        """Number of ms for which the latest answer told the client to pause."""
+        """Remaining throttle time of this connection, in ms."""
 
 
 class VirtualNetwork:
@@ -116,7 +116,7 @@ class VirtualNetwork:
         return self._time.monotonic()
 
     def random_fraction(self) -> float:
-        """See `Network`. The random number is always the same, so that runs can be repeated exactly."""
+        """See `Network`. A constant takes the place of the random number, so that runs can be repeated exactly."""
         return 0.5
 
     def call_at(self, when: float, call: Callable[[], None]) -> Timer:
@@ -164,7 +164,7 @@ class VirtualNetwork:
         return list(self._brokers)
 
     def bootstrap_nodes(self) -> list[NodeId]:
-        """See `Network`. The result is all brokers, whatever the options are."""
+        """See `Network`. Returns all brokers, regardless of the options."""
         return list(self._cluster.bootstrap_servers)
 
     def addresses(self) -> Collection[int]:

@@ -75,7 +75,7 @@ class VirtualTime:
         self._set_ms += int(seconds * 1000)
 
     def call_at(self, at_s: float, work: Callable[[], None]) -> Timer:
-        """Calls a function when `monotonic` reaches this time; at once if the time has passed."""
+        """Calls a function when `monotonic` reaches this time; at once if `monotonic` is already later."""
         timer = Timer(work)
         heapq.heappush(self._timers, (max(at_s, self._now_s), next(self._numbers), timer))
         return timer

@@ -17,7 +17,7 @@ class Weather:
     Attributes:
         refuse: Whether new connections are refused.
         drop_requests: Whether requests are read and ignored.
-        drop_responses: Whether brokers carry out requests, but the answers get lost.
+        drop_responses: True: brokers carry out requests, but their answers get lost.
         stall: Whether brokers neither read requests nor send answers.
         response_delay_ms: Delay of answers.
     """
@@ -45,8 +45,8 @@ class Network:
 
     @abstractmethod
     def _acting(self) -> AbstractContextManager[object]:
-        """Context for a change. Other threads have no access meanwhile. At its end, connections are adapted to the new
-        state.
+        """Context for a change. Other threads have no access meanwhile. When the context ends, connections are opened
+        or closed to match the new state.
         """
 
     # --- faults -----------------------------------------------------------------------------------------------------

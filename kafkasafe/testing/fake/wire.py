@@ -1,4 +1,4 @@
-"""Kafka's protocol on 127.0.0.1 for the fake, with one thread for all brokers.
+"""Serves Kafka's protocol on 127.0.0.1 for the fake. One thread serves all brokers.
 
 That thread handles everything in the order of arrival. Other threads may act only while they hold `lock`. So a fake
 cluster has no races. After each change of the cluster's state, the thread adapts the sockets to it. A suspended broker
@@ -170,8 +170,8 @@ class Wire(SocketLoop[_Connection]):
             self._close(connection)
 
     def _work(self, connection: _Connection, now: int) -> bool:
-        """Handles the requests and answers of one connection that can be handled now. Returns whether there was a new
-        request.
+        """Handles a connection's requests and sends its answers, as far as this is possible now. Returns whether there
+        was a new request.
         """
         handled = False
         hangs = self._hangs(connection)
