@@ -218,7 +218,7 @@ def _occupy_standard_streams() -> None:
 
 
 def _flush(stream: Any) -> None:
-    if stream is not None:  # a stream that was closed at the start is None
+    if stream is not None:  # Python sets a standard stream to None if it was closed when the process started
         stream.flush()
 
 

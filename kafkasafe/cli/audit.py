@@ -46,8 +46,8 @@ _ADVICE: Final = {
         "The log was cut while it was counted: count it again.",
     ),
 }
-"""Kind of the Spark source's error → (pattern, advice). In the error's message, the source's own advice begins where
-the pattern matches. This command prints the given advice instead.
+"""Kind of the Spark source's error → (pattern, advice). The pattern finds the place where the source's own advice
+begins in the error's message. This command replaces the source's advice with the one in this table.
 """
 _TIMEOUT: Final = "30s"
 _ROWS: Final = 200
@@ -105,7 +105,7 @@ def audit_topic(
     if plot is not None:
         _check_plot(plot, topics)
     with connected(options, limits.first_answer_s):
-        pass  # Find out here whether any broker answers, because the count itself would wait longer.
+        pass  # If no broker answers, `connected` raises an error. The count itself would wait longer.
     with _spark(master) if spark else contextlib.nullcontext() as session:
         count = functools.partial(
             audit, connection=options, ids=ids, committed=committed, timeout_s=limits.all_s, spark=session

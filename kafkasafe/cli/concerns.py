@@ -14,8 +14,8 @@ class Concern:
     """One setting with an unsuitable value.
 
     Attributes:
-        level: "breaks": with this value, a promise does not hold. "note": the promise holds, with a limit that users
-            should know.
+        level: Either "breaks" (with this value, a promise does not hold) or "note" (the promise holds, but users should
+            know of a limit).
     """
 
     level: Literal["breaks", "note"]
@@ -39,8 +39,8 @@ def concerns_of(
         topic: The topic's settings, with defaults.
         broker: Settings of a broker.
         replicas: Number of replicas of the partition with the fewest replicas; 0: unknown.
-        outage_ms: Maximum length of an outage of the cluster or of a client. An outage up to this length must not break
-            a promise.
+        outage_ms: Maximum length of an outage, of the cluster or of a client. An outage that lasts no longer must not
+            break a promise.
         assumed_expiration_ms: The producers' option `producer_id_expiration_ms`.
     """
     found: list[Concern] = []

@@ -97,10 +97,10 @@ def doctor(
     reads only the spool. In this case, a batch that may have been sent is NOT KNOWN.
 
     COMMITTED: the log contains a batch header with the batch's id, at the offset that is shown. A batch is also
-    COMMITTED if the part of the log with the batch was deleted, but the leader still remembers the batch's sequence.
-    NOT IN THE LOG: the command has read every part of the log where the batch could be, and did not find it. A batch is
-    also NOT IN THE LOG if the last sequence that the leader remembers is lower than the batch's sequence. NEVER SENT:
-    the batch has no id. If a running producer is sending a batch, the result for this batch may change.
+    COMMITTED if its part of the log was deleted, but the leader still remembers the batch's sequence. NOT IN THE LOG:
+    the command has read every part of the log where the batch could be, and did not find it. A batch is also NOT IN THE
+    LOG if the last sequence that the leader remembers is lower than the batch's sequence. NEVER SENT: the batch has no
+    id. If a running producer is sending a batch, the result for this batch may change.
     """
     outage_ms = int(duration_s(outage, "--outage") * 1000)
     expiration_ms = int(duration_s(expiration, "--producer-id-expiration") * 1000)

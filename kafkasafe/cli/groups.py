@@ -19,7 +19,9 @@ class WholeSentences(TyperGroup):
         return [(name, (self.get_command(ctx, name) or self).help or "") for name in self.list_commands(ctx)]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write two columns: the commands' names and their sentences. A long sentence takes several lines."""
+        """Write two columns: the name of each command, and a sentence that describes the command. A long sentence takes
+        several lines.
+        """
         with formatter.section("Commands"):
             formatter.write_dl(
                 [

@@ -61,7 +61,8 @@ def health(
     Run this command as the producers' user: if the user may not write to the directory, the result is NOT READY. A user
     with only read permission can list the waiting records with kafkasafe spool ls. The command only reads, so producers
     may run at the same time. It reads the whole spool. In a program, or for probes every few seconds, use
-    producer.health() instead. It reads no files, and also reports whether the cluster answers.
+    producer.health() instead. This method reads no files. Besides the spool's state, it reports whether the cluster
+    answers.
     """
     max_age_s = None if max_age is None else duration_s(max_age, "--max-age")
     limit = None if spool_max_bytes is None else _limit(spool_max_bytes)
@@ -135,7 +136,7 @@ def _not_writable(lanes: SpoolDirectory) -> str:
 
 
 def _failing_starts(lanes: SpoolDirectory, suspects: Collection[int]) -> list[str]:
-    """For each lane of `suspects` at which a new producer would fail when it starts, returns an error message."""
+    """Returns an error message for each lane in `suspects` that would make a new producer fail at its start."""
     texts = []
     for number, client in lanes.starting_lanes().items():
         if number not in suspects:

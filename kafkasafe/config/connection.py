@@ -37,8 +37,8 @@ _SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_passw
 
 
 def check_connection(options: Mapping[str, Any]) -> None:
-    """Refuse wrong values that kafka-python would accept silently. Also refuse wrong values if kafka-python's own error
-    would not say what to do.
+    """Refuse wrong values that kafka-python would accept silently. Also refuse wrong values for which kafka-python's
+    own error would not tell the user what to do.
     """
     protocol = options["security_protocol"]
     if protocol not in _PROTOCOLS:

@@ -1,4 +1,5 @@
-"""Checks of KafkaConsumer's own options. kafka-python makes some of these checks only after connecting, others never.
+"""Checks of KafkaConsumer's own options. kafka-python makes some of these checks only after connecting, and never makes
+the others.
 
 Without these checks, a consumer with an unusable value would start. It would fail only at its first `poll()` or in a
 rebalance, with an error that does not name the option.
@@ -23,7 +24,7 @@ _LEAST: Final = {
     "fetch_max_bytes": 1,
     "max_partition_fetch_bytes": 1,
 }
-"""The lowest permitted value of each numeric option. Instead of a number, None selects kafka-python's default."""
+"""The lowest permitted number for each numeric option. None is permitted too, and means kafka-python's default."""
 _ISOLATION: Final = ("read_uncommitted", "read_committed")
 _deserializer: Final = converter("deserialize")
 

@@ -21,8 +21,8 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
 
     The option takes precedence, then the environment variable. The default is a directory in the user's state
     directory. This default depends on client id and cluster address, because records that were spooled for one cluster
-    must never be delivered to another. If the same address was written in another way before, `siblings.py` finds the
-    former directory by the cluster id.
+    must never be delivered to another. If an earlier producer spelled the same cluster's address differently, its
+    default directory was another one. `siblings.py` finds that directory by the cluster id.
     """
     chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
     if chosen is not None:

@@ -64,7 +64,7 @@ class Decide:
 
     Attributes:
         commit: Ids of the atomic batches to commit if they are staged (wholly in Kafka, but not committed); None: all.
-        abort: Ids of atomic batches. Those that are not committed yet are dropped.
+        abort: Ids of the atomic batches to drop, unless they are committed already.
     """
 
     commit: frozenset[bytes] | None = frozenset()
@@ -82,18 +82,19 @@ class ProducerConfig:
         kafka: All of KafkaProducer's options, for the connections.
         client_id: Client id, never empty.
         spool_dir: Real path of the spool directory. Its symbolic links were resolved once, at the start.
-        spool_dir_given: The absolute path as the user gave it. The next producer resolves this path again.
+        spool_dir_given: The absolute path as the user gave it. The next producer will resolve the symbolic links in
+            this path anew.
         spool: "always": a record is on disk before it is sent. "on_error": a record is written to disk if the cluster
-            does not acknowledge it within `spool_after_s`, if the buffer fills, or at close. "never": the producer
-            writes no files.
+            does not acknowledge it within `spool_after_s`, if the buffer is full, or if the producer closes. "never":
+            the producer writes no files.
         idempotent: Always True: `enable_idempotence=False` is refused.
         batch_bytes: Largest batch, headers included.
         linger_s: How long a batch waits for more records.
         max_block_s: How long `send` waits for room.
         run_ahead_bytes: Limit for bytes that are accepted but not acknowledged yet. Applies while the cluster answers;
             None: no limit.
-        state_age_s: A broker keeps the state of a batch's producer for at least this many seconds after the batch's
-            timestamp.
+        state_age_s: After the timestamp of a batch, a broker keeps the state of the batch's producer for at least this
+            many seconds.
         decide: Set only by commands that commit or drop atomic batches; None: deliver everything.
     """
 
@@ -187,15 +188,15 @@ class ProducerConfig:
 
     @property
     def in_memory(self) -> bool:
-        """Whether `spool="never"`: unacknowledged records are in memory only."""
+        """Whether `spool` is "never", so that unacknowledged records exist only in memory."""
         return self.spool == "never"
 
     @property
     def custom_partitioner(self) -> bool:
         """Whether the partitioner that the user gave has to be called.
 
-        kafka-python's own two partitioners need not be called. For a given key, both choose the same partition. Their
-        choices differ for records without a key, but kafkasafe itself puts all such records of one batch into one
+        kafka-python's own two partitioners need not be called. For a given key, both choose the same partition. For
+        records without a key, kafkasafe itself chooses the partition: all such records of one batch go into one
         partition.
         """
         return type(self.partitioner) not in {DefaultPartitioner, StickyPartitioner}

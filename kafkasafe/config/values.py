@@ -36,7 +36,9 @@ _TEXT_BYTES: Final = 0x7FFF
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 Check: TypeAlias = Callable[[Mapping[str, Any], str], Any]
-"""A function that gets all options and the name of one of them, and returns the value of this option's field."""
+"""A function that gets all options and the name of one option. It returns the value to store in the configuration's
+field for this option.
+"""
 
 
 def number(*, least: int, most: int | None = None) -> Callable[[Mapping[str, Any], str], int]:
@@ -73,7 +75,7 @@ def duration(options: Mapping[str, Any], name: str) -> float:
 
 
 def optional(check: Check, *absent: Any) -> Check:
-    """Return a check that accepts None. The check returns None for the values in `absent`, too."""
+    """Return a check that also accepts None and the values in `absent`. For all of these, the check returns None."""
     return lambda options, name: None if options[name] in (None, *absent) else check(options, name)
 
 

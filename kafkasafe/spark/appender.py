@@ -109,7 +109,8 @@ class Appender:
             own id and epoch.
         options: Options of the sink or writer. The appender uses three of them: the time limit for one batch, the time
             limit for a broker's wait for its replicas, and the number of pending bytes above which `append` blocks.
-        claims: False if no other attempt can have the grant. Then no batch is a claim, and none is read back.
+        claims: False if no other attempt can have the grant. In that case the appender writes no claims, and reads no
+            batch back.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
             batch, in order for each partition. The function is not called for claims. For a divided batch, the function
             is called once for each part.

@@ -87,7 +87,7 @@ class Brokers:
         return self._transport
 
     def note(self, problem: Exception) -> None:
-        """Remembers the error of a failed attempt, for the message of a later time-out."""
+        """Remembers why an attempt failed. If a time-out follows, its message names this error."""
         self._last_problem = problem
 
     def watch(self, partition: Partition) -> Callable[[Exception], None]:

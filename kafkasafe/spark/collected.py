@@ -40,7 +40,7 @@ class Size(NamedTuple):
     Attributes:
         rows: Number of rows.
         bytes: Size of the encoded batches, in bytes.
-        pause: For how many of the next micro-batches the driver does not collect the rows.
+        pause: Number of micro-batches, from the next one on, whose rows the driver does not collect.
     """
 
     rows: int
@@ -68,8 +68,8 @@ class RowTooLargeError(Exception):
 def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
     """Decides whether the driver collects the rows of the next micro-batch. If so, returns the limits.
 
-    The bound allows each task at least twice as many rows as the whole previous micro-batch had. A row may have at
-    least twice the average size of the previous rows. A task returns at most twice `inline_bytes`.
+    The bound allows each task at least twice as many rows as the whole previous micro-batch had. The limit for one row
+    is at least twice the average size of the previous rows. A task returns at most twice `inline_bytes`.
 
     Args:
         previous: Size of the previous micro-batch.
@@ -119,8 +119,8 @@ def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> tuple[tuple[Col
     fits = f"{sized} <= {share}"
     chosen = [f"IF({fits}, {name}, NULL) AS {name}" if name in _SIZED else name for name in columns]
     chosen += [f"{fits} AS {_FITS}", f"monotonically_increasing_id() & {_INDEX}L AS {_ROW}"]
-    # Do not use `limit`: Spark compiles new code for each use of it. A `limit` also counts the rows of all tasks
-    # together, so Spark needs several jobs for it.
+    # Do not use `limit`: Spark compiles new code for each use of it. And a `limit` applies to all tasks together, so
+    # Spark runs several jobs, one after the other, until it has found enough rows.
     return tuple(map(expr, chosen)), expr(f"{_ROW} <= {bound.rows}")
 
 

@@ -37,8 +37,8 @@ def arrow_schema(schema: StructType) -> Any:
                 "UNKNOWN_COLUMN",
                 f"format kafkasafe has no column {field.name!r}: use only {', '.join(TYPES)}.",
             )
-        # Compare the types as texts, because these do not show nullability: users may declare parts of `headers` as not
-        # null.
+        # Compare the types as texts, because these leave out nullability. Users may declare parts of `headers` as not
+        # null, and this must not count as a difference.
         if field.dataType.simpleString() != expected.simpleString():
             raise error(
                 "WRONG_COLUMN_TYPE",

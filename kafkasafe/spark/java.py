@@ -1,5 +1,5 @@
-"""Finds the Java objects behind PySpark's objects. PySpark has only private names for them, and no other module of
-kafkasafe uses these names.
+"""Finds the Java objects behind PySpark's objects. PySpark's names for the Java objects are private. In kafkasafe, only
+this module uses these names.
 """
 
 from __future__ import annotations

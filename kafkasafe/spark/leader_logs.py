@@ -121,7 +121,7 @@ class LeaderLogs:
         result as last time.
 
         This only saves CPU time: most partitions of a large topic have no new records between two plans. The result
-        contains a partition if the leader's answer has not changed since the last call of `advance`, and neither have
+        contains a partition if nothing has changed since the last call of `advance`: neither the leader's answer, nor
         the values with which `advance` would compare the answer. If there are records to read, the leader must also
         have answered that the log still holds them.
 
@@ -193,8 +193,8 @@ class LeaderLogs:
             if self._checked.get(partition) != (now_id, end.leader_epoch):
                 yield from self._compare(partition, was.lineage, was.offset, found)
             if found.why is None and end.offset < was.offset:
-                # The tracker has accepted a lower end offset. The tracker accepts a lower end offset only if a loss of
-                # records is proven, or after a call of `accept`. It holds back all other lower end offsets.
+                # The tracker has accepted a lower end offset. The tracker does so only if a loss of records is proven,
+                # or after a call of `accept`. In all other cases the tracker holds a lower end offset back.
                 found.lose("truncated", (end.offset, was.offset - 1), begin=end.offset, end=end.offset)
             if found.end > found.begin:
                 first = (yield from self._lookups.listed(*partition, EARLIEST, note)).offset
@@ -353,7 +353,7 @@ class LeaderLogs:
 
 
 def _none_below() -> Procedure[EpochEnd]:
-    """Answers where the epoch below epoch 0 ends. Sends no request, because no such epoch exists."""
+    """Returns offset 0 as the end of all epochs below epoch 0. Sends no request, because no such epoch exists."""
     yield from ()
     return EpochEnd(0, UNDEFINED, UNDEFINED)
 

@@ -118,7 +118,9 @@ class _Collector(Collector):
         self._queries: dict[str, _Query] = {}
 
     def describe(self) -> list[Metric]:
-        """Returns no families. Without this method, Prometheus would collect the metrics during the registration."""
+        """Returns no metric families. Without this method, Prometheus would collect all metrics when this collector is
+        registered, to learn their names.
+        """
         return []
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
@@ -246,7 +248,7 @@ class _Collector(Collector):
 
 
 def _expect_sources() -> None:
-    """Prepares the inbox for events from the sources of this process's Spark driver.
+    """Prepares the inbox that receives events from the sources of this process's Spark driver.
 
     Does nothing if this process has no JVM. With Spark Connect, the process may never have a JVM.
     """

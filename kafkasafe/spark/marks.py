@@ -30,9 +30,9 @@ class Mark:
         begin: First offset of the range; None: the range begins where the previous range ended.
         why: Reason why records directly before the range were lost; None: no records were lost.
         lost: First and last lost offset (inclusive), if they are known.
-        first: First offset of the range, used if the range is the query's first one and `begin` is None. `UNRESOLVED`:
-            the starting options could not be evaluated when the range was planned. None: the plan did not record where
-            the range begins.
+        first: First offset of the range. It is used only in a query's first micro-batch, and only if `begin` is None.
+            `UNRESOLVED`: the starting options could not be evaluated when the range was planned. None: the plan did not
+            record where the range begins.
     """
 
     offset: int

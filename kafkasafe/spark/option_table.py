@@ -75,8 +75,9 @@ class OptionTable:
 
     Attributes:
         rows: The options by name.
-        own: The options with Spark's own names, by name.
-        kafkas: The options with Kafka's names, by name without `kafka.`. Connection options are not in the table.
+        own: The options whose names do not begin with `kafka.`. The keys are these names.
+        kafkas: The options whose names begin with `kafka.`. The keys are the names without this prefix. Connection
+            options are not in the table.
     """
 
     def __init__(self, what: str, *rows: QueryOption) -> None:
@@ -106,8 +107,8 @@ class OptionTable:
             raise error("UNKNOWN_OPTION", f"{option!r} is not an option of {self._what}.{hint}")
 
     def values(self, options: Mapping[str, str]) -> OptionValues:
-        """Returns the values of the options that are in this table under Spark's names, and ignores the rest. The names
-        are not case-sensitive.
+        """Returns the values of the given options whose names are in `own`, and ignores all others. The names are not
+        case-sensitive.
         """
         names = {name.lower(): name for name in self.own}
         given = {names[name.lower()]: value for name, value in options.items() if name.lower() in names}

@@ -84,7 +84,7 @@ def one_of(*choices: str) -> OptionKind:
     return OptionKind(", ".join(f"`{choice}`" for choice in choices), convert)
 
 
-_DIGITS: Final = 18  # maximum number of digits of a duration: above 30,000 years even in microseconds
+_DIGITS: Final = 18  # maximum number of digits of a duration: enough for 30,000 years in microseconds
 _UNITS_S: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -10,8 +10,8 @@ their size matters.
 - `numbers`: the partition numbers, as ranges. The other lists have the same order.
 - `offsets`: the next offset of each partition. The field stays plain text so that people can read it.
 - `epochs`: the leader epochs of each partition, deflated and in base64. Before deflation the text looks like
-  `3:0,4:1200;;@17,3:0`. `;` separates partitions, and each entry is an epoch and its first offset. The
-  first entry is `@17` if the partition's epochs are known only up to offset 17, which is below the offset in `offsets`.
+  `3:0,4:1200;;@17,3:0`. `;` separates partitions, and each entry is an epoch and its first offset. If a partition's
+  epochs are known only up to offset 17, but its offset in `offsets` is higher, the partition's first entry is `@17`.
   The field is absent if no epochs are known.
 - `read`: for each partition, the number of offsets in its range (`offset - begin`). If `begin` is above
   `offset`, the entry is `=` followed by `begin`. If the mark has no `begin`, the entry is empty. The field is absent if
@@ -20,12 +20,13 @@ their size matters.
 - `lost`: `why`, `lost_first` and `lost_last` of each partition that lost records.
 
 If `offsets` and `epochs` together are longer than 12,000 characters, the following fields replace both (version 3 of
-the checkpoint's format). The two fields are usually so long because the partitions have had several leaders.
+the checkpoint's format). `offsets` and `epochs` usually become that long if the partitions have had several leaders.
 
 - `least` and `most`: the lowest and the highest of the partitions' next offsets.
-- `dense`: a compact text (`_Dense`). For each partition, it holds the next offset, and the first offset of each epoch.
-- `epochs`: the same text without the first offsets, for example `3,4;;@17,3`. `dense` leaves out a first offset that
-  is 0; instead, a colon follows the epoch: `3:,4`.
+- `dense`: a compact text (`_Dense`). For each partition, the text contains the next offset and the first offset of each
+  epoch.
+- `epochs`: the text of the field `epochs` that it replaces, without the first offsets; for example `3,4;;@17,3`.
+  `dense` leaves out a first offset that is 0; instead, a colon follows the epoch: `3:,4`.
 """
 
 from __future__ import annotations
@@ -221,8 +222,8 @@ class _Dense:
 
     @staticmethod
     def write(partitions: Sequence[Sequence[tuple[int, int]]]) -> str:
-        """Writes the numbers of each partition. Each number is given as (number, bound). The numbers of a partition
-        have the order in which they will be read.
+        """Writes the numbers of each partition. Each number is given as (number, bound). A partition's numbers must be
+        given in the order in which they will be read.
         """
         texts = []
         for at in range(0, len(partitions), _TOGETHER):

@@ -150,8 +150,8 @@ class Planner:
 
         Returns:
             The positions where the batch ends. If there are no new records, the result equals `start`, unless the batch
-            is the query's first. For each partition, the end of the first batch also says at which offset this batch
-            begins.
+            is the query's first. For each partition, the end position of a query's first batch also stores the offset
+            where this batch begins.
 
         Raises:
             DataLossError: Records were lost, and `failOnDataLoss` is true. The message names all losses.
@@ -237,8 +237,8 @@ class Planner:
         partitions = self._topics.partitions(fresh=False)
         marks = {}
         for partition, end in self._brokers.ends(partitions).items():
-            # For a partition that was created between the two requests, no begin is known. So this partition is read
-            # from its first record.
+            # If a partition was created between the two requests, `begins` does not contain it. Such a partition is
+            # read from its first record.
             begin = UNRESOLVED if begins is None else begins.get(partition, Mark(0)).offset
             marks[partition] = Mark(end, first=begin)
         return Positions(marks, self._topics.ids(partitions))

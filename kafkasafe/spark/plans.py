@@ -67,18 +67,20 @@ def plan_of_query(session: SparkSession, query_id: str | None, batch_id: int) ->
         buffer = _names(jvm_of(session)).bytes()
         entries.serialize(found.get(), buffer)
         return plan_digest(str(buffer.toString("UTF-8")))
-    except Exception as failed:  # other versions of Spark may differ; the sink then compares numbers of rows
+    except Exception as failed:  # another version of Spark may have other internals
         log.debug("The plan of batch %d of %s is not available: %r", batch_id, query_id, failed)
         return ""
 
 
 def commits_are_validated(session: SparkSession, query_id: str | None) -> bool:
-    """Returns whether Spark fails the query if `foreachBatch` leaves the state of this micro-batch uncommitted.
+    """Returns whether Spark ends the query with an error if `foreachBatch` has not committed the state of this
+    micro-batch.
 
     When Spark computes the data frame, it also commits the state of a streaming join, aggregation or deduplication.
     Since SPARK-52008 Spark also checks, after `foreachBatch`, that each state store has committed.
 
-    If Spark makes this check, but the query's plan is not available, the result is True.
+    The result is also True if Spark makes this check, but the query's plan is not available. Then it is unknown whether
+    the query has state to commit.
     """
     try:
         if session.conf.get(_VALIDATION) != "true":

@@ -55,7 +55,7 @@ _PLAIN: Final = 1
 _PACKED: Final = 2
 _DENSE: Final = 3
 _RECENT: Final = 2  # the start and the end of a micro-batch
-_PACKED_FROM: Final = 100  # pack topics with at least 100 partitions; unpacked, 100 marks take about 5 kB
+_PACKED_FROM: Final = 100  # pack the marks of topics with at least 100 partitions: unpacked, they take 5 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +186,8 @@ def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partiti
     Args:
         sizes: Number of available records, by partition.
         limit: Maximum number of records in total, at least 1.
-        turn: A number that differs for each batch. If there are more partitions than `limit`, this number decides which
-            partitions get a record.
+        turn: A number that differs for each batch. If there are more partitions than `limit`, the batch reads one
+            record from each of `limit` partitions, and this number decides from which.
     """
     waiting = sorted(partition for partition, size in sizes.items() if size > 0)
     total = sum(sizes[partition] for partition in waiting)
@@ -201,7 +201,8 @@ def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partiti
         return shares
     left = limit - len(waiting)
     for partition in waiting:
-        # Each partition gets one record, and a share of what is left. Rounding down keeps the sum within the limit.
+        # From each partition, the batch reads one record and a share of the rest of the limit. Rounding down keeps the
+        # sum within the limit.
         shares[partition] = 1 + (sizes[partition] - 1) * left // (total - len(waiting))
     spare = limit - sum(shares.values())
     for partition in sorted(waiting, key=lambda partition: shares[partition] - sizes[partition]):
@@ -223,7 +224,7 @@ def divide(
 
     Args:
         ranges: The ranges. None of them may be empty.
-        at_least: Minimum number of pieces in total, if there are enough records.
+        at_least: Minimum number of pieces from all ranges together, if there are enough records.
         max_records: Maximum number of offsets in a piece; 0: no limit.
     """
     total = sum(end - begin for _, begin, end in ranges)
@@ -243,9 +244,9 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
     """Yields the ranges of a micro-batch as (partition, begin, end), with begin ≤ end.
 
     Args:
-        start: Positions where the batch begins: the end of the previous batch, or initial positions. If a partition's
-            mark in `end` has no `begin`, and its `first` is None or `UNRESOLVED`, initial positions must hold a mark
-            for the partition.
+        start: Positions where the batch begins: the end of the previous batch, or initial positions. Initial positions
+            must contain a mark for each partition whose mark in `end` shows no first offset: `begin` is None, and
+            `first` is None or `UNRESOLVED`.
         end: Positions where the batch ends.
 
     Raises:
@@ -266,7 +267,8 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         if begin is None and start.initial and mark.first != UNRESOLVED:
             begin = mark.first
         if begin is None:
-            # The partition is new, and no plan has stored its begin. So read the partition from offset 0.
+            # No plan has stored where to begin. Without a mark in `start`, the partition is new, so read it from offset
+            # 0.
             begin = 0 if before is None else before.offset
         if begin > mark.offset:
             raise error(

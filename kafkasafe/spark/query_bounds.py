@@ -35,7 +35,7 @@ class QueryBounds:
         return self._resolve(self._options.starting, "starting", partitions)
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Returns the offset before which a batch query stops reading, by partition. Raises as `begins`."""
+        """Returns, for each partition, the offset before which a batch query stops. Raises the errors of `begins`."""
         return self._resolve(self._options.ending, "ending", partitions)
 
     def _resolve(self, bound: Bound, which: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -59,8 +59,9 @@ class QueryBounds:
         )
 
     def begin_was_chosen(self, partition: Partition) -> bool:
-        """Returns whether a begin above a partition's end proves that the options are wrong. It proves nothing if the
-        query starts at the earliest offset, or if it starts at a time and ends at the latest offset.
+        """Returns whether the options must be wrong if a partition's starting offset is above its end. Such a starting
+        offset proves nothing if the query starts at the earliest offset, or if it starts at a time and ends at the
+        latest offset.
         """
         starting = self._options.starting
         value = starting.everywhere if starting.each is None else starting.each[partition]
@@ -71,14 +72,14 @@ class QueryBounds:
         return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
 
     def is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
-        """Returns whether it is certain that the starting options already resolved to `begin` when the batch that ends
-        at `end` was planned.
+        """Returns whether the starting options certainly gave the same offset `begin` at an earlier time: when the
+        batch that ends at `end` was planned.
         """
         starting = self._options.starting
         if isinstance(starting, Offsets):
             return (starting.everywhere if starting.each is None else starting.each.get(partition)) != LATEST
         # The start is given as a time. If the first record at or after this time has an offset below `end`, this record
-        # existed when the batch was planned. Otherwise `begin` may be the end of the log, which moves with each
+        # existed when the batch was planned. Otherwise `begin` may be the end of the log, and this end moves with each
         # appended record.
         return begin < end
 

@@ -111,9 +111,9 @@ def read_at_once(
         timeout_s: How long to wait for all responses.
 
     Returns:
-        The records as pyarrow.RecordBatch objects; or None, and then call `read` for each range. The result is None if
-        the records are larger than `max_bytes`, a range needs more than one response, a response is damaged, a broker
-        did not answer or reported an error, or the records are not those of the plan.
+        The records as pyarrow.RecordBatch objects. If the result is None, call `read` for each range instead. There are
+        five reasons for None: the records are larger than `max_bytes`; a range needs more than one response; a response
+        is damaged; a broker did not answer or reported an error; or a record's leader epoch is not the planned one.
     """
     deadline = time.monotonic() + timeout_s
     options = replace(options, fetch_bytes=min(options.fetch_bytes, max_bytes // len(pieces) + 1))
@@ -322,8 +322,8 @@ class _Fetching:
     def _wanted(self, answer: RecordsFetched, position: int) -> Iterator[tuple[Any, int]]:
         """Decodes a response in pieces, up to the end of the range.
 
-        Yields each piece with a number: how many of its records come before the first record whose leader epoch is
-        not the planned one.
+        Yields pairs (piece, n). The first n records of the piece have the planned leader epoch. If the piece has more
+        records, the next one has another epoch.
         """
         decoder = Decoder(
             answer.records,

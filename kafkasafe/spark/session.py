@@ -261,7 +261,7 @@ def _is_fenced(failure: BaseException) -> bool:
 
 
 def _is_spoilt(failure: BaseException) -> bool:
-    """Returns whether this transaction can no longer be committed, but a new transaction may succeed."""
+    """Returns True if this transaction can no longer be committed, but a new transaction may succeed."""
     return getattr(failure, "errno", None) in SPOILT_CODES
 
 
@@ -319,17 +319,18 @@ class Session:
         Args:
             batch_id: Spark's batch id; for a batch query, its `txnVersion`.
             query_id: Spark's query id; empty for a batch query, or if it is unknown.
-            work: Runs the tasks that append records, with the transaction's producer id and epoch (a grant). Returns
-                the reports of these tasks. `write` calls `work` again for each new transaction. If the function raises
-                RestartError, the transaction is restarted. If the function raises FencedError, another driver has taken
-                over. After any other exception the batch fails.
+            work: Gets a grant (the transaction's producer id and epoch), runs the tasks that append records under this
+                grant, and returns their reports. `write` calls `work` again for each new transaction. If the function
+                raises RestartError, the transaction is restarted. If the function raises FencedError, another driver
+                has taken over. After any other exception the batch fails.
             plan: `plan_digest` of the micro-batch; empty if it is unknown.
-            count: Returns the number of rows of the micro-batch. `count` is called only if the rest of the marker
-                does not show whether the batch is committed. None in a batch query, where `txnVersion` alone
-                decides whether to write.
-            remember: Whether to keep the marker forever. If false, the application id must be new, and the marker is
-                stored only as a committed offset of a consumer group, which expires. In that case `write` reads the
-                marker only if it has to restart its transaction, for example after a commit that was not answered.
+            count: Returns the number of rows of the micro-batch. `count` is called only if the marker's other fields
+                (all except its number of rows) do not show whether the batch is committed. None in a batch query, where
+                `txnVersion` alone decides whether to write.
+            remember: Whether to keep the marker forever. If false, the application id must be new. The marker is then
+                stored only as a committed offset of a consumer group, and such an offset expires. In that case `write`
+                reads the marker only if it has to restart its transaction, for example after a commit that was not
+                answered.
 
         Raises:
             CheckpointMismatchError: The marker does not fit the checkpoint. Nothing was written.

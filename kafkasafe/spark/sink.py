@@ -152,7 +152,7 @@ def stream_id(options: SinkOptions, query_id: str | None, unseen: str) -> str:
 
 
 def app_version(options: SinkOptions) -> tuple[str, int, bool]:
-    """Returns `txnAppId` and `txnVersion` of a batch query, and whether a later call may need this call's marker.
+    """Returns a batch query's application id, its version, and whether a later call may need the marker of this call.
 
     Raises:
         ConfigError: One of the options is given without the other.
@@ -326,7 +326,7 @@ _turns: Final = _Turns()
 
 
 def _property(df: DataFrame, name: str) -> str | None:
-    """Returns a local property of the thread that runs the query; None if it is not set, and with Spark Connect."""
+    """Returns a local property of the thread that runs the query; None if it is not set, or with Spark Connect."""
     context = spark_context(df.sparkSession)
     return None if context is None else context.getLocalProperty(name)
 
@@ -468,7 +468,7 @@ class _Job:
         if hasattr(encoded, "repartitionById"):
             moved = encoded.repartitionById(slots, "slot")
         else:
-            # `repartition` assigns slots to tasks by hash, so one task may get the batches of several partitions.
+            # `repartition` assigns slots to tasks by hash. One task may get several slots, and so several partitions.
             moved, send = encoded.repartition(slots, "slot"), replace(send, alone=False)
         return map_in_arrow(moved, send, REPORT_SCHEMA, columns=ENCODED_SCHEMA.names), True
 
@@ -602,7 +602,7 @@ def _speculates(df: DataFrame) -> bool:
     3. The driver compares the logs with the reports. After that, but before the commit, the worker of attempt 1 sends
        its rows.
 
-    After an exchange, all attempts get the same rows.
+    After an exchange, all attempts of a task get the same rows.
     """
     return str(df.sparkSession.conf.get(_SPECULATION, "false")).lower() == "true"
 
@@ -657,7 +657,7 @@ def _with_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[DataFram
         yield ClassicDataFrame(plan, SparkSession(session.sparkContext, copy))
 
 
-# (session, setting) → (number of current users, original value). Only for Spark Connect: its sessions cannot be copied.
+# (session, setting) → (number of current users, original value). Only for Spark Connect, which cannot copy a session.
 _shared: dict[tuple[str, str], tuple[int, str | None]] = {}
 _shared_lock: Final = threading.Lock()
 

@@ -36,7 +36,7 @@ class SinkOptions:
         request_timeout_ms: Maximum time for a broker to answer a request.
         transaction_timeout_ms: Time after which the cluster aborts the transaction of a dead driver.
         api_timeout_s: Maximum time for a step of the driver.
-        inline_bytes: Maximum size of all batches together that one task sends to the driver directly.
+        inline_bytes: Maximum total size of the batches that one task sends directly to the driver.
         staging_topic: Topic to which a writer's task writes its batches if they are larger than `inline_bytes`.
     """
 

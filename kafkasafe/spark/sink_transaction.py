@@ -56,7 +56,7 @@ class SinkTransaction:
         self._app_id = app_id
         self._opened_at = 0.0
         self.partitions = 0
-        self._kept: WriterIdentity | None = None  # the latest grant that no other process gets
+        self._kept: WriterIdentity | None = None  # the latest grant that only this process has
 
     @property
     def has_timed_out(self) -> bool:
@@ -88,7 +88,8 @@ class SinkTransaction:
         self._requests.add_partitions(grant, places)
 
     def appender(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> Appender:
-        """Returns an appender for WRITE in this process, without claims, because the grant never leaves the process.
+        """Returns an appender for the step WRITE in this process. It writes no claims, because no other process has the
+        grant.
 
         Args:
             grant: Grant of the transaction. No other process may get it.
@@ -139,10 +140,10 @@ class SinkTransaction:
     def verify(self, grant: WriterIdentity, reports: Sequence[Report]) -> None:
         """VERIFY: checks that the leaders have exactly the rows that the tasks reported.
 
-        If tasks had the grant, a task that Spark gave up may have appended to any partition of the transaction. In this
-        case all partitions of the transaction are checked. If only this process had the grant (`appender`), partitions
-        without a report have no records. In this case only the reported partitions are checked, because their leaders
-        may have lost acknowledged records.
+        If the driver passed the grant to tasks, any task may have appended to any partition of the transaction, even a
+        task that Spark abandoned. In this case all partitions of the transaction are checked. If only this process had
+        the grant (see `appender`), it knows all partitions to which it appended, and only these are checked: their
+        leaders may have lost acknowledged records.
 
         Raises:
             RestartError: The leaders have other rows. No row of the transaction is visible.

@@ -70,7 +70,9 @@ class StreamReader(_Reading, DataSourceStreamReader):
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Returns an offset without positions. The end of the first micro-batch also stores where that batch begins."""
+        """Returns an offset without positions. Where the first micro-batch begins is stored later, together with the
+        end of this micro-batch.
+        """
         refused = self._planner.refused
         if refused is not None:
             # This query is certainly new: Spark never calls `initialOffset` after `latestOffset` for a restarted query.

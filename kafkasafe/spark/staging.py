@@ -278,7 +278,7 @@ class _Fetching:
     def _wait(
         self, answer: RecordsFetched | Failure, piece: StagedBatch, failures: int, deadline: float
     ) -> None:
-        """Pauses before the next request. Raises an error if the time is over, or if a repetition cannot help."""
+        """Pauses before the next request. Raises an error if the deadline has passed, or if a retry cannot help."""
         late = time.monotonic() > deadline
         if isinstance(answer, Failure):
             if late or not classify(answer.error, "fetch").retriable:

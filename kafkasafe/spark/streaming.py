@@ -38,8 +38,8 @@ except ImportError:  # a later PySpark
 _FEW_RANGES: Final = 16
 _FEW_OFFSETS: Final = 2000
 _AT_ONCE_S: Final = 1.0
-# If more than `_SHORT_S` seconds pass between a hand-over of records and the next plan, or if the records cannot be
-# handed over, the next `_PAUSE` micro-batches use tasks.
+# A hand-over of records may fail. Or it may be slow: more than `_SHORT_S` seconds pass until the next plan. In both
+# cases the reader hands over no records for the next `_PAUSE` micro-batches: tasks read them.
 _SHORT_S: Final = 2.0
 _PAUSE: Final = 100  # micro-batches
 
@@ -51,14 +51,14 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
     _until_now = False
     _planned_at = float("-inf")  # `time.monotonic()` of the latest micro-batch; the first batch does not wait
     _handed_at: float | None = None  # when the records of the running micro-batch were handed over
-    _pause = 0  # for how many more micro-batches only tasks read the records
+    _pause = 0  # number of further micro-batches whose records are read by tasks, not by this reader
     _records: list[Any] = []  # noqa: RUF012 - replaced, never changed
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Returns the limit that Spark passes to `latestOffset`.
 
-        If both `minOffsetsPerTrigger` and `maxOffsetsPerTrigger` are set, returns the limit of `minOffsetsPerTrigger`.
-        `latestOffset` itself then applies `maxOffsetsPerTrigger`.
+        If both `minOffsetsPerTrigger` and `maxOffsetsPerTrigger` are set, the returned limit contains only
+        `minOffsetsPerTrigger`. `latestOffset` itself then applies `maxOffsetsPerTrigger`.
         """
         options = self._options
         if options.min_offsets:
@@ -86,7 +86,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
             begin = self._first
         end = self._planner.latest(begin, most, least)
         if end == begin:
-            return start  # the same JSON text: with another text, Spark would run an empty batch
+            return start  # exactly the same JSON text: if the text differed, Spark would run an empty batch
         self._planned_at = time.monotonic()
         return self._recent.encode(end)
 
@@ -96,7 +96,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         self._planner.stop_at_latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Returns the ends of the logs that the latest plan found. Spark adds them to the query's progress."""
+        """Returns the log end offsets that the latest plan found. Spark adds them to the query's progress."""
         seen = self._planner.seen
         return None if seen is None else seen.encode()
 
@@ -113,8 +113,8 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(tuple(ranges))]
 
     def _after_hand_over(self) -> None:
-        """Checks how handing the records of the last micro-batch to Spark went. If it was slow, or if Spark did not
-        take the records, only tasks read the records of the next micro-batches.
+        """Checks whether Spark quickly took the records of the last micro-batch from this reader. If not, this reader
+        hands over no records for the next micro-batches: tasks read them.
         """
         # Whether Spark took the records that this reader held for it. False only if a future PySpark does not call
         # `getCache`.
@@ -156,7 +156,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
 if _HandsOver is not None:
 
     class _Handing(LimitedStreamReader, _HandsOver):
-        """A reader is an instance of this class while it holds the records of a micro-batch for Spark.
+        """The class of a reader is changed to this one while the reader holds the records of a micro-batch for Spark.
 
         Spark first calls `partitions`. Then it asks the reader for records, but only if the reader is an instance of
         `_HandsOver`, a private class of PySpark.

@@ -359,7 +359,7 @@ class EncodeRows:
 
 @dataclass(frozen=True)
 class EncodeInline:
-    """`mapInArrow` function of a job whose encoded batches the driver collects and sends.
+    """The function that `mapInArrow` runs if the tasks only encode batches, and the driver collects and sends these.
 
     If a task's batches are larger than `inline_limit`, the task yields a single row with slot -1 instead. This limits
     the driver's memory. The row with slot -1 tells the driver that another job must write the rows.
@@ -414,7 +414,8 @@ def encoded_batch(slot: int, topic: str, partition: int, rows: int, data: Any) -
 
 @dataclass(frozen=True)
 class SendEncoded(_Sender):
-    """`mapInArrow` function after the exchange. Sends the batches that `EncodeRows` encoded.
+    """The function that `mapInArrow` runs in the second stage, after the exchange. Sends the batches that `EncodeRows`
+    encoded.
 
     Attributes:
         alone: Whether each task gets the batches of at most one partition.

@@ -285,8 +285,8 @@ class TransactionRequests:
         outcome, call `fence`, and then read the marker.
 
         Returns:
-            The grant for the next transaction. None with protocol 1, because in that protocol only `fence` grants an
-            epoch.
+            The grant for the next transaction. With protocol 1 it is None, because the answer to EndTxn contains no
+            epoch: only `fence` grants one.
         """
         ended: TransactionEnded = self._ask(
             "EndTxn",
@@ -297,12 +297,13 @@ class TransactionRequests:
         if following is None or grant.protocol < _ADDS_ITSELF:
             return None
         number, epoch = following.producer_id, following.epoch
-        # Ignore an epoch that is not newer, because it would not fence the tasks of this transaction.
+        # Ignore an epoch that is not newer than this transaction's: such an epoch would not fence this transaction's
+        # tasks.
         if number < 0 or (number == grant.producer_id and epoch <= grant.epoch):
             return None
         return WriterIdentity(grant.transactional_id, number, epoch, grant.protocol)
 
-    # --- the marker: an offset of a group without members ---
+    # --- the marker, stored as the committed offset of a group without members ---
 
     def commit_offset(self, grant: WriterIdentity, place: TopicPartition, offset: int, metadata: str) -> None:
         """Writes the group's offset for a partition as part of the transaction.

@@ -16,9 +16,9 @@ The order of the steps guarantees this (docs/spark-guarantees.md has the six pro
     MARK         writes the marker inside the transaction
     COMMIT       EndTxn
 
-A failure from OPEN to MARK leads back to FENCE, which aborts the records that were written. Once EndTxn was sent, the
-driver never aborts. The driver repeats EndTxn until the coordinator answers. If the driver gives up, the FENCE of the
-next driver waits for the outcome.
+If a step from OPEN to MARK fails, but a new transaction may succeed, the driver returns to FENCE. FENCE aborts the
+records that were written. Once EndTxn was sent, the driver never aborts. The driver repeats EndTxn until the
+coordinator answers. If the driver gives up, the FENCE of the next driver waits for the outcome.
 
 After its own commit, a driver may begin the next micro-batch at OPEN. With the brokers' protocol 2 (KIP-890) the answer
 to EndTxn grants the epoch of the next transaction. So FENCE and READ_MARKER would give the driver no new information:
@@ -123,7 +123,8 @@ class MicroBatch:
     Attributes:
         step: The next thing to do.
         restarts: How often the attempt returned to FENCE for a new transaction.
-        is_carried: Whether the transaction has the epoch that the driver's last commit granted.
+        is_carried: Whether the transaction uses the epoch that the coordinator granted in its answer to the driver's
+            last commit.
     """
 
     def __init__(self, max_restarts: int, *, goes_on: bool = False) -> None:
@@ -160,7 +161,7 @@ class MicroBatch:
             raise IllegalEventError(f"{event.name} at {self.step.name} of an epoch that FENCE granted")
         if following is Step.FENCE:
             self.is_carried = False
-            # LAPSED is not a restart, because the attempt has not begun a transaction before.
+            # LAPSED does not count as a restart, because this attempt has not begun any transaction yet.
             self.restarts += event is not Event.LAPSED
             if self.restarts > self._max_restarts:
                 following = Step.FAILED
@@ -177,7 +178,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class WriterIdentity:
-    """The identity under which the tasks of one transaction append.
+    """The identity under which the tasks of one transaction append their records.
 
     Attributes:
         transactional_id: Transactional id of the transaction.
@@ -293,8 +294,8 @@ def plan_digest(entry: str) -> str:
     the end of each source.
 
     The offsets alone do not identify the input, so the time is part of the digest. For example, an offset of a file
-    source is a position in a list of files in the checkpoint. After a checkpoint was restored from a copy, the
-    list may be another one, so the same position may mean other files.
+    source is a position in a list of files in the checkpoint. If the checkpoint was restored from a copy, its list may
+    differ, and then the same position stands for other files.
 
     Args:
         entry: An entry of Spark's offset log: a version, a line of metadata, a line for each source.
@@ -352,9 +353,9 @@ def judge_marker(
     that the checkpoint and the topic do not belong together. In that case, both writing the batch and skipping it
     could be wrong.
 
-    But the marker can also be the batch id plus one because the checkpoint was restored from a copy that is one batch
-    old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be the
-    committed one: by its entry in Spark's offset log or, if that is not possible, by its number of rows.
+    But the marker can be the batch id plus one for another reason, too: the checkpoint was restored from a copy that is
+    one batch old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be
+    the committed one: by its entry in Spark's offset log or, if that is not possible, by its number of rows.
 
     Args:
         marker: The marker that was read after the fence, or None.
@@ -396,7 +397,8 @@ def _marker_fits(
 
 
 def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -> bool:
-    """Whether a driver may begin a batch at OPEN, with the epoch that it got from its own last commit.
+    """Whether a driver may begin a batch at OPEN. The batch then uses the epoch that the driver got in the answer to
+    its last commit.
 
     In all other cases the driver begins at FENCE, then reads the marker and calls `judge_marker`.
 

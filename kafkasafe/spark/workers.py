@@ -96,8 +96,8 @@ def spare_collections() -> None:
     modules of PySpark, pyarrow, kafka-python and kafkasafe. This work takes longer than a small task. And it is
     useless, because these modules are never freed.
 
-    This has a drawback: all other objects that exist at the time of the call are hidden from the collector too. If such
-    an object is part of a reference cycle, it is never freed, even when nothing uses it any more.
+    This has a drawback: besides the modules, all objects that exist at the time of the call are hidden from the
+    collector. If such an object is part of a reference cycle, it is never freed, even when nothing uses it any more.
 
     In a process that is not a reused worker, the function does nothing.
     """

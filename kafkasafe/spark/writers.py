@@ -76,8 +76,8 @@ class Message(WriterCommitMessage):
         query_id: Id of the streaming query, from the task's properties; empty for a batch query.
         batch_id: Id of the micro-batch, from the task's properties; -1 for a batch query.
         rows: Number of rows that the task read.
-        inline: The task's batches, if the batches are small.
-        staged: The places of the task's batches in the staging topic, if the batches are not small.
+        inline: The task's batches, if they are small; otherwise empty.
+        staged: Where the task's batches are in the staging topic; empty if the batches are in `inline`.
     """
 
     query_id: str

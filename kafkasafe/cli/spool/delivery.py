@@ -46,8 +46,8 @@ class DeliveryReport:
     none.
     """
     dropped: int = 0
-    """Number of records of dropped atomic batches. These records are not in rejected/, because each batch's consumer
-    group reads the batch's input again.
+    """Number of records of dropped atomic batches. These records are not kept in rejected/. They will be produced
+    again, because each batch's consumer group reads the batch's input again.
     """
     rejected_now: int = 0
     """Number of records that this drain added to rejected/."""

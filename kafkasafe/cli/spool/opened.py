@@ -28,8 +28,8 @@ class OpenSpool:
         directory: The spool directory.
         client_id: Client id of the command.
         on_event: Gets each event, on the pump's thread.
-        deadline: Monotonic time, in seconds, at which the command gives up. At the end of the context, this object does
-            not wait beyond this time for deliveries.
+        deadline: Monotonic time, in seconds, at which the command gives up. At the end of the context, the wait for
+            deliveries ends at this time at the latest.
         decide: Instruction to only end atomic batches; None: deliver everything.
 
     Raises:

@@ -102,7 +102,7 @@ def _is_spool(path: Path, files: Sequence[str], folders: Sequence[str]) -> bool:
 
 
 def _sums(path: Path) -> tuple[_Sums, str | None]:
-    """The sums and the cluster id of a spool directory."""
+    """The totals over all lanes of a spool directory, and the directory's cluster id."""
     sums = _Sums()
     files = OsFiles()
     if lost := format_lost(path, files.list(path)):

@@ -27,9 +27,9 @@ _BAD: Final = ("damage", "rejected_unreadable", "rejected_missing", "same_lane_i
 def spool_verify(directory: Directory, as_json: Json = False) -> None:
     """Check every byte of a spool directory.
 
-    A crash may leave a torn tail: an incomplete write at the end of a file. Nothing proves that the written bytes were
-    reported as durable, so a torn tail is not damage. While a producer runs, its lane may also seem to have a torn
-    tail. A missing segment is damage.
+    A crash may leave a torn tail: an incomplete write at the end of a file. A torn tail does not count as damage,
+    because nothing proves that its bytes were ever reported as durable. While a producer runs, its lane may also seem
+    to have a torn tail. A missing segment is damage.
 
     If a lane is a copy of another lane in the directory, the command reports this, too.
     """
