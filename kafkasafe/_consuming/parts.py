@@ -114,7 +114,7 @@ class AssignedPartitions:
         if part.history.lineage.entries:
             self._memory.keep(tp.topic, tp.partition, part.remembered(least))
         else:
-            # The application has decided that the former history is void, or the log of another topic is read.
+            # The application has declared the former history void, or the consumer now reads the log of another topic.
             self._memory.forget(tp.topic, tp.partition)
 
     def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:

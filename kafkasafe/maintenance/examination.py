@@ -56,8 +56,8 @@ from kafkasafe.units import Phase
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
 _ABSENT_S: Final = 20.0
-"""If only one of several brokers answers, a partition must be missing for this many seconds. Then this broker's report
-is enough to prove that the partition does not exist.
+"""If only one of several brokers answers, its report proves that a partition does not exist only after the partition
+has been missing for this many seconds.
 """
 _PATIENCE: Final = 12
 """How many times a log is polled while its replicas lag. After that, the log is judged by its current state."""

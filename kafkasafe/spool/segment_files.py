@@ -28,7 +28,7 @@ _UNREADABLE: Final = frozenset({errno.ENOENT, errno.EIO, errno.ESTALE})
 
 
 class SegmentFiles:
-    """Holds the files of a lane's segments open. Not thread-safe."""
+    """Keeps the segment files of a lane open. Not thread-safe."""
 
     def __init__(self, files: Files) -> None:
         self._files = files

@@ -52,8 +52,8 @@ _NOT_THE_CLUSTER: Final = (t.StaleFenceError, SpoolError)
 """Errors that delay a batch although the cluster answers: an earlier batch failed, or the disk failed."""
 
 _ID_FAILURES: Final = 3
-"""After this many failed attempts to get a producer id, further failures are logged as WARNING. Fewer failures are
-normal while brokers start.
+"""After this many failed attempts to get a producer id, further failures are logged as WARNING. While brokers
+start, a smaller number of failures is normal.
 """
 
 _TURN_S: Final = 0.01
