@@ -109,7 +109,12 @@ MUTANTS: dict[str, Mutant] = {
         {"way": "the lane", "power": True},
     ),
     "what is missing is said after it was restored": Mutant(
-        source(Spool, "restore", "self._extent.restore(self._segments, self.synced_position)", "pass"),
+        source(
+            Spool,
+            "restore",
+            'self._extent.restore(self._segments, None if self._sync == "os" else self.synced_position)',
+            "pass",
+        ),
         _CRASH,
         {"way": "the lane", "power": False},
     ),
