@@ -97,13 +97,19 @@ class Polls:
         return [tp for tp, state in self._states.items() if states.get(tp) is not state]
 
     def ended(
-        self, states: dict[TopicPartition, object], records: Mapping[TopicPartition, list[Any]]
-    ) -> list[TopicPartition]:
-        """Store the result of a poll that has ended, perhaps with an error. Return the partitions that were revoked
-        during the poll.
+        self,
+        states: dict[TopicPartition, object],
+        gone: Collection[TopicPartition],
+        records: Mapping[TopicPartition, list[Any]],
+    ) -> None:
+        """Store the result of a poll that has ended, perhaps with an error.
+
+        Args:
+            states: kafka-python's states of the assigned partitions.
+            gone: The partitions that were revoked during the poll: `lost(states)`.
+            records: The records that the poll returned.
         """
         self.number += 1
-        gone = self.lost(states)
         self.forget(gone)
         self._states = states
         self._lost.append((self.number, frozenset(gone)))
@@ -111,7 +117,6 @@ class Polls:
             first = {tp: found[0].offset for tp, found in records.items()}
             self._sent.append((self.number, first))
             self.unhanded = {**first, **self.unhanded}
-        return gone
 
     def know(self, seen: Seen) -> None:
         """Store which records have arrived on the loop, and which of them the program has finished."""
@@ -142,12 +147,8 @@ class Polls:
             dropped: By partition, the first offset of the records that arrived on the loop but were not returned.
             kept: Number of the latest poll whose records had arrived on the loop.
         """
-        firsts = (dropped, *self.on_their_way(kept))
-        for tp in partitions:
-            self.unhanded.pop(tp, None)
-            found = next((first[tp] for first in firsts if tp in first), None)
-            if found is not None:
-                self.unhanded[tp] = found
+        others = {tp: offset for tp, offset in self.unhanded.items() if tp not in partitions}
+        self.know(Seen({**others, **dropped}, kept))
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget the records that were fetched from these partitions."""

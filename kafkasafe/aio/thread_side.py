@@ -168,9 +168,9 @@ class ThreadSide:
             finally:
                 # Do this after an error, too: after a NoOffsetForPartitionError, for example, the program may seek.
                 states = membership.states_of(consumer)
-                self._leave_revoked(consumer, polls)
+                gone = self._leave_revoked(consumer, polls, states)
                 # If a partition in `gone` is assigned again, its position is the committed offset now.
-                gone = polls.ended(states, records)
+                polls.ended(states, gone, records)
                 paused = frozenset(tp for tp in gone if tp in states and states[tp].paused)
                 number = polls.number
                 results.append(PollResult(number, records, frozenset(states), gone, paused, joined))
@@ -207,7 +207,7 @@ class ThreadSide:
                 raise
             finally:
                 polls.stop(partitions, dropped, kept)
-                self._leave_revoked(consumer, polls)
+                self._leave_revoked(consumer, polls, membership.states_of(consumer))
                 polls.forget(partitions)
 
         return work
@@ -261,14 +261,19 @@ class ThreadSide:
         return found
 
     @staticmethod
-    def _leave_revoked(consumer: Any, polls: Polls) -> None:
-        """For partitions that were revoked, store the first offset that the program has not finished. Call this method
-        before `polls` forgets these offsets.
+    def _leave_revoked(
+        consumer: Any, polls: Polls, states: Mapping[TopicPartition, object]
+    ) -> list[TopicPartition]:
+        """For each revoked partition, let the consumer store how far the program got. Return these partitions.
+
+        Call this method before `polls` forgets which of their records the program did not receive.
 
         The consumer itself examines its partitions only when it fetches, which may be too late.
         """
-        if polls.lost(membership.states_of(consumer)):
+        gone = polls.lost(states)
+        if gone:
             threads.reading_of(consumer).parts.present()
+        return gone
 
     def _unhanded(self, polls: Polls) -> Mapping[TopicPartition, int]:
         """Return, by partition, the first offset that is fetched but not handed out.

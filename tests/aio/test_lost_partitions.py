@@ -248,6 +248,25 @@ async def test_what_is_in_memory_of_a_partition_after_the_program_was_told_is_no
         assert await consumer.committed(TP) == 10
 
 
+async def three(consumer, *, commits):
+    """The program gets three of the ten records that were fetched. It commits the first one, or all three."""
+    got = [(await consumer.getone()).offset]
+    await consumer.commit()
+    got += [(await consumer.getone()).offset for _ in range(2)]
+    if commits:
+        await consumer.commit()
+    return got
+
+
+def check_read_again(got, events, *, commits):
+    """Six records were read. After `three`, the consumer continued at the committed offset."""
+    rewound = [event for event in events if isinstance(event, PositionRewound)]
+    if commits:
+        assert (got, rewound) == ([0, 1, 2, 3, 4, 5], [])
+    else:
+        assert (got, rewound) == ([0, 1, 2, 1, 2, 3], [PositionRewound("orders", 0, "rebalanced", 3)])
+
+
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("commits", [False, True])
 async def test_only_records_that_the_program_got_count_as_read_before_a_rebalance(
@@ -262,11 +281,7 @@ async def test_only_records_that_the_program_got_count_as_read_before_a_rebalanc
         opened(options, tmp_path),
         SafeConsumer("orders", **options, on_event=events.append) as consumer,
     ):
-        got = [(await consumer.getone()).offset]
-        await consumer.commit()
-        got += [(await consumer.getone()).offset for _ in range(2)]
-        if commits:
-            await consumer.commit()
+        got = await three(consumer, commits=commits)
         state = consumer.client._subscription.assignment[TP]
         assert state.position.offset > 3
         consumer.client._coordinator.reset_generation()
@@ -279,11 +294,7 @@ async def test_only_records_that_the_program_got_count_as_read_before_a_rebalanc
             found = await consumer.getmany(timeout_ms=20, max_records=3)
             got += [record.offset for records in found.values() for record in records]
         assert consumer.client._subscription.assignment[TP] is not state
-        rewound = [event for event in events if isinstance(event, PositionRewound)]
-    if commits:
-        assert (got, rewound) == ([0, 1, 2, 3, 4, 5], [])
-    else:
-        assert (got, rewound) == ([0, 1, 2, 1, 2, 3], [PositionRewound("orders", 0, "rebalanced", 3)])
+    check_read_again(got, events, commits=commits)
 
 
 @pytest.mark.parametrize("commits", [False, True])
@@ -295,18 +306,10 @@ async def test_only_records_that_the_program_got_count_as_read_before_it_subscri
         opened(options, tmp_path),
         SafeConsumer("orders", **options, on_event=events.append) as consumer,
     ):
-        got = [(await consumer.getone()).offset]
-        await consumer.commit()
-        got += [(await consumer.getone()).offset for _ in range(2)]
-        if commits:
-            await consumer.commit()
+        got = await three(consumer, commits=commits)
         assert consumer.client._subscription.assignment[TP].position.offset > 3
         await consumer.unsubscribe()
         await consumer.subscribe(["orders"])
         while len(got) < 6:
             got += await some(consumer, most=3)
-        rewound = [event for event in events if isinstance(event, PositionRewound)]
-    if commits:
-        assert (got, rewound) == ([0, 1, 2, 3, 4, 5], [])
-    else:
-        assert (got, rewound) == ([0, 1, 2, 1, 2, 3], [PositionRewound("orders", 0, "rebalanced", 3)])
+    check_read_again(got, events, commits=commits)
