@@ -332,7 +332,8 @@ class LossCase:
         suspicion: The first suspicion. Later suspicions are merged into it (see `add`). None: nothing suggests that the
             log has lost batches.
         asked: The check in progress. The journal makes one check for each change of leader, and only one at a time.
-        due: The checks to make after `asked`, in this order. A survey makes all of them unnecessary.
+        due: The checks to make after `asked`, in this order. A survey makes all of them unnecessary. No mark records
+            that a check has passed, so recovery makes the checks of all the changes of leader in the lane's log again.
         explained: A gap in the log's sequences is expected, because batches were damaged, rejected, skipped or lost.
             The journal then reports no further gap.
         hole: The notice about a gap, for the user. The journal gives this notice if a survey finds no loss of
@@ -403,10 +404,6 @@ class LossCase:
     def passed(self) -> None:
         """Record that the check in progress found no loss."""
         self.asked = None
-
-    def keep_newest_check(self) -> None:
-        """Keep only the newest check. Earlier incarnations normally got answers to the older ones."""
-        del self.due[:-1]
 
     # -- known gaps ----------------------------------------------------------------------------------------------------
 

@@ -378,7 +378,6 @@ class Recovery:
                 self._packer.touch(destination)
                 continue
             partition = destination
-            partition.loss.keep_newest_check()
             if blind:
                 partition.loss.explain()  # a lost group may have had batches of the partition
             partition.loss.expect(partition.queue.identities(), partition.log.last_acked_id)

@@ -181,6 +181,8 @@ MUTANTS: dict[str, Change] = {
         source(Suspicions, "note_leader_epoch", "if 0 <= partition.log.leader_epoch != leader_epoch and", "if False and"),
         nothing(Suspicions, "check_offset_order"),
     ),
+    # A new incarnation asks only about the newest change of leader.
+    "AsksAboutTheNewestLeader": source(LossCase, "check", "self.due.append(check)", "self.due = [check]"),
     # A lost batch is sent again while an older request with it may still be appended.
     "HealsAtOnce": nothing(Losses, "_quiet_at", result=0.0),
     # What was put back gets ids behind those of what waits behind it.

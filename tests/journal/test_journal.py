@@ -898,6 +898,44 @@ def test_the_first_ack_of_another_leader_has_the_one_before_checked() -> None:
     assert len(shell.surveys) == 1
 
 
+def test_the_next_life_asks_about_each_leader_that_acknowledged_something() -> None:
+    shell = Keeps()
+    batches = shell.flowing(5, 5, 1)
+    for batch, offset, epoch in ((batches[1], 30, 4), (batches[2], 35, 5)):
+        shell.journal.acked(batch, offset, leader_epoch=epoch, now=shell.now, now_ms=NOW_MS)
+        shell.turn()
+    assert shell.checks == [j.EpochCheck(1, 3, 4)], "no answer comes in this life"
+    heir = shell.reborn()
+    heir.turn()
+    assert heir.checks == [j.EpochCheck(1, 3, 4)]
+    heir.journal.checked(heir.checks[0])
+    heir.turn()
+    assert heir.checks[1:] == [j.EpochCheck(1, 4, 34)]
+    heir.journal.checked(heir.checks[1])
+    assert heir.journal.views.doubted == []
+
+
+def test_after_a_survey_the_next_life_asks_only_about_the_leaders_since() -> None:
+    shell = Keeps()
+    batches = shell.flowing(5, 5)
+    shell.journal.acked(batches[1], 30, leader_epoch=4, now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    shell.suspected(1, Cause.LOG_END, "epoch 3 ends at 2", from_offset=2, check=shell.checks[0])
+    assert len(shell.surveys) == 1
+    shell.surveyed(1, Loss((), -1, -1, 0, {}, oldest_known=True), 35, leader_epoch=4)
+    for epoch in (5, 6):
+        (batch,) = shell.seal(1)
+        shell.turn()
+        shell.journal.acked(batch, 30 + epoch, leader_epoch=epoch, now=shell.now, now_ms=NOW_MS)
+        shell.turn()
+    heir = shell.reborn()
+    for _ in range(3):
+        heir.turn()
+        if heir.checks:
+            heir.journal.checked(heir.checks[-1])
+    assert [check.leader_epoch for check in heir.checks] == [4, 5]
+
+
 def test_a_batch_that_a_late_request_put_back_is_not_lost() -> None:
     shell = Shell()
     shell.flowing(5)
@@ -2716,6 +2754,7 @@ MISSED_BY: dict[str, Callable[[], None]] = {
     "RevivesReleased": test_a_loss_names_what_is_not_sent_again,
     "ForgetsSuspicion": test_what_the_former_life_missed_is_looked_for_by_the_next,
     "BlindToAcks": test_the_first_ack_of_another_leader_has_the_one_before_checked,
+    "AsksAboutTheNewestLeader": test_the_next_life_asks_about_each_leader_that_acknowledged_something,
     "HealsAtOnce": test_an_acknowledged_batch_is_not_put_back_while_an_older_request_with_it_may_arrive,
     "ContinuesBehindRevived": test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_front_of_it,
     "ForgetsGivenUp": test_what_was_given_up_stays_given_up,
