@@ -22,6 +22,8 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.state import JournalState
 
+_UNFINISHED: Final = frozenset({BatchState.PREPARED, BatchState.SENT})
+
 
 class Suspicions:
     """Raises suspicions, and makes the spool keep the batches that may have to be sent again."""
@@ -91,6 +93,8 @@ class Suspicions:
         from_offset: int = -1,
         check: EpochCheck | None = None,
     ) -> None:
+        if 0 <= from_offset < partition.doubt.asked_from:
+            self._doubt_again(partition)
         partition.doubt.cut(from_offset)
         known = partition.loss.suspicion
         if known is not None:
@@ -101,6 +105,16 @@ class Suspicions:
             last, epoch = check.last_acked_offset, check.leader_epoch
         partition.loss.open(Suspicion(cause, evidence, last, from_offset, epoch, cause is Cause.ACK))
         self._pin(partition)
+
+    @staticmethod
+    def _doubt_again(partition: Partition) -> None:
+        """Record that the batches that were sent may be in the log after all. They were searched for only from an
+        offset on, and the suspected loss begins before that offset. So the log may have these batches there.
+        """
+        for batch in partition.queue.near:
+            sent = batch.tries > 0 or batch.former_life
+            if batch.state in _UNFINISHED and batch.identity is not None and sent:
+                batch.may_arrive(possible=True)
 
     def _pin(self, partition: Partition) -> None:
         """Make the spool keep the batches that may have to be sent again."""

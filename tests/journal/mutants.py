@@ -183,6 +183,8 @@ MUTANTS: dict[str, Change] = {
     ),
     # A new incarnation asks only about the newest change of leader.
     "AsksAboutTheNewestLeader": source(LossCase, "check", "self.due.append(check)", "self.due = [check]"),
+    # What was searched for behind a loss is taken to be absent.
+    "BelievesTheFirstSearch": nothing(Suspicions, "_doubt_again"),
     # A lost batch is sent again while an older request with it may still be appended.
     "HealsAtOnce": nothing(Losses, "_quiet_at", result=0.0),
     # What was put back gets ids behind those of what waits behind it.

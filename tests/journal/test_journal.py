@@ -936,6 +936,29 @@ def test_after_a_survey_the_next_life_asks_only_about_the_leaders_since() -> Non
     assert [check.leader_epoch for check in heir.checks] == [4, 5]
 
 
+def test_a_batch_that_was_searched_for_behind_a_loss_is_searched_for_again() -> None:
+    """It was appended to the topic that was created anew, before the last offset that the one before acknowledged."""
+    shell = Shell(heal_recreated=True)
+    batches = shell.flowing(5, 1)
+    shell.journal.refused(batches[1], 20, "appended", now=shell.now, now_ms=NOW_MS)
+    shell.turn()
+    shell.wait()
+    assert shell.asks[-1].from_offset == 5
+    assert shell.judge(IdentityVerdict.DECIDED, 0) == [batches[1]]
+    shell.refused(batches[1], 19)
+    shell.suspected(1, Cause.TOPIC_ID, "another topic id", from_offset=0)
+    shell.wait()
+    asked = len(shell.asks)
+    sent = len(shell.sent)
+    shell.surveyed(1, Loss((0,), 0, 4, 5, {}, oldest_known=True), 1)
+    assert len(shell.sent) == sent, "under another id it would be there twice"
+    (ask,) = shell.asks[asked:]
+    assert (ask.doubt, ask.from_offset, ask.read_log) == ((BatchId(7, 0, 5, 1),), 0, True)
+    shell.judge(IdentityVerdict.DECIDED, 1, stable=True, offsets={0: 0})
+    assert batches[1].state is j.BatchState.COMMITTED
+    assert shell.sent[sent:] == [batches[0]]
+
+
 def test_a_batch_that_a_late_request_put_back_is_not_lost() -> None:
     shell = Shell()
     shell.flowing(5)
@@ -2755,6 +2778,7 @@ MISSED_BY: dict[str, Callable[[], None]] = {
     "ForgetsSuspicion": test_what_the_former_life_missed_is_looked_for_by_the_next,
     "BlindToAcks": test_the_first_ack_of_another_leader_has_the_one_before_checked,
     "AsksAboutTheNewestLeader": test_the_next_life_asks_about_each_leader_that_acknowledged_something,
+    "BelievesTheFirstSearch": test_a_batch_that_was_searched_for_behind_a_loss_is_searched_for_again,
     "HealsAtOnce": test_an_acknowledged_batch_is_not_put_back_while_an_older_request_with_it_may_arrive,
     "ContinuesBehindRevived": test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_front_of_it,
     "ForgetsGivenUp": test_what_was_given_up_stays_given_up,
