@@ -65,8 +65,8 @@ TESTS = {
     "A mark of new ids names": "test_a_mark_of_new_ids_names_what_is_acknowledged_but_not_marked_yet",
     "The REVIVED mark names": "test_what_was_given_up_stays_given_up",
     "An election counts as looked at": "test_an_election_is_looked_at_until_the_leader_answers",
-    "A search that began behind a loss": (
-        "test_a_batch_that_was_searched_for_behind_a_loss_is_searched_for_again"
+    "A search that began after the beginning of a loss": (
+        "test_a_batch_is_searched_for_again_from_where_a_loss_begins"
     ),
     "Recovery makes the check of each change of leader": (
         "test_the_next_life_asks_about_each_leader_that_acknowledged_something"

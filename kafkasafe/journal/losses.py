@@ -22,8 +22,6 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.snapshots import Snapshots
 from kafkasafe.journal.state import JournalState
 
-_UNFINISHED: Final = frozenset({BatchState.PREPARED, BatchState.SENT})
-
 
 class Suspicions:
     """Raises suspicions, and makes the spool keep the batches that may have to be sent again."""
@@ -93,9 +91,9 @@ class Suspicions:
         from_offset: int = -1,
         check: EpochCheck | None = None,
     ) -> None:
-        if 0 <= from_offset < partition.doubt.asked_from:
-            self._doubt_again(partition)
         partition.doubt.cut(from_offset)
+        if partition.doubt.is_partial:
+            self._doubt_again(partition)
         known = partition.loss.suspicion
         if known is not None:
             partition.loss.add(known, from_offset, overlaps=cause is Cause.ACK)
@@ -108,12 +106,13 @@ class Suspicions:
 
     @staticmethod
     def _doubt_again(partition: Partition) -> None:
-        """Record that the batches that were sent may be in the log after all. They were searched for only from an
-        offset on, and the suspected loss begins before that offset. So the log may have these batches there.
+        """Record that the log may have batches that an earlier answer called absent. The journal had searched for them
+        only after the offset at which the suspected loss begins.
         """
         for batch in partition.queue.near:
-            sent = batch.tries > 0 or batch.former_life
-            if batch.state in _UNFINISHED and batch.identity is not None and sent:
+            if batch.state is BatchState.SENT or (
+                batch.state is BatchState.PREPARED and (batch.tries > 0 or batch.former_life)
+            ):
                 batch.may_arrive(possible=True)
 
     def _pin(self, partition: Partition) -> None:

@@ -6,7 +6,6 @@ import pytest
 from virtual import World
 
 from kafkasafe import events
-from kafkasafe.record import batch as codec
 
 
 def _elected_again(world: World) -> None:
@@ -96,7 +95,7 @@ def _acked_under_the_epoch_before(*, between: bool) -> tuple[World, list[events.
     found = world.centre.partition("t", 0)
     if between:
         assert world.run(1, until=lambda: found.log.end_offset > 1)
-        _foreign(world)
+        world.write_foreign("t", 0)
     world.run(0.5)
     assert not journal.views.unfinished
     assert journal.views.leader_epoch(1) < found.leader_epoch
@@ -109,13 +108,6 @@ def _acked_under_the_epoch_before(*, between: bool) -> tuple[World, list[events.
     ]
     world.kill(life)
     return world, heard, options
-
-
-def _foreign(world: World) -> None:
-    data = codec.encode([None], [b"foreign"], timestamps=world.time.wall_ms())
-    found = world.centre.partition("t", 0)
-    found.log.append(bytes(data), found.leader_epoch, None)
-    world.centre.replicate()
 
 
 @pytest.mark.parametrize("between", [False, True], ids=["alone", "others between"])
@@ -137,7 +129,7 @@ def test_batches_of_which_only_the_offsets_are_known_are_lost_where_others_are()
         log.truncate(1)
         log.high_watermark = min(log.high_watermark, 1)
     for _ in range(4):
-        _foreign(world)
+        world.write_foreign("t", 0)
     for data in ours:
         found.log.append(data, found.leader_epoch, None)
     world.centre.replicate()

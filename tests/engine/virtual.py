@@ -369,6 +369,13 @@ class World:
                 return until is None
             self.time.run_until(due)
 
+    def write_foreign(self, topic: str, partition: int) -> None:
+        """Another producer, which is not idempotent, writes one record: b"foreign"."""
+        data = codec.encode([None], [b"foreign"], timestamps=self.time.wall_ms())
+        found = self.centre.partition(topic, partition)
+        found.log.append(bytes(data), found.leader_epoch, None)
+        self.centre.replicate()
+
     def log(self, topic: str, partition: int) -> list[bytes]:
         """The values that readers can see."""
         found = self.centre.partition(topic, partition)

@@ -183,7 +183,7 @@ MUTANTS: dict[str, Change] = {
     ),
     # A new incarnation asks only about the newest change of leader.
     "AsksAboutTheNewestLeader": source(LossCase, "check", "self.due.append(check)", "self.due = [check]"),
-    # What was searched for behind a loss is taken to be absent.
+    # A batch that was searched for only after the beginning of a loss counts as absent.
     "BelievesTheFirstSearch": nothing(Suspicions, "_doubt_again"),
     # A lost batch is sent again while an older request with it may still be appended.
     "HealsAtOnce": nothing(Losses, "_quiet_at", result=0.0),

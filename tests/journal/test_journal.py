@@ -936,8 +936,8 @@ def test_after_a_survey_the_next_life_asks_only_about_the_leaders_since() -> Non
     assert [check.leader_epoch for check in heir.checks] == [4, 5]
 
 
-def test_a_batch_that_was_searched_for_behind_a_loss_is_searched_for_again() -> None:
-    """It was appended to the topic that was created anew, before the last offset that the one before acknowledged."""
+def test_a_batch_is_searched_for_again_from_where_a_loss_begins() -> None:
+    """The new topic has the batch at offset 0. The journal searched only after the former topic's last offset, 4."""
     shell = Shell(heal_recreated=True)
     batches = shell.flowing(5, 1)
     shell.journal.refused(batches[1], 20, "appended", now=shell.now, now_ms=NOW_MS)
@@ -2778,7 +2778,7 @@ MISSED_BY: dict[str, Callable[[], None]] = {
     "ForgetsSuspicion": test_what_the_former_life_missed_is_looked_for_by_the_next,
     "BlindToAcks": test_the_first_ack_of_another_leader_has_the_one_before_checked,
     "AsksAboutTheNewestLeader": test_the_next_life_asks_about_each_leader_that_acknowledged_something,
-    "BelievesTheFirstSearch": test_a_batch_that_was_searched_for_behind_a_loss_is_searched_for_again,
+    "BelievesTheFirstSearch": test_a_batch_is_searched_for_again_from_where_a_loss_begins,
     "HealsAtOnce": test_an_acknowledged_batch_is_not_put_back_while_an_older_request_with_it_may_arrive,
     "ContinuesBehindRevived": test_the_next_life_asks_about_what_was_sent_before_lost_ones_came_back_in_front_of_it,
     "ForgetsGivenUp": test_what_was_given_up_stays_given_up,
