@@ -71,7 +71,7 @@ class IdSource:
         """Parse one of the texts `key`, `value`, `header:NAME` and `json:FIELD`.
 
         Raises:
-            ConfigError: The text is none of these.
+            ConfigError: The text is not one of these.
         """
         kind, _, name = text.partition(":")
         if (kind in {"key", "value"} and not name) or (kind in {"header", "json"} and name):

@@ -612,7 +612,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
 
 def reading_of(consumer: SafeConsumer) -> Reading:
-    """Return the objects of which a consumer consists, for clients that are built on them."""
+    """Return the objects that make up a consumer, for clients that are built on them."""
     return consumer._reading  # noqa: SLF001  # not for programs
 
 

@@ -27,7 +27,7 @@ _LOOK_EVERY_S: Final = 0.25
 _GIVE_WAY_S: Final = 1.0
 """Limit, in seconds, for the time that a commit waits for the pump to take earlier batches."""
 STEP_S: Final = 0.05
-"""Interval, in seconds, at which a sender checks whether the cluster is still far behind. The checks are necessary
+"""Interval, in seconds, at which a sender checks whether the cluster still has much to do. The checks are necessary
 because no event reports that a partition has stopped answering.
 """
 _FRAMES: Final = 40

@@ -83,7 +83,7 @@ class ProducerConfig:
         client_id: Client id, never empty.
         spool_dir: Real path of the spool directory. Its symbolic links were resolved once, at the start.
         spool_dir_given: The absolute path as the user gave it. The next producer will resolve the symbolic links in
-            this path anew.
+            this path again.
         spool: "always": a record is on disk before it is sent. "on_error": a record is written to disk if the cluster
             does not acknowledge it within `spool_after_s`, if the buffer is full, or if the producer closes. "never":
             the producer writes no files.

@@ -87,7 +87,7 @@ class ProducerLane(Protocol):
 
     @property
     def in_memory(self) -> bool:
-        """Whether the lane exists only in memory, and so is gone when its producer ends."""
+        """Whether the lane exists only in memory, and so ends with its producer."""
 
     def __hash__(self) -> int: ...
 

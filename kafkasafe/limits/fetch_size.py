@@ -13,7 +13,7 @@ also come well before the timeout. So no request is much larger than a request t
 Records that are returned one by one stay in memory longer than batches. So if records are returned one by one,
 responses have a smaller maximum size:
 
-1. A consumer of 200 partitions processes each record for a millisecond. It falls behind, so all its responses are full.
+1. A consumer of 200 partitions processes each record for a millisecond. It cannot keep up, so all responses are full.
 2. With 4 MB of each of the 200 partitions, 800 MB of records would wait for `poll`.
 
 Rule: divide 32 MiB equally among the partitions. But ask for at most 4 MiB of each partition, and never for less than

@@ -100,7 +100,7 @@ class UplinkBudget:
     def patience_s(self, size_bytes: int, timeouts: int) -> float:
         """Number of seconds that the answer to a batch may take in addition to the request timeout.
 
-        After its last byte was written to the socket, the batch may wait in buffers for a long time, behind earlier
+        After its last byte was written to the socket, the batch may wait in buffers for a long time, after earlier
         bytes.
 
         Args:

@@ -187,7 +187,7 @@ def _copied(lane: Path, segments: list[str], *, files: Files) -> Path:
 
 
 def _make_empty(files: Files, directory: Path) -> None:
-    """Makes an empty directory. If an interrupted repair left the directory behind, deletes the files in it."""
+    """Makes an empty directory. If an interrupted repair left files in the directory, deletes them."""
     if not files.make_directory(directory):
         for name in files.list(directory):
             files.unlink(directory / name)

@@ -113,7 +113,7 @@ class Decoder:
     """Reads a buffer of batches piece by piece, and decompresses each batch only when it is needed.
 
     Args:
-        buffer: The records of one partition in a Fetch response: batches, of which the last one may be truncated. The
+        buffer: The records of one partition in a Fetch response: batches; the last one may be truncated. The
             decoder does not change the buffer. Without views, the batches from `read` have their own memory, so the
             buffer is not needed after the last `read`.
         from_offset: The requested offset. The first batch may begin before it; the earlier records are left out.
@@ -310,7 +310,7 @@ class Decoder:
 
     def _is_abort(self, header: BatchHeader) -> bool:
         if header.count == 0:
-            return False  # the transaction's records are gone, too: compaction removes them first
+            return False  # the transaction's records are deleted, too: compaction removes them first
         return is_abort(self._body(self._at, header), header.base_offset)
 
     def _body(self, at: int, header: BatchHeader) -> bytes:

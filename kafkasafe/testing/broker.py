@@ -248,7 +248,7 @@ class KafkaCluster:
     ) -> None:
         if os.getpid() != self._owner:
             return
-        if error is not None and self._finalizer.alive:  # otherwise the logs are gone
+        if error is not None and self._finalizer.alive:  # otherwise the logs are deleted
             error.add_note(f"logs of the Kafka nodes: {self.keep_logs()}")
         self.close()
 

@@ -87,7 +87,7 @@ class Transitions:
         self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
-        # The other units of this transaction are behind the first one in the lines. So they wait, too, until the first
+        # The other units of this transaction follow the first one in the lines. So they wait, too, until the first
         # unit's pause is over. Later, they may share a transaction with the first unit again.
         first = transaction.units[0]
         first.rest()
@@ -107,7 +107,7 @@ class Transitions:
         """Requeue the transactions that follow a requeued entry, in order.
 
         The followers can be committed only after the entry. Until then, they would occupy transactional ids that the
-        entry or unrelated units need. If a follower is requeued, the transactions behind it on its other lines are
+        entry or unrelated units need. If a follower is requeued, the later transactions on its other lines are
         requeued, too.
         """
         lines = set(entry.lines)

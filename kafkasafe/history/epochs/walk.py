@@ -245,7 +245,7 @@ class EpochWalk:
             self._diverged(cut, None, exact=cut == 0)
             return
         if ours.entries[at][0] != epoch:
-            # The leader named an epoch of which we read no record. Ask about the next older epoch of which we read
+            # The leader named an epoch without a record that we read. Ask about the next older epoch of which we read
             # records.
             self._asked = at
             return

@@ -103,7 +103,7 @@ def admit(
         log_append_time: Whether the broker will replace the timestamps. If so, they are not checked.
         keys_needed: Whether the topic is compacted, so that each record needs a key.
         ahead_ms: How many ms a timestamp may be ahead of the clock; None: no limit.
-        behind_ms: How many ms a timestamp may be behind the clock; None: no limit.
+        behind_ms: How many ms a timestamp may be older than the clock; None: no limit.
 
     Raises:
         RefusedError: With the code of a broker's answer.
