@@ -78,7 +78,7 @@ def claim_base(timestamp: int) -> int:
 
 @dataclass(slots=True)
 class _Place:
-    """The state of one partition.
+    """The state of one partition. All methods but `stamp` are called with the appender's lock held.
 
     Invariant: `sending` is the current batch. This batch is in flight, waits for a retry, or is being read back. Later
     batches are in `waiting`.
@@ -86,17 +86,104 @@ class _Place:
 
     topic: str
     partition: int
+    claimed: bool
+    sequence: int = 0
     waiting: collections.deque[bytearray] = field(default_factory=collections.deque)
     sending: bytearray | None = None
     in_flight: bool = False
     too_large: bool = False  # `sending` must be divided before it is sent
-    claimed: bool = False
     claim_at: int = -1  # offset of the claim, from its acknowledgement until it is read back
-    sequence: int = 0
     failures: int = 0
     again_at: float = 0.0
     give_up_at: float = 0.0
     error: BaseException | None = None  # of the last attempt
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def current(self) -> bytearray:
+        """The current batch, for callers that know that there is one."""
+        assert self.sending is not None  # noqa: S101
+        return self.sending
+
+    def stamp(self, data: bytearray, grant: WriterIdentity) -> None:
+        """Gives a new batch its batch id. Only the task's thread calls this method."""
+        self.sequence = _stamp(data, grant, self.sequence)
+
+    def queue(self, data: bytearray) -> None:
+        self.waiting.append(data)
+
+    def take_next(self, give_up_at: float, most_bytes: int | None) -> None:
+        """Makes the next waiting batch the current one, unless there is a current one."""
+        if self.sending is None and self.waiting:
+            self.sending, self.give_up_at = self.waiting.popleft(), give_up_at
+            self.too_large = (
+                most_bytes is not None
+                and len(self.sending) > most_bytes
+                and batch.read_header(self.sending).count > 1
+            )
+
+    def is_idle(self, now: float) -> bool:
+        """Whether no request is in flight, and no pause before a retry is left."""
+        return not self.in_flight and self.again_at <= now
+
+    def sent(self) -> None:
+        self.in_flight = True
+
+    def answered(self) -> None:
+        self.in_flight = False
+
+    def appended_claim(self, offset: int) -> None:
+        """The claim is acknowledged, and must be read back from this offset."""
+        self.claim_at, self.failures, self.again_at = offset, 0, 0.0
+
+    def judge_claim(self, found: batch.BatchHeader) -> Exception | None:
+        """Compares the header at the offset of the claim with the claim. Returns an error unless they are equal."""
+        ours = batch.read_header(self.current)
+        if found.compression is not ours.compression:
+            return RejectedError(
+                f"The broker recompresses {self} as {found.compression.name.lower()}, so the owner of a"
+                " batch cannot be recognised. Set kafka.compression.type to the topic's compression.type, or the"
+                " topic's compression.type to 'producer'."
+            )
+        if (found.producer_id, found.producer_epoch, found.base_sequence, found.base_timestamp) != (
+            ours.producer_id,
+            ours.producer_epoch,
+            ours.base_sequence,
+            ours.base_timestamp,
+        ):
+            return RestartError(f"Another attempt of this task writes to {self}")
+        self.claimed, self.claim_at = True, -1
+        return None
+
+    def acked(self) -> int:
+        """The current batch is finished. Returns its size."""
+        size = len(self.current)
+        self.sending, self.failures, self.again_at, self.error = None, 0, 0.0, None
+        return size
+
+    def failed(self, error: BaseException, now: float) -> None:
+        """The last request failed, and is repeated after a pause."""
+        self.error, self.again_at = error, now + pause_s(self.failures)
+        self.failures += 1
+
+    def refused_size(self) -> None:
+        self.too_large = True
+
+    def divide(self, parts: list[bytearray]) -> int:
+        """Replaces the current batch by its parts. Returns how many bytes more they have."""
+        more = sum(map(len, parts)) - len(self.current)
+        self.waiting.extendleft(reversed(parts))
+        self.sending, self.too_large = None, False
+        return more
+
+
+def _stamp(data: bytearray, grant: WriterIdentity, sequence: int) -> int:
+    """Writes a batch id into a batch. Returns the next batch's sequence."""
+    transactional = bool(grant.transactional_id)
+    batch.stamp_identity(data, grant.producer_id, grant.epoch, sequence, transactional=transactional)
+    return sequence + batch.read_header(data).count
 
 
 class Appender:
@@ -156,17 +243,9 @@ class Appender:
             if place is None:
                 place = self._places[topic, partition] = _Place(topic, partition, claimed=not self._claims)
             self.bytes += len(data)
-        header = batch.read_header(data)
-        batch.stamp_identity(
-            data,
-            self._grant.producer_id,
-            self._grant.epoch,
-            place.sequence,
-            transactional=bool(self._grant.transactional_id),
-        )
-        place.sequence += header.count
+        place.stamp(data, self._grant)
         with self._changed:
-            place.waiting.append(data)
+            place.queue(data)
             self._buffered += len(data)
         self._go_on(place)
         self._wait(lambda: self._buffered <= self._options.buffer_bytes)
@@ -188,24 +267,16 @@ class Appender:
     def _go_on(self, place: _Place) -> None:
         """Sends the partition's next request if it is due and none is in flight."""
         with self._changed:
-            if (
-                self._error is not None
-                or place.in_flight
-                or place.too_large
-                or time.monotonic() < place.again_at
-            ):
+            now = time.monotonic()
+            if self._error is not None or not place.is_idle(now):
+                return
+            place.take_next(now + self._options.delivery_timeout_s, self._most_bytes.get(place.topic))
+            if place.too_large:
+                self._changed.notify_all()  # the task's thread divides the batch
                 return
             if place.sending is None:
-                if not place.waiting:
-                    return
-                place.sending = place.waiting.popleft()
-                place.give_up_at = time.monotonic() + self._options.delivery_timeout_s
-                if len(place.sending) > self._most_bytes.get(place.topic, len(place.sending)):
-                    place.too_large = batch.read_header(place.sending).count > 1
-                    if place.too_large:
-                        self._changed.notify_all()
-                        return
-            place.in_flight = True
+                return
+            place.sent()
             data, claim_at = place.sending, place.claim_at
         if claim_at >= 0:
             self._transport.fetch_headers(
@@ -223,84 +294,57 @@ class Appender:
 
     def _on_reply(self, place: _Place, reply: ProduceReply | Failure) -> None:
         with self._changed:
-            place.in_flight = False
+            place.answered()
             if isinstance(reply, Failure):
                 self._failed(place, reply.error, "produce")
             elif reply.error_code:
-                message = f"{place.topic}-{place.partition}: {reply.error_message or 'Produce'}"
+                message = f"{place}: {reply.error_message or 'Produce'}"
                 self._failed(place, coded(reply.error_code, message), "produce")
             elif reply.base_offset < 0 and (self._on_acked is not None or not place.claimed):
-                self._fail(
-                    RestartError(f"{place.topic}-{place.partition} acknowledged a batch without its offset")
-                )
+                self._fail(RestartError(f"{place} acknowledged a batch without its offset"))
             elif place.claimed:
                 if self._on_acked is not None:
                     self._on_acked(place.topic, place.partition, reply.base_offset)
                 self._acked(place)
             else:
-                place.claim_at, place.failures, place.again_at = reply.base_offset, 0, 0.0
+                place.appended_claim(reply.base_offset)
         self._go_on(place)
 
     def _on_claim(self, place: _Place, answer: HeadersFetched | Failure) -> None:
         with self._changed:
-            place.in_flight = False
+            place.answered()
             if isinstance(answer, Failure):
                 self._failed(place, answer.error, "fetch")
             elif answer.error_code:
-                message = f"{place.topic}-{place.partition}: Fetch"
-                self._failed(place, coded(answer.error_code, message), "fetch")
+                self._failed(place, coded(answer.error_code, f"{place}: Fetch"), "fetch")
             elif not answer.headers:
                 # The batch is acknowledged, but this leader's high watermark has not reached the batch yet (KIP-207).
-                self._failed(place, coded(78, f"{place.topic}-{place.partition}: Fetch"), "fetch")
+                self._failed(place, coded(78, f"{place}: Fetch"), "fetch")
+            elif (error := place.judge_claim(answer.headers[0])) is not None:
+                self._fail(error)
             else:
-                self._judge_claim(place, answer.headers[0])
+                self._acked(place)
         self._go_on(place)
 
     # --- with the lock held ---
 
-    def _judge_claim(self, place: _Place, found: batch.BatchHeader) -> None:
-        assert place.sending is not None  # noqa: S101  # the batch that was read back
-        ours = batch.read_header(place.sending)
-        where = f"{place.topic}-{place.partition}"
-        if found.compression is not ours.compression:
-            self._fail(
-                RejectedError(
-                    f"The broker recompresses {where} as {found.compression.name.lower()}, so the owner of a"
-                    " batch cannot be recognised. Set kafka.compression.type to the topic's compression.type, or the"
-                    " topic's compression.type to 'producer'."
-                )
-            )
-        elif (found.producer_id, found.producer_epoch, found.base_sequence, found.base_timestamp) != (
-            ours.producer_id,
-            ours.producer_epoch,
-            ours.base_sequence,
-            ours.base_timestamp,
-        ):
-            self._fail(RestartError(f"Another attempt of this task writes to {where}"))
-        else:
-            place.claimed, place.claim_at = True, -1
-            self._acked(place)
-
     def _acked(self, place: _Place) -> None:
-        assert place.sending is not None  # noqa: S101  # the batch that was acknowledged
-        self._buffered -= len(place.sending)
-        place.sending, place.failures, place.again_at, place.error = None, 0, 0.0, None
+        self._buffered -= place.acked()
         self._changed.notify_all()
 
     def _failed(self, place: _Place, error: BaseException, api: str) -> None:
         code = getattr(error, "errno", None)
-        where = f"{place.topic}-{place.partition}"
         verdict = classify(error, api)
         if code in FENCED_CODES:
-            self._fail(FencedError(f"{where}: {error}"))
+            self._fail(FencedError(f"{place}: {error}"))
         elif code in SPOILT_CODES:
-            self._fail(RestartError(f"{where}: {error}"))
-        elif code == _TOO_LARGE and place.sending is not None and api == "produce":
-            self._refused_size(place, place.sending)
+            self._fail(RestartError(f"{place}: {error}"))
+        elif code == _TOO_LARGE and api == "produce":
+            self._refused_size(place)
         elif not verdict.retriable:
             self._fail(
                 RejectedError(
-                    f"{where}: {error}. {verdict.explanation}",
+                    f"{place}: {error}. {verdict.explanation}",
                     code=code if isinstance(code, int) else -1,
                     reason=str(error),
                 )
@@ -309,18 +353,17 @@ class Appender:
             )
         else:
             self.retries += 1
-            place.error = error
-            place.again_at = time.monotonic() + pause_s(place.failures)
-            place.failures += 1
+            place.failed(error, time.monotonic())
             if verdict.refresh_metadata:
                 self._transport.refresh_metadata([place.topic], lambda _: None)
             self._changed.notify_all()
 
-    def _refused_size(self, place: _Place, data: bytearray) -> None:
+    def _refused_size(self, place: _Place) -> None:
+        data = place.current
         if batch.read_header(data).count == 1:
             self._fail(
                 RejectedError(
-                    f"{place.topic}-{place.partition}: a record of {len(data)} bytes, as sent, is larger than the"
+                    f"{place}: a record of {len(data)} bytes, as sent, is larger than the"
                     " topic's max.message.bytes. Raise that limit, or drop the row.",
                     code=_TOO_LARGE,
                     reason="larger than the topic's max.message.bytes",
@@ -338,7 +381,7 @@ class Appender:
                 event="batch_divided",
             )
         self._most_bytes[place.topic] = min(half, self._most_bytes[place.topic])
-        place.too_large = True
+        place.refused_size()
         self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
@@ -359,11 +402,10 @@ class Appender:
                         continue
                     if now > place.give_up_at:
                         raise WaitTimeoutError(
-                            f"{place.topic}-{place.partition} acknowledged no batch within"
-                            f" {self._options.delivery_timeout_s:g} s (kafka.delivery.timeout.ms); last error:"
-                            f" {place.error!r}"
+                            f"{place} acknowledged no batch within {self._options.delivery_timeout_s:g} s"
+                            f" (kafka.delivery.timeout.ms); last error: {place.error!r}"
                         )
-                    if place.again_at <= now:
+                    if place.is_idle(now):
                         due.append(place)
                 if not due:
                     if done():
@@ -377,22 +419,10 @@ class Appender:
                 self._go_on(place)
 
     def _divide(self, place: _Place) -> None:
-        data = place.sending
-        assert data is not None  # noqa: S101  # only this thread removes it
-        most = self._most_bytes[place.topic]
-        header = batch.read_header(data)
-        parts = divide(data, max(2, -(-len(data) // most)))
-        sequence = header.base_sequence
+        data = place.current  # only this thread removes it
+        parts = divide(data, max(2, -(-len(data) // self._most_bytes[place.topic])))
+        sequence = batch.read_header(data).base_sequence
         for part in parts:
-            batch.stamp_identity(
-                part,
-                self._grant.producer_id,
-                self._grant.epoch,
-                sequence,
-                transactional=bool(self._grant.transactional_id),
-            )
-            sequence += batch.read_header(part).count
+            sequence = _stamp(part, self._grant, sequence)
         with self._changed:
-            place.waiting.extendleft(reversed(parts))
-            self._buffered += sum(map(len, parts)) - len(data)
-            place.sending, place.too_large = None, False
+            self._buffered += place.divide(parts)
