@@ -48,9 +48,26 @@ class _Waiting:
         counts: Whether the partition answers.
     """
 
-    size_bytes: int
     since: float
+    size_bytes: int = 0
     counts: bool = True
+
+    def accepted(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+
+    def released(self, size_bytes: int) -> None:
+        self.size_bytes -= size_bytes
+
+    def answered(self, now: float) -> bool:
+        """Note an answer. Return whether the partition did not count before."""
+        began, self.counts, self.since = not self.counts, True, now
+        return began
+
+    def expired(self, now: float) -> bool:
+        """Stop counting if the partition does not answer. Return whether it stopped now."""
+        stopped = self.counts and now - self.since >= PATIENCE_S
+        self.counts = self.counts and not stopped
+        return stopped
 
 
 class RunAhead:
@@ -90,21 +107,19 @@ class RunAhead:
         """Count a batch that was accepted for a partition."""
         waiting = self._waiting.get(address)
         if waiting is None:
-            waiting = self._waiting[address] = _Waiting(0, now)
+            waiting = self._waiting[address] = _Waiting(now)
             self._look_at = min(self._look_at, now + PATIENCE_S)
-        waiting.size_bytes += size_bytes
+        waiting.accepted(size_bytes)
         if waiting.counts:
             self._outstanding_bytes += size_bytes
 
     def answered(self, address: Address, size_bytes: int, now: float) -> None:
         """Release a batch whose outcome is known. The outcome shows that the partition's leader answers."""
         waiting = self._waiting[address]
-        if not waiting.counts:
-            waiting.counts = True
+        if waiting.answered(now):
             self._outstanding_bytes += waiting.size_bytes
             self._ceiling_bytes += waiting.size_bytes
             self._look_at = min(self._look_at, now + PATIENCE_S)
-        waiting.since = now
         self._leave(address, waiting, size_bytes)
         self._lower(size_bytes // 2)
 
@@ -119,13 +134,10 @@ class RunAhead:
             return
         self._look_at = now + PATIENCE_S
         for waiting in self._waiting.values():
-            if not waiting.counts:
-                continue
-            if now - waiting.since >= PATIENCE_S:
-                waiting.counts = False
+            if waiting.expired(now):
                 self._outstanding_bytes -= waiting.size_bytes
                 self._lower(waiting.size_bytes)
-            else:
+            elif waiting.counts:
                 self._look_at = min(self._look_at, waiting.since + PATIENCE_S)
 
     @property
@@ -140,7 +152,7 @@ class RunAhead:
         self._ceiling_bytes = self._limit_bytes
 
     def _leave(self, address: Address, waiting: _Waiting, size_bytes: int) -> None:
-        waiting.size_bytes -= size_bytes
+        waiting.released(size_bytes)
         if waiting.counts:
             self._outstanding_bytes -= size_bytes
         if not waiting.size_bytes:
