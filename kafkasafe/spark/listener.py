@@ -101,6 +101,8 @@ class MetricsListener(StreamingQueryListener):
 
 
 class _Query:
+    """The counts of one query, over all its runs."""
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.run: str | None = None  # id of the current run; None: the query has ended
@@ -110,6 +112,29 @@ class _Query:
         self.lag: int | None = None
         self.last_batch = -1
         self.failures = 0
+
+    def started(self, run_id: str) -> None:
+        self.run = run_id
+
+    def ended(self, run_id: str, *, failed: bool) -> None:
+        self.failures += failed
+        # Spark may report the end of a run after the start of the next run.
+        if self.run == run_id:
+            self.run = None
+
+    def progress(self, progress: Mapping[str, Any]) -> None:
+        self.lag = _behind(progress.get("sources", ()), self.lag)
+        batch = int(progress.get("batchId", -1))
+        # While a query waits for data, Spark repeats its progress report with the id of the next batch. Do not count
+        # such repetitions.
+        took = progress.get("durationMs", {})
+        if "addBatch" not in took or batch == self.last_batch:
+            return
+        self.last_batch = batch
+        self.rows += max(0, int(progress.get("numInputRows", 0)))
+        seconds = took.get("triggerExecution", took["addBatch"]) / 1000
+        self.seconds += seconds
+        self.counts[sum(seconds > bound for bound in _BUCKETS_S)] += 1
 
 
 class _Collector(Collector):
@@ -125,17 +150,13 @@ class _Collector(Collector):
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
         with self._lock:
-            query = self._queries.setdefault(query_id, _Query(name or query_id))
-            query.run = run_id
+            self._queries.setdefault(query_id, _Query(name or query_id)).started(run_id)
 
     def ended(self, query_id: str, run_id: str, *, failed: bool = False) -> None:
         with self._lock:
             query = self._queries.get(query_id)
             if query is not None:
-                query.failures += failed
-            # Spark may report the end of a run after the start of the next run.
-            if query is not None and query.run == run_id:
-                query.run = None
+                query.ended(run_id, failed=failed)
 
     def progress(self, progress: Mapping[str, Any]) -> None:
         query_id = str(progress["id"])
@@ -143,19 +164,8 @@ class _Collector(Collector):
             query = self._queries.get(query_id)
             if query is None:  # the query started before the listener was added
                 query = self._queries[query_id] = _Query(progress.get("name") or query_id)
-                query.run = str(progress.get("runId"))
-            query.lag = _behind(progress.get("sources", ()), query.lag)
-            batch = int(progress.get("batchId", -1))
-            # While a query waits for data, Spark repeats its progress report with the id of the next batch. Do not
-            # count such repetitions.
-            took = progress.get("durationMs", {})
-            if "addBatch" not in took or batch == query.last_batch:
-                return
-            query.last_batch = batch
-            query.rows += max(0, int(progress.get("numInputRows", 0)))
-            seconds = took.get("triggerExecution", took["addBatch"]) / 1000
-            query.seconds += seconds
-            query.counts[sum(seconds > bound for bound in _BUCKETS_S)] += 1
+                query.started(str(progress.get("runId")))
+            query.progress(progress)
 
     def collect(self) -> Iterator[Metric]:
         """Yields all families."""
