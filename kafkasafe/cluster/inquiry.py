@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from kafka.errors import for_code
+from kafka.errors import KafkaError, for_code
 
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cluster.api import Cluster, Failure, Reply
@@ -237,7 +237,7 @@ def ask_until_answered(
         if isinstance(answer, Failure):
             error = answer.error
         elif answer.error_code:
-            error = _error(answer.error_code, topic)
+            error = coded(answer.error_code, topic)
         else:
             return answer
         verdict = classify(error, api)
@@ -254,12 +254,12 @@ def ask_until_answered(
         failures += 1
 
 
-def _error(code: int, topic: str) -> Exception:
-    error: Any = for_code(code)(topic)
-    # kafka-python has no exception class for some of Kafka's error codes. The error keeps the code in this case too.
-    error.errno = code
-    shown: Exception = error
-    return shown
+def coded(code: int, message: str) -> KafkaError:
+    """Creates the error of an answer. Keeps the error code even if kafka-python has no class for this code."""
+    made: Any = for_code(code)(message)
+    made.errno = code
+    error: KafkaError = made
+    return error
 
 
 def _ignore(_: object) -> None:

@@ -41,14 +41,14 @@ from kafka.errors import ProducerFencedError
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, HeadersFetched, ProduceReply, ProduceRequest
 from kafkasafe.cluster.client import Transport
-from kafkasafe.cluster.inquiry import pause_s
+from kafkasafe.cluster.inquiry import coded, pause_s
 from kafkasafe.codes.verdicts import FENCED_CODES, SPOILT_CODES
 from kafkasafe.errors import RejectedError, SparkError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch
 from kafkasafe.record.arrow_pack import divide
 from kafkasafe.spark.sink_options import SinkOptions
-from kafkasafe.spark.transactions import coded, identity_of
+from kafkasafe.spark.transactions import identity_of
 from kafkasafe.spark.txn import Report, WriterIdentity
 
 log = EventLog("spark")

@@ -23,11 +23,12 @@ from kafkasafe.cluster.api import (
     Reply,
 )
 from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.inquiry import coded
 from kafkasafe.errors import CheckpointMismatchError, WaitTimeoutError
 from kafkasafe.record import batch
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.sink_options import SinkOptions
-from kafkasafe.spark.transactions import Pending, TransactionRequests, call, coded, identity_of, retry_for
+from kafkasafe.spark.transactions import Pending, TransactionRequests, call, identity_of, retry_for
 from kafkasafe.spark.txn import Marker, MarkerLog, WriterIdentity
 
 _MARKER_PARTITIONS: Final = 8

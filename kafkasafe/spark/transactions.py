@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 
 import tenacity
-from kafka.errors import KafkaError, for_code
+from kafka.errors import KafkaError
 
 from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply
 from kafkasafe.cluster.backoff import PAUSES, Backoff
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.coordinators import Question
+from kafkasafe.cluster.inquiry import coded
 from kafkasafe.cluster.transactions import (
     OffsetCommitted,
     OffsetToCommit,
@@ -77,14 +78,6 @@ def _error(code: int, message: str) -> KafkaError:
         permission = permissions.get(message.split(maxsplit=1)[0], otherwise)
         message += f": this user needs the permission {permission} on {what}"
     return coded(code, message)
-
-
-def coded(code: int, message: str) -> KafkaError:
-    """Creates the error of an answer. Keeps the error code even if kafka-python has no class for this code."""
-    made: Any = for_code(code)(message)
-    made.errno = code
-    error: KafkaError = made
-    return error
 
 
 def _identity(grant: WriterIdentity) -> TransactionIdentity:
