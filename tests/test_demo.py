@@ -40,7 +40,9 @@ def test_a_ledger_is_the_same_for_everybody_who_opens_the_file(tmp_path):
     ours = Ledger(tmp_path / "ledger", 10)
     theirs = Ledger(tmp_path / "ledger")
     assert theirs.records == 10
-    ours.limit, theirs.settled, ours.stop = 7, 5, True
+    ours.set_limit(7)
+    theirs.settle(5)
+    ours.ask_stop()
     theirs["attempted"][:4] = 1
     assert (theirs.limit, ours.settled, theirs.stop, ours.next_number()) == (7, 5, True, 4)
     assert abs(ours.settled_at - time.monotonic()) < 60

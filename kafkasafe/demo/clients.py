@@ -294,7 +294,7 @@ def _stream(client: Client, ledger: Ledger, partitions: int, rate: float) -> Non
         if number >= ledger.limit:
             client.observe()
             if ledger.settled < number and client.flushed(0.2):
-                ledger.settled = number
+                ledger.settle(number)
             if ledger.stop:
                 return
             time.sleep(0.005)

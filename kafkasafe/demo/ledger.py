@@ -57,8 +57,7 @@ class Ledger:
         """The first number that the producing process must not send yet. The demo sets this limit."""
         return int(self._cells[0])
 
-    @limit.setter
-    def limit(self, number: int) -> None:
+    def set_limit(self, number: int) -> None:
         self._cells[0] = number
 
     @property
@@ -68,14 +67,13 @@ class Ledger:
         """
         return int(self._cells[1])
 
-    @settled.setter
-    def settled(self, number: int) -> None:
+    def settle(self, number: int) -> None:
         self._cells[3] = time.monotonic_ns()
         self._cells[1] = number
 
     @property
     def settled_at(self) -> float:
-        """Time at which `settled` was last set, in seconds of the system's monotonic clock."""
+        """Time at which `settle` was last called, in seconds of the system's monotonic clock."""
         return int(self._cells[3]) / 1e9
 
     @property
@@ -83,9 +81,8 @@ class Ledger:
         """Whether the producer should close and end."""
         return bool(self._cells[2])
 
-    @stop.setter
-    def stop(self, value: bool) -> None:
-        self._cells[2] = value
+    def ask_stop(self) -> None:
+        self._cells[2] = True
 
     def next_number(self) -> int:
         """Returns the first number that no process of the client has used."""

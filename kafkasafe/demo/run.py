@@ -92,7 +92,7 @@ class Demo:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is not None and issubclass(kind, DemoError):
             for worker in self._workers.values():
-                worker.keep = True
+                worker.keep_files()
         self._stack.close()
 
     @property
@@ -194,7 +194,7 @@ class Demo:
         first, end = number * self._per_fault, (number + 1) * self._per_fault
         started = time.monotonic()
         for worker in self._workers.values():
-            worker.ledger.limit = end
+            worker.ledger.set_limit(end)
             if not worker.alive:
                 worker.start()
         self._reach(first, 0.2, 0.4)

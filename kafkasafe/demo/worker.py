@@ -78,7 +78,7 @@ class Worker:
 
     def finish(self, timeout_s: float = 30.0) -> None:
         """Lets the process close its producer and end."""
-        self.ledger.stop = True
+        self.ledger.ask_stop()
         if self._process is None:
             return
         try:
@@ -88,6 +88,10 @@ class Worker:
             raise DemoError(f"{self.client} was not closed after {timeout_s:g} s:\n{self.tail()}") from None
         if code:
             raise DemoError(f"The process of {self.client} ended with code {code}:\n{self.tail()}")
+
+    def keep_files(self) -> None:
+        """Says that the ledger, the log and the spool must not be removed."""
+        self.keep = True
 
     def reached(self) -> int:
         """Returns the first number that was not passed to `send` yet."""

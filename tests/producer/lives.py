@@ -100,7 +100,7 @@ def stream(
             with contextlib.suppress(kafka_errors.KafkaTimeoutError):
                 producer.flush(0.1)
                 if not futures or futures[-1][1].is_done:
-                    book.settled = number
+                    book.settle(number)
             time.sleep(0.002)
     producer.close()
 

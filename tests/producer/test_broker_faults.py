@@ -176,7 +176,7 @@ def test_a_wire_that_does_everything_wrong(broker, zygote, tmp_path):
     rnd = random.Random(seed := random.SystemRandom().getrandbits(31))
     topic = harness.new_topic(broker.cluster, 3)
     ledger = Ledger(tmp_path / "ledger", 400_000)
-    ledger.limit = 400_000
+    ledger.set_limit(400_000)
     note = f"seed {seed}, {tmp_path / 'lives.log'}"
 
     def live() -> harness.Life:
@@ -214,10 +214,10 @@ def test_a_wire_that_does_everything_wrong(broker, zygote, tmp_path):
 
 def settle(ledger: Ledger, life: harness.Life, note: str) -> None:
     """No more records; everything sent gets its fate, and the process ends in order."""
-    ledger.limit = ledger.next_number()
+    ledger.set_limit(ledger.next_number())
     # A record or two may have been on its way past the limit.
     harness.until(lambda: ledger.settled == ledger.next_number() or life.ended() is not None, 150, note)
-    ledger.stop = True
+    ledger.ask_stop()
     assert life.wait() == 0, f"{note}\n{life.tail()}"
     assert not ledger["failed"].any()
 
@@ -278,7 +278,7 @@ def test_no_broker_for_the_whole_first_life(broker, zygote, producers, tmp_path)
 def test_leaders_fail_over_while_records_flow(kafka_cluster, zygote, tmp_path):
     topic = harness.new_topic(kafka_cluster, 3)
     ledger = Ledger(tmp_path / "ledger", 400_000)
-    ledger.limit = 400_000
+    ledger.set_limit(400_000)
     log = tmp_path / "lives.log"
     seeds = itertools.count(1)
 

@@ -97,7 +97,7 @@ def test_what_the_doctor_says_is_what_the_log_holds(broker, zygote, tmp_path, ca
     spool, ledger = tmp_path / "spool", Ledger(tmp_path / "ledger", 100_000)
     seen = {"committed": 0, "absent": 0, "not_sent": 0}
     for number in range(KILLS):
-        ledger.limit = ledger.next_number() + rnd.choice((100, 600, 2000))
+        ledger.set_limit(ledger.next_number() + rnd.choice((100, 600, 2000)))
         life = zygote.stream(
             tmp_path, broker.servers, topic, rnd.getrandbits(31), spool=spool, options=options(rnd)
         )

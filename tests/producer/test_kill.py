@@ -63,7 +63,7 @@ def kill(kafka, zygote, tmp_path, spool: str, kills: int) -> None:
     acked = ledger["acked"]
     for number in range(kills):
         # Bounded, so that a busy machine delivers it as well before the next life's own turn comes.
-        ledger.limit = ledger.next_number() + rnd.choice((20, 200, 600))
+        ledger.set_limit(ledger.next_number() + rnd.choice((20, 200, 600)))
         life = live()
         if number % 4:
             # From within its recovery to long after that.
@@ -76,10 +76,10 @@ def kill(kafka, zygote, tmp_path, spool: str, kills: int) -> None:
         assert life.kill() == -9, f"it ended by itself: {note}\n{life.tail()}"
     sent = ledger.next_number()
     # The last life only delivers what its forerunners left.
-    ledger.limit = sent
+    ledger.set_limit(sent)
     last = live()
     harness.until(lambda: ledger.settled == sent or last.ended() is not None, 150, note)
-    ledger.stop = True
+    ledger.ask_stop()
     assert last.wait() == 0, f"{note}\n{last.tail()}"
     promised = np.flatnonzero(ledger["durable"] | ledger["acked"])
     assert not ledger["failed"].any()

@@ -288,7 +288,7 @@ def test_kill_9_loses_no_more_than_was_not_acknowledged(kafka, zygote, tmp_path)
     ledger = Ledger(tmp_path / "ledger", limit)
     acked, accepted = ledger["acked"], ledger["accepted"]
     for _ in range(kills):
-        ledger.limit = limit
+        ledger.set_limit(limit)
         life = zygote.stream(
             tmp_path,
             kafka.bootstrap_servers,
