@@ -52,6 +52,16 @@ class _Open:
     bytes: int = 0  # upper bound of the size before compression
     body: bytearray = field(default_factory=lambda: bytearray(batch.HEADER_BYTES))
 
+    def plan(self, rows: int, size: int, now: int) -> None:
+        """Counts rows that `put` adds later. The first ones determine the timestamp."""
+        if not self.rows:
+            self.timestamp = now
+        self.rows += rows
+        self.bytes += size
+
+    def put(self, encoded: memoryview) -> None:
+        self.body += encoded
+
 
 class _Piece(NamedTuple):
     """The sorted rows from `at` to `end` go into `batch`. `full` says whether these rows fill the batch."""
@@ -132,7 +142,7 @@ class ArrowPacker:
         body, ends = arrow_encode.records(rows, offsets)
         edges = np.concatenate(([0], ends))
         for piece in pieces:
-            piece.batch.body += body[int(edges[piece.at]) : int(edges[piece.end])]
+            piece.batch.put(body[int(edges[piece.at]) : int(edges[piece.end])])
             if piece.full:
                 yield self._close(piece.batch)
         del body
@@ -159,14 +169,11 @@ class ArrowPacker:
         """Cuts a partition's rows into batches, and sets the offset delta of each row."""
         opened = self._open[place]
         while at < end:
-            if not opened.rows:
-                opened.timestamp = now
             upto = _fit(total, at, end, self._batch_bytes - opened.bytes)
             upto = max(upto, at if opened.rows else at + 1)
             offsets[at:upto] += opened.rows - at
             size = int(total[upto] - total[at])
-            opened.rows += upto - at
-            opened.bytes += size
+            opened.plan(upto - at, size, now)
             self._held += size
             yield _Piece(opened, at, upto, upto < end)
             if upto < end:
