@@ -287,12 +287,21 @@ class _Writer:
                 )
 
 
+class _Thread(threading.local):
+    """Whether the current thread is in the context `apart`."""
+
+    is_apart = False
+
+    def set_apart(self, apart: bool) -> None:
+        self.is_apart = apart
+
+
 class _Apart(logging.Filter):
     """Hands log records from inside `with apart()` to the writer's thread. Accepts all other log records."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged on the current thread."""
-        if not getattr(_thread, "apart", False):
+        if not _thread.is_apart:
             return True
         if record.args and record.name.startswith("kafka."):
             # kafka-python logs its sockets. Format them now: a closed socket can no longer be printed.
@@ -307,12 +316,12 @@ class _Apart(logging.Filter):
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
     """In this context, another thread handles the records that kafkasafe and kafka-python log on the current thread."""
-    before = getattr(_thread, "apart", False)
-    _thread.apart = True
+    before = _thread.is_apart
+    _thread.set_apart(True)
     try:
         yield
     finally:
-        _thread.apart = before
+        _thread.set_apart(before)
 
 
 def drain(timeout_s: float) -> bool:
@@ -320,7 +329,7 @@ def drain(timeout_s: float) -> bool:
     return _writer.drain(timeout_s)
 
 
-_thread: Final = threading.local()
+_thread: Final = _Thread()
 _apart: Final = _Apart()
 _writer = _Writer()
 

@@ -16,6 +16,13 @@ from typing import Final
 class _DeferredWakes(threading.local):
     wakes: dict[int, Callable[[], None]] | None = None
 
+    def begin(self) -> dict[int, Callable[[], None]]:
+        self.wakes = {}
+        return self.wakes
+
+    def end(self) -> None:
+        self.wakes = None
+
 
 _deferred: Final = _DeferredWakes()
 
@@ -30,11 +37,11 @@ def at_once() -> Iterator[None]:
     if _deferred.wakes is not None:
         yield
         return
-    wakes = _deferred.wakes = {}
+    wakes = _deferred.begin()
     try:
         yield
     finally:
-        _deferred.wakes = None
+        _deferred.end()
         for wake in wakes.values():
             wake()
 
