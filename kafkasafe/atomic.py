@@ -327,7 +327,7 @@ class AtomicBatch(metaclass=Tidy):
             self._open_batches.append(open_batch)
             self._open[topic] = open_batch
             index = next(open_batch.numbers)
-        open_batch.left -= size
+        open_batch.take_room(size)
         open_batch.put(index, key, value, special)
         future: RecordFuture = RecordFuture()
         future.refer_to(self._producer, open_batch, index)

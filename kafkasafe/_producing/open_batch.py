@@ -239,6 +239,10 @@ class OpenBatch:
         self.left -= size
         return next(self.numbers)
 
+    def take_room(self, size: int) -> None:
+        """Reserve room for a record that has a number already."""
+        self.left -= size
+
     def fill(self) -> None:
         """Leave no room for other records."""
         self.left = -1

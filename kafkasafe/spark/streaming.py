@@ -112,6 +112,12 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         # If Spark loses the records, it reads these ranges in a task.
         return [InputPartition(tuple(ranges))]
 
+    def _hand_over(self) -> list[Any]:
+        """Returns the records that were read for Spark, and is a reader without records from now on."""
+        records, self._records = self._records, []
+        self.__class__ = LimitedStreamReader
+        return records
+
     def _after_hand_over(self) -> None:
         """Checks whether Spark quickly took the records of the last micro-batch from this reader. If not, this reader
         hands over no records for the next micro-batches: tasks read them.
@@ -163,6 +169,4 @@ if _HandsOver is not None:
         """
 
         def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:  # noqa: N802, ARG002 - Spark's
-            records, self._records = self._records, []
-            self.__class__ = LimitedStreamReader  # type: ignore[assignment]
-            return iter(records)
+            return iter(self._hand_over())
