@@ -280,7 +280,7 @@ def open_client(
 
 def _stream(client: Client, ledger: Ledger, partitions: int, rate: float) -> None:
     """Sends `rate` records per second, up to the number `Ledger.limit`, and notes what the client reports. Ends when
-    the demo sets `Ledger.stop`.
+    the demo has called `Ledger.ask_stop`.
     """
     attempted, accepted = ledger["attempted"], ledger["accepted"]
     padding = b"." * (VALUE_BYTES - DIGITS)
