@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructField, StructType
-
 from kafkasafe.errors import ConfigError, UsageError
 from kafkasafe.spark import stats
 from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.collected import RowTooLargeError, Size, bound_of, collect_rows, later_size
 from kafkasafe.spark.failures import dead_worker
-from kafkasafe.spark.java import java_frame, jvm_of, map_in_arrow, spark_context
+from kafkasafe.spark.java import java_frame, map_in_arrow, spark_context
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import commits_are_validated, plan_of_query
 from kafkasafe.spark.session import Outcome, Session
+from kafkasafe.spark.session_settings import exchange_settings, limits_arrow_bytes, speculates, with_settings
+from kafkasafe.spark.sink_columns import checked
 from kafkasafe.spark.sink_options import SinkOptions, sink_options
 from kafkasafe.spark.tasks import (
     ENCODED_SCHEMA,
@@ -50,16 +50,7 @@ _RUN: Final = "spark.jobGroup.id"  # the run id of a streaming query
 _TRACKER_S: Final = 2.0
 _TRACKER_POLL_S: Final = 0.002
 _MAX_SLOTS: Final = 256  # maximum number of sending tasks if the number of cores is unknown
-_MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
-_MAX_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_ADAPTIVE: Final = "spark.sql.adaptive.enabled"
-_SPECULATION: Final = "spark.speculation"
-# With 16 MiB instead of 4 MiB, the sending tasks took 1.5 times as much CPU time in the JVM. Spark seems to copy an
-# Arrow batch whenever the batch outgrows its allocated memory.
-_EXCHANGE_BYTES: Final = 4 * 1024 * 1024
-_COLUMNS: Final = ("key", "value", "headers", "topic", "partition")
 _SMALL_BATCH: Final = 64 * 1024
-_FEW_RECORDS: Final = 1000
 
 
 def foreach_batch_sink(
@@ -364,7 +355,7 @@ class _Job:
         self._is_small = (
             previous is not None and previous.bytes < options.inline_bytes and options.exchange is not True
         )
-        self._df, self._columns, self._bound = _checked(df, options)
+        self._df, self._columns, self._bound = checked(df, options)
         self.totals: Counter[str] = Counter()
         self.had_large_row = False
 
@@ -375,7 +366,7 @@ class _Job:
                 return self._send(grant, batches)
             self._is_small = False
         job, exchange = self._plan(grant)
-        with _with_settings(job, _exchange_settings(self._df) if exchange else {}) as job:
+        with with_settings(job, exchange_settings(self._df) if exchange else {}) as job:
             try:
                 rows = job.collect()
             except Exception as failed:
@@ -447,7 +438,7 @@ class _Job:
         exchange = (
             self._bound
             or options.exchange is True
-            or (options.exchange is None and (count < parallelism or _speculates(df)))
+            or (options.exchange is None and (count < parallelism or speculates(df)))
         )
         if not exchange and topic is not None:
             write = DirectWrite(
@@ -458,7 +449,7 @@ class _Job:
         # the brokers busy.
         slots = min(count, cores or _MAX_SLOTS) if topic is not None else max(2, parallelism)
         counts = {} if topic is None else {topic: count}
-        if not _has(df, _MAX_BYTES):
+        if not limits_arrow_bytes(df):
             options = replace(options, batch_bytes=min(options.batch_bytes, _SMALL_BATCH))
         encode = EncodeRows(options=options, counts=counts, slots=slots, turn=self._batch_id)
         send = SendEncoded(
@@ -494,198 +485,6 @@ class _Job:
                 info = tracker.getStageInfo(stage)
             if info is not None and info.currentAttemptId > 0:
                 raise RestartError(f"Stage {stage} was run {info.currentAttemptId + 1} times")
-
-
-def _checked(df: DataFrame, options: SinkOptions) -> tuple[DataFrame, list[str], bool]:
-    """Selects the columns that the sink uses, and checks their types.
-
-    Also returns the names of these columns, and whether the columns determine the partition of each row.
-
-    Raises:
-        ConfigError: A column is missing or has a wrong type, or `exchange=never` does not fit the columns.
-    """
-    schema = df.schema
-    names = wanted_columns(schema, options)
-    bound = options.topic is None or "key" in names or "partition" in names
-    if bound and options.exchange is False:
-        raise error(
-            "INVALID_OPTION",
-            "exchange=never, but a column key, partition or topic binds rows to partitions: drop the column, or leave"
-            " the option out.",
-        )
-    if len(schema.fields) > len(names) or any(ours != name for ours, name in names.items()):
-        df = df.select(*(df[f"`{name}`"].alias(ours) for ours, name in names.items()))
-    return df, list(names), bound
-
-
-def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
-    """Returns the columns that the sink uses, as a dict: name of the column in the sink → its name in the schema.
-
-    Raises:
-        ConfigError: A column is missing or has a wrong type.
-    """
-    fields = _by_name(schema)
-    if "value" not in fields:
-        raise error(
-            "MISSING_COLUMN",
-            f"There is no column value among {', '.join(schema.fieldNames()) or 'no columns'}: add one, for instance"
-            ' df.selectExpr("to_json(struct(*)) AS value").',
-        )
-    if options.topic is None and "topic" not in fields:
-        raise error(
-            "MISSING_COLUMN", "There is neither an option topic nor a column topic: give one of the two."
-        )
-    text_or_bytes = (StringType, BinaryType)
-    for name, kinds in (
-        ("key", text_or_bytes),
-        ("value", text_or_bytes),
-        ("topic", (StringType,)),
-        ("partition", (IntegerType,)),
-    ):
-        if name in fields and not isinstance(fields[name].dataType, kinds):
-            wanted = " or ".join(kind.typeName() for kind in kinds)
-            raise error(
-                "WRONG_TYPE",
-                f"Column {name} is {fields[name].dataType.simpleString()}, but it must be {wanted}: use CAST({name} AS"
-                f" {kinds[0].typeName().upper()}).",
-            )
-    if "headers" in fields and not _are_headers(fields["headers"].dataType):
-        raise error(
-            "WRONG_TYPE",
-            f"Column headers is {fields['headers'].dataType.simpleString()}, but it must be"
-            " array<struct<key:string,value:binary>>.",
-        )
-    wanted_names = ["key", "value", "headers", "partition"] + (["topic"] if options.topic is None else [])
-    return {name: fields[name].name for name in wanted_names if name in fields}
-
-
-def _by_name(schema: StructType) -> dict[str, StructField]:
-    """Finds the columns that the sink uses, and returns them by the sink's names. The case of a column's name does not
-    matter. But if the schema has several such names, only the name in lower case counts.
-    """
-    found: dict[str, StructField] = {}
-    for name in _COLUMNS:
-        same = [field for field in schema.fields if field.name.lower() == name]
-        exact = [field for field in same if field.name == name] or same
-        if len(exact) > 1:
-            raise error(
-                "AMBIGUOUS_COLUMN",
-                f"{' and '.join(field.name for field in exact)} could each be the column {name}: rename or drop columns"
-                " until one is left.",
-            )
-        if exact:
-            found[name] = exact[0]
-    return found
-
-
-def _are_headers(kind: Any) -> bool:
-    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
-        return False
-    fields = [(field.name, type(field.dataType)) for field in kind.elementType.fields]
-    return fields == [("key", StringType), ("value", BinaryType)]
-
-
-def _has(df: DataFrame, name: str) -> bool:
-    try:
-        # Do not pass a default: `get` would return the default even if Spark does not know the name.
-        return df.sparkSession.conf.get(name) is not None
-    except Exception:  # an older Spark does not know the name
-        return False
-
-
-def _speculates(df: DataFrame) -> bool:
-    """Returns whether Spark may run two attempts of a task at once. Without an exchange (a shuffle), this is not safe:
-
-    1. Attempt 0 of a task computes no rows, claims no partition, and ends.
-    2. Attempt 1 has computed other rows, because the data frame is not deterministic. Spark ends the attempt, but its
-       Python worker has not noticed that yet.
-    3. The driver compares the logs with the reports. After that, but before the commit, the worker of attempt 1 sends
-       its rows.
-
-    After an exchange, all attempts of a task get the same rows.
-    """
-    return str(df.sparkSession.conf.get(_SPECULATION, "false")).lower() == "true"
-
-
-def _exchange_settings(df: DataFrame) -> dict[str, str]:
-    # Each encoded batch is one large row. If an Arrow batch had Spark's default number of rows, it would take
-    # gigabytes.
-    settings = (
-        {_MAX_BYTES: str(_EXCHANGE_BYTES)} if _has(df, _MAX_BYTES) else {_MAX_RECORDS: str(_FEW_RECORDS)}
-    )
-    if not _is_adaptive(df):
-        # The sink's exchange has a fixed number of partitions, so adaptive planning would cost 0.1 s without benefit.
-        settings[_ADAPTIVE] = "false"
-    return settings
-
-
-def _is_adaptive(df: DataFrame) -> bool:
-    """Returns whether adaptive execution may change the query's own plan. A plan without an exchange is never
-    changed.
-    """
-    jdf = java_frame(df)
-    if jdf is None:
-        return True
-    if df.sparkSession.conf.get(_ADAPTIVE) == "false":
-        return False  # no need to compute the plan, which takes time
-    return str(jdf.queryExecution().executedPlan().nodeName()).startswith("AdaptiveSparkPlan")
-
-
-@contextmanager
-def _with_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[DataFrame]:
-    """Yields the data frame, set up to run with the given settings.
-
-    Other queries of the session keep their own settings, except with Spark Connect.
-    """
-    jdf = java_frame(df)
-    if not settings:
-        yield df
-    elif jdf is None:
-        with _shared_settings(df, settings):
-            yield df
-    else:
-        from pyspark.sql import SparkSession
-        from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-
-        # Settings belong to a session, and other queries use the session at the same time. So the plan runs in a copy
-        # of the session. Copying takes milliseconds.
-        session = df.sparkSession
-        copy = jdf.sparkSession().cloneSession()
-        for name, value in settings.items():
-            copy.conf().set(name, value)
-        plan = jvm_of(session).org.apache.spark.sql.classic.Dataset.ofRows(copy, jdf.logicalPlan())
-        yield ClassicDataFrame(plan, SparkSession(session.sparkContext, copy))
-
-
-# (session, setting) → (number of current users, original value). Only for Spark Connect, which cannot copy a session.
-_shared: dict[tuple[str, str], tuple[int, str | None]] = {}
-_shared_lock: Final = threading.Lock()
-
-
-@contextmanager
-def _shared_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[None]:
-    """Changes settings of the session itself. If several threads use this context at once, the last one restores the
-    original values.
-    """
-    session = df.sparkSession
-    conf, mine = session.conf, str(getattr(session, "session_id", id(session)))
-    with _shared_lock:
-        for name, value in settings.items():
-            count, before = _shared.get((mine, name)) or (0, conf.get(name, None))
-            conf.set(name, value)
-            _shared[mine, name] = count + 1, before
-    try:
-        yield
-    finally:
-        with _shared_lock:
-            for name in settings:
-                count, before = _shared.pop((mine, name))
-                if count > 1:
-                    _shared[mine, name] = count - 1, before
-                elif before is None:
-                    conf.unset(name)
-                else:
-                    conf.set(name, before)
 
 
 def _translated(failed: Exception) -> Exception:

@@ -33,7 +33,8 @@ from kafkasafe.spark.columns import arrow_type
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.plans import plan_in_checkpoint
 from kafkasafe.spark.session import Outcome, Session
-from kafkasafe.spark.sink import app_version, refuse_version, stream_id, wanted_columns
+from kafkasafe.spark.sink import app_version, refuse_version, stream_id
+from kafkasafe.spark.sink_columns import wanted_columns
 from kafkasafe.spark.sink_options import SinkOptions, sink_options, unknown_topic
 from kafkasafe.spark.staging import StagedBatch, Stager, fetch_staged
 from kafkasafe.spark.tasks import EncodeRows, inline_limit, partition_count, transport_of

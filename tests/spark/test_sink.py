@@ -23,7 +23,8 @@ from kafkasafe.spark.listener import _behind, _Collector
 from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.plans import commits_are_validated
 from kafkasafe.spark.session import Outcome
-from kafkasafe.spark.sink import _exchange_settings, _Job, _Turns, _with_settings
+from kafkasafe.spark.session_settings import exchange_settings, with_settings
+from kafkasafe.spark.sink import _Job, _Turns
 from kafkasafe.spark.sink_transaction import SinkTransaction
 from kafkasafe.spark.txn import Marker
 
@@ -216,11 +217,11 @@ def test_a_commit_without_an_answer_is_looked_up_also_where_no_marker_is_kept(sp
 def test_adaptive_execution_is_left_on_where_the_query_has_something_to_adapt(spark):
     plain = rows(spark, 0, 10)
     adaptive = "spark.sql.adaptive.enabled"
-    assert _exchange_settings(plain)[adaptive] == "false"
-    assert adaptive not in _exchange_settings(plain.groupBy("value").count())
+    assert exchange_settings(plain)[adaptive] == "false"
+    assert adaptive not in exchange_settings(plain.groupBy("value").count())
     # Set for the job only.
     before = spark.conf.get(adaptive)
-    with _with_settings(plain, _exchange_settings(plain)) as job:
+    with with_settings(plain, exchange_settings(plain)) as job:
         assert spark.conf.get(adaptive) == before
         assert job.sparkSession.conf.get(adaptive) == "false"
         assert job.count() == 10

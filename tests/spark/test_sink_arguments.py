@@ -7,7 +7,8 @@ from pyspark.sql.types import StringType, StructType
 
 from kafkasafe.errors import ConfigError
 from kafkasafe.spark import foreach_batch_sink
-from kafkasafe.spark.sink import _given, wanted_columns
+from kafkasafe.spark.sink import _given
+from kafkasafe.spark.sink_columns import wanted_columns
 from kafkasafe.spark.sink_options import sink_options
 
 SERVERS = {"kafka.bootstrap.servers": "b1:9092,b2:9092"}
