@@ -12,7 +12,6 @@ import collections
 import contextlib
 import itertools
 import logging
-import math
 import random
 import sys
 import threading
@@ -42,6 +41,7 @@ from kafkasafe.delivery.engine.messages import (
 from kafkasafe.delivery.engine.names import refused_names
 from kafkasafe.delivery.engine.parcels import Choose, Parcel
 from kafkasafe.delivery.process_readings import NUMBERS
+from kafkasafe.delivery.pump_state import PumpState, state_of
 from kafkasafe.errors import ForkedProcessError, SpoolError, UsageError
 from kafkasafe.health.states import DISK_STUCK_S, ProducerSeen
 from kafkasafe.limits.patience import Patience
@@ -56,23 +56,6 @@ _BACKLOG: Final = 64
 """If this many messages wait, callers should pause. A turn of the pump handles all waiting messages before it advances
 other work. So a larger number of messages would delay the other work.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class PumpState:
-    """The state of a pump at one moment.
-
-    Attributes:
-        gauges: The values of the gauges, by name.
-        last_acked_offsets: Offset of the last acknowledged record, by (topic, partition).
-        refused: Destinations that the cluster refuses. Each refusal was confirmed by a second answer.
-        units: Number of atomic batches without an outcome, by step.
-    """
-
-    gauges: Mapping[str, float]
-    last_acked_offsets: Mapping[tuple[str, int], int]
-    refused: Sequence[RefusedDestination]
-    units: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,44 +281,7 @@ class Pump:
 
     def state(self) -> PumpState:
         """The state for a scrape of the metrics. Callable from any thread. Numbers may be slightly out of date."""
-        lanes = list(self._context.lanes)
-        journals = [lane.journal for lane in lanes]
-        today_ms = self._context.clock.wall_ms()
-        gauges: dict[str, float] = {
-            "spool_bytes": self.ledger.room.kept_bytes,
-            "spool_capacity_bytes": self._config.spool_max_bytes,
-            "connected": self._context.cluster.connected,
-            "unfinished_batches": len(self.ledger.parcels),
-            "undurable_batches": len(self.ledger.undurable),
-            "spool_oldest_record_age_seconds": self.ledger.oldest_age_s(),
-        }
-        if math.isfinite(free := self.ledger.room.capacity.free_bytes):
-            gauges["spool_volume_free_bytes"] = free
-        identified = [stamp for journal in journals for stamp in journal.views.identified_since_ms()]
-        gauges["producer_id_age_seconds"] = max(
-            (max(0, today_ms - s) / 1000 for s in identified), default=0.0
-        )
-        gauges["producer_id_expiration_seconds"] = self._config.state_age_s * 4
-        gauges["spool_records"] = (
-            0 if self._config.in_memory else sum(journal.views.spooled_records for journal in journals)
-        )
-        gauges["orphaned_spool_records"] = self.engine.surroundings.left_behind_records
-        gauges["waiting_for_older_partitions"] = sum(len(journal.views.held_back()) for journal in journals)
-        gauges["rejected_kept_records"] = sum(lane.rejected.records for lane in lanes)
-        gauges["rejected_kept_bytes"] = sum(lane.rejected.size_bytes for lane in lanes)
-        gauges["rejected_capacity_bytes"] = self._config.rejected_max_bytes
-        gauges["spool_segments"] = sum(len(lane.spool.segments) for lane in lanes)
-        gauges["spool_displaced_lanes"] = self.engine.places.displaced
-        gauges["in_doubt_batches"] = sum(journal.views.in_doubt for journal in journals)
-        offsets = dict(self._context.own.journal.views.last_acked_offsets())
-        units = collections.Counter(
-            unit.phase.value for journal in journals for unit in journal.units.unfinished
-        )
-        if units or self.stats.units:
-            # Report 0 for each step without units, so that the step's time series has no gaps.
-            units.update({phase.value: 0 for phase in u.Phase if phase is not u.Phase.OVER})
-        refused = [each for each in self.engine.endings.refused() if each.confirmed]
-        return PumpState(gauges, offsets, refused, units)
+        return state_of(self._context, self.engine)
 
     def seen(
         self, closed: BaseException | None, *, needed_bytes: int, callbacks_behind: bool
