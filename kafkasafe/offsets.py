@@ -57,6 +57,7 @@ IsolationLevel = Literal["read_uncommitted", "read_committed"]
 _ISOLATION: Final[dict[str, Isolation]] = {level.name.lower(): level for level in Isolation}
 
 _Partition = TypeVar("_Partition", bound=tuple[str, int])
+_Judged = TypeVar("_Judged", bound=Result | None)
 
 
 class EndOffsetTracker:
@@ -142,10 +143,9 @@ class EndOffsetTracker:
             ValueError: `offset` is negative, or the isolation level is unknown.
         """
         key = _key(topic, partition, isolation_level)
-        number = topic_id.bytes if isinstance(topic_id, UUID) else topic_id
         with self._lock:
             result = self._ends.observe(
-                key, offset, self._clock(), leader_epoch=leader_epoch, topic_id=number
+                key, offset, self._clock(), leader_epoch=leader_epoch, topic_id=_bytes_of(topic_id)
             )
         return self._tell(key, result)
 
@@ -200,10 +200,9 @@ class EndOffsetTracker:
             ValueError: `offset` is negative, or the isolation level is unknown.
         """
         key = _key(topic, partition, isolation_level)
-        number = topic_id.bytes if isinstance(topic_id, UUID) else topic_id
         with self._lock:
             result = self._ends.observe_start(
-                key, offset, self._clock(), leader_epoch=leader_epoch, topic_id=number
+                key, offset, self._clock(), leader_epoch=leader_epoch, topic_id=_bytes_of(topic_id)
             )
         return self._tell(key, result)
 
@@ -240,9 +239,7 @@ class EndOffsetTracker:
         key = _key(topic, partition, isolation_level)
         with self._lock:
             regressed = self._ends.accept_start(key)
-        if regressed is not None:
-            self._tell(key, regressed)
-        return regressed
+        return self._tell(key, regressed)
 
     def observe_timestamp(
         self,
@@ -278,19 +275,17 @@ class EndOffsetTracker:
             ValueError: See `observe_start`.
         """
         key = _key(topic, partition, isolation_level)
-        number = topic_id.bytes if isinstance(topic_id, UUID) else topic_id
         with self._lock:
             result = self._ends.observe_timestamp(
                 key,
                 timestamp_ms,
                 offset,
                 self._clock(),
-                topic_id=number,
+                topic_id=_bytes_of(topic_id),
                 leader_epoch=leader_epoch,
                 found_timestamp_ms=found_timestamp_ms,
             )
-        self._tell(key, result)
-        return result
+        return self._tell(key, result)
 
     def unavailable(
         self,
@@ -308,8 +303,7 @@ class EndOffsetTracker:
         key = _key(topic, partition, isolation_level)
         with self._lock:
             held = self._ends.unavailable(key, code, self._clock())
-        self._tell(key, held)
-        return held
+        return self._tell(key, held)
 
     def prove(
         self,
@@ -347,9 +341,7 @@ class EndOffsetTracker:
         key = _key(topic, partition, isolation_level)
         with self._lock:
             regressed = self._ends.accept(key)
-        if regressed is not None:
-            self._tell(key, regressed)
-        return regressed
+        return self._tell(key, regressed)
 
     def end_offset(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
@@ -358,8 +350,8 @@ class EndOffsetTracker:
         with self._lock:
             return self._ends.end_offset(_key(topic, partition, isolation_level))
 
-    def _tell(self, key: Key, result: Result) -> Result:
-        if self._on_result is not None and not isinstance(result, Value):
+    def _tell(self, key: Key, result: _Judged) -> _Judged:
+        if self._on_result is not None and isinstance(result, (Held, Regressed, Unproven)):
             self._on_result(key.topic, key.partition, result)
         return result
 
@@ -403,3 +395,7 @@ def _key(topic: str, partition: int, isolation_level: str) -> Key:
     if level is None:
         raise ValueError(f"isolation_level must be one of {', '.join(_ISOLATION)}, not {isolation_level!r}")
     return Key(topic, partition, level)
+
+
+def _bytes_of(topic_id: bytes | UUID | None) -> bytes | None:
+    return topic_id.bytes if isinstance(topic_id, UUID) else topic_id

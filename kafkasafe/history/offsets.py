@@ -175,7 +175,7 @@ class EndOffsets:
         Args:
             key: The partition.
             requested_epoch: The epoch that was asked about.
-            reply_epoch: `leader_epoch` of the response.
+            reply_epoch: `leader_epoch` of the response, -1 where the broker does not return it.
             end_offset: `end_offset` of the response.
             now: The time in seconds, by a monotonic clock.
             leader_epoch: Epoch of the leader that answered. It is the `current_leader_epoch` of the request.
@@ -197,8 +197,7 @@ class EndOffsets:
                 known.end_epoch,
                 refresh_metadata=True,
             )
-        if requested_epoch != known.end_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
-            # The response is about another epoch, or its epoch is undefined. Neither proves a loss.
+        if _proves_nothing(known.end_epoch, requested_epoch, reply_epoch, end_offset):
             return Held(known.end, known.lower_ends.answered, HeldReason.LOWER, since_s, known.end_epoch)
         if end_offset >= known.end:
             return Held(
@@ -290,13 +289,7 @@ class EndOffsets:
     ) -> Result:
         """Judge the leader's response to the OffsetForLeaderEpoch request that a `Held` of `observe_start` asked for.
 
-        Args:
-            key: The partition.
-            requested_epoch: The epoch that was asked about.
-            reply_epoch: `leader_epoch` of the response, -1 where the broker does not return it.
-            end_offset: `end_offset` of the response.
-            now: The time in seconds, by a monotonic clock.
-            leader_epoch: Epoch of the leader that answered. It is the `current_leader_epoch` of the request.
+        The arguments are those of `prove`.
 
         Returns:
             Regressed: the log is another one. Held: the log is the same one, or the response does not show whether it
@@ -315,7 +308,7 @@ class EndOffsets:
                 since_s,
                 refresh_metadata=True,
             )
-        if requested_epoch != known.start_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch:
+        if _proves_nothing(known.start_epoch, requested_epoch, reply_epoch, end_offset):
             return self._hold_start(known, since_s, HeldReason.LOWER, None)
         if end_offset >= known.start:
             if known.topic_id is not None:
@@ -429,6 +422,11 @@ class EndOffsets:
 
 _KIND: Final = "end offsets"
 _VERSION: Final = 1
+
+
+def _proves_nothing(remembered_epoch: int, requested_epoch: int, reply_epoch: int, end_offset: int) -> bool:
+    """Whether a response is about another epoch than the remembered one, or its epoch is undefined."""
+    return requested_epoch != remembered_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch
 
 
 def _or_none(offset: int) -> int | None:
