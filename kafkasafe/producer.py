@@ -18,12 +18,12 @@ from kafka.structs import TopicPartition
 from kafkasafe._producing.open_batch import OpenBatch, Special
 from kafkasafe._producing.opening import ProducerParts, opened
 from kafkasafe._producing.record_future import RecordFuture
+from kafkasafe._producing.shutdown import report_failed_close
 from kafkasafe._producing.spelling import Tidy, not_for_callers, tidy_dir
 from kafkasafe.atomic import AtomicBatch
 from kafkasafe.config import DEFAULTS, DEPRECATED, validate
 from kafkasafe.delivery.metric_samples import producer_samples
 from kafkasafe.health.states import ProducerHealth
-from kafkasafe.logs import EventLog
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.one_process import OfOneProcess
 from kafkasafe.record.batch import RECORD_OVERHEAD
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from kafkasafe.transactional import LastTransaction, Transactions
 
 __all__ = ["RecordFuture", "SafeProducer"]
-
-log = EventLog("producer")
 
 
 class SafeProducer(OfOneProcess, metaclass=Tidy):
@@ -532,15 +530,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         try:
             self.close()
         except Exception as own:
-            error.add_note(f"Closing the SafeProducer failed as well: {type(own).__name__}: {own}")
-            log.error(  # noqa: TRY400  # no traceback: the error's message is enough
-                "close() failed after a %s, which is raised instead: %s",
-                type(error).__name__,
-                own,
-                client_id=self.client_id,
-                error=type(own).__name__,
-                event="close_failed",
-            )
+            report_failed_close(own, error, self.client_id)
 
     def __repr__(self) -> str:
         state = "closed" if self.parts.lifecycle.closed else "open"

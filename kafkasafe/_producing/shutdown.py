@@ -56,6 +56,19 @@ longer than the one before.
 """
 
 
+def report_failed_close(own: Exception, error: BaseException, client_id: str) -> None:
+    """Report an error of `close()` that is not raised, because the `with` block has raised `error`."""
+    error.add_note(f"Closing the SafeProducer failed as well: {type(own).__name__}: {own}")
+    log.error(  # no traceback: the error's message is enough
+        "close() failed after a %s, which is raised instead: %s",
+        type(error).__name__,
+        own,
+        client_id=client_id,
+        error=type(own).__name__,
+        event="close_failed",
+    )
+
+
 class Ends(Protocol):
     """An object that must be closed before the producer."""
 

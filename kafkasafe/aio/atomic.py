@@ -9,19 +9,12 @@ import functools
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from kafkasafe import atomic
-from kafkasafe._producing.spelling import Absent, Tidy, called, tidy_dir
+from kafkasafe._producing.spelling import called
 from kafkasafe.aio.consumer import SafeConsumer, calls_of
-from kafkasafe.aio.futures import (
-    ADD_DONE_CALLBACK,
-    DONE,
-    EXCEPTION,
-    RESULT,
-    Owner,
-    RecordFuture,
-)
+from kafkasafe.aio.futures import NamedAsInAsyncio, Owner, RecordFuture
 from kafkasafe.aio.instead import headers_of
 from kafkasafe.aio.threads import call_in_thread, running_loop
 from kafkasafe.errors import BatchDroppedError, UsageError
@@ -29,7 +22,7 @@ from kafkasafe.limits.patience import timeout_of
 from kafkasafe.process.one_process import stays_with_producer
 
 
-class BatchOutcome(metaclass=Tidy):
+class BatchOutcome(NamedAsInAsyncio):
     """The result of a whole atomic batch. `await outcome` waits until the batch is committed.
 
     `await outcome.durable()` waits only until the batch is on disk.
@@ -40,19 +33,7 @@ class BatchOutcome(metaclass=Tidy):
         batch_id: Id of the batch, as `kafkasafe spool ls` shows it.
     """
 
-    __dir__ = tidy_dir
     __reduce_ex__ = stays_with_producer
-
-    if not TYPE_CHECKING:
-        is_done = Absent(DONE)
-        value = Absent(RESULT)
-        get = Absent(RESULT)
-        succeeded = Absent(EXCEPTION)
-        failed = Absent(EXCEPTION)
-        retriable = Absent("no error needs a retry: the producer retries every retriable error")
-        add_callback = Absent(ADD_DONE_CALLBACK)
-        add_errback = Absent(ADD_DONE_CALLBACK)
-        add_both = Absent(ADD_DONE_CALLBACK)
 
     def __init__(self, outcome: atomic.BatchOutcome) -> None:
         self._outcome = outcome

@@ -29,13 +29,9 @@ _new_tuple: Final[Any] = tuple.__new__
 """Creates a named tuple without a Python-level call."""
 
 
-# Hints for programs that use names of kafka-python's futures. The futures of kafkasafe.aio lack these names.
-DONE: Final = (
-    "use `done()`, with parentheses, as in asyncio; the futures of kafkasafe have kafka-python's names"
-)
-RESULT: Final = "`await` waits for the result, and `result()` returns it if it is known"
-EXCEPTION: Final = "use `exception()`, as in asyncio: it is None after success"
-ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
+_RESULT: Final = "`await` waits for the result, and `result()` returns it if it is known"
+_EXCEPTION: Final = "use `exception()`, as in asyncio: it is None after success"
+_ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
 
 
 class Owner(Protocol):
@@ -46,7 +42,27 @@ class Owner(Protocol):
         """The objects of the started producer."""
 
 
-class RecordFuture(metaclass=Tidy):
+class NamedAsInAsyncio(metaclass=Tidy):
+    """A result whose methods are named as those of asyncio's futures. It lacks the names of kafka-python's futures."""
+
+    __slots__ = ()
+    __dir__ = tidy_dir
+
+    if not TYPE_CHECKING:
+        is_done = Absent(
+            "use `done()`, with parentheses, as in asyncio; the futures of kafkasafe have kafka-python's names"
+        )
+        value = Absent(_RESULT)
+        get = Absent(_RESULT)
+        succeeded = Absent(_EXCEPTION)
+        failed = Absent(_EXCEPTION)
+        retriable = Absent("no error needs a retry: the producer retries every retriable error")
+        add_callback = Absent(_ADD_DONE_CALLBACK)
+        add_errback = Absent(_ADD_DONE_CALLBACK)
+        add_both = Absent(_ADD_DONE_CALLBACK)
+
+
+class RecordFuture(NamedAsInAsyncio):
     """The result of one `send`. `await future` waits for the acknowledgement and returns the record's metadata.
 
     `await future.durable()` waits only until the record is durable.
@@ -70,19 +86,7 @@ class RecordFuture(metaclass=Tidy):
     index: int
     """The record's number in the open batch."""
     _UNLISTED = frozenset({"index", "open_batch", "owner", "refer_to"})
-    __dir__ = tidy_dir
     __reduce_ex__ = stays_with_producer
-
-    if not TYPE_CHECKING:
-        is_done = Absent(DONE)
-        value = Absent(RESULT)
-        get = Absent(RESULT)
-        succeeded = Absent(EXCEPTION)
-        failed = Absent(EXCEPTION)
-        retriable = Absent("no error needs a retry: the producer retries every retriable error")
-        add_callback = Absent(ADD_DONE_CALLBACK)
-        add_errback = Absent(ADD_DONE_CALLBACK)
-        add_both = Absent(ADD_DONE_CALLBACK)
 
     def refer_to(self, owner: Owner, open_batch: Any, index: int) -> RecordFuture:
         """Make this the future of record `index` of an open batch. `SafeProducer.send` does the same without calling

@@ -14,6 +14,7 @@ from kafka.producer.future import RecordMetadata
 
 from kafkasafe import producer as threads
 from kafkasafe._producing.open_batch import Special
+from kafkasafe._producing.shutdown import report_failed_close
 from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
 from kafkasafe.aio.atomic import AtomicBatch
 from kafkasafe.aio.futures import Opened, RecordFuture
@@ -24,12 +25,9 @@ from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, ProducerClosedError, UsageError
 from kafkasafe.health.states import ProducerHealth, unopened_producer
 from kafkasafe.limits.patience import timeout_of
-from kafkasafe.logs import EventLog
 from kafkasafe.options import AsyncProducerOptions, ProducerOptions
 from kafkasafe.process.one_process import OfOneProcess
 from kafkasafe.record.batch import RECORD_OVERHEAD
-
-log = EventLog("producer")
 
 _OTHER_LOOP = (
     "The producer belongs to another event loop: open one for each, or use asyncio.run_coroutine_threadsafe"
@@ -178,15 +176,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         try:
             await self.close()
         except Exception as own:
-            error.add_note(f"Closing the SafeProducer failed as well: {type(own).__name__}: {own}")
-            log.error(  # noqa: TRY400  # the error's text matters, not its traceback
-                "close() failed after a %s, which is raised instead: %s",
-                type(error).__name__,
-                own,
-                client_id=self.client_id,
-                error=type(own).__name__,
-                event="close_failed",
-            )
+            report_failed_close(own, error, self.client_id)
 
     def __del__(self) -> None:
         """Close a producer that was dropped without `close()`. This happens on the worker's thread, not on the loop."""
