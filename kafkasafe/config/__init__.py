@@ -12,7 +12,6 @@ from kafkasafe.config.producer import validate
 from kafkasafe.config.spool_dir import take_locks_early, volatile_reason
 from kafkasafe.config.table import DEFAULTS, ConsumerConfig, Decide, ProducerConfig
 from kafkasafe.config.values import DEFAULT_CLIENT_ID
-from kafkasafe.options import OnRejected
 
 __all__ = [
     "DEFAULTS",
@@ -20,7 +19,6 @@ __all__ = [
     "DEPRECATED",
     "ConsumerConfig",
     "Decide",
-    "OnRejected",
     "ProducerConfig",
     "take_locks_early",
     "validate",

@@ -73,7 +73,7 @@ from kafkasafe.journal.batch import (
     Fate,
     IllegalMoveError,
 )
-from kafkasafe.journal.destinations import UNCHOSEN, WINDOW, Partition
+from kafkasafe.journal.destinations import UNCHOSEN
 from kafkasafe.journal.flow import FLOW, UNASSIGNED_FLOW, Flow, FlowEvent
 from kafkasafe.journal.gathering import GATHER_LEAST
 from kafkasafe.journal.journal import Journal
@@ -114,7 +114,6 @@ __all__ = [
     "TOO_SLOW",
     "UNASSIGNED_FLOW",
     "UNCHOSEN",
-    "WINDOW",
     "AckedLoss",
     "Aside",
     "Ask",
@@ -137,7 +136,6 @@ __all__ = [
     "Journal",
     "Notice",
     "Packed",
-    "Partition",
     "Persist",
     "Ready",
     "Refusal",

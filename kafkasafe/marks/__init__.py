@@ -52,12 +52,10 @@ from kafkasafe.marks.kinds import (
     Unit,
     UnitOutcome,
 )
-from kafkasafe.marks.table import ROWS, MarkRow, Reader
 from kafkasafe.marks.terms import (
     FORMAT_VERSION,
     LANE_ID_BYTES,
     NO_TOPIC_ID,
-    UNIT_ID_BYTES,
     MarkError,
     UnknownFormatError,
 )
@@ -66,8 +64,6 @@ __all__ = [
     "FORMAT_VERSION",
     "LANE_ID_BYTES",
     "NO_TOPIC_ID",
-    "ROWS",
-    "UNIT_ID_BYTES",
     "After",
     "Begun",
     "Cluster",
@@ -86,14 +82,12 @@ __all__ = [
     "ManifestEntry",
     "Mark",
     "MarkError",
-    "MarkRow",
     "Move",
     "Moved",
     "Placed",
     "Position",
     "Quiet",
     "Read",
-    "Reader",
     "Rejected",
     "Replaced",
     "Resent",

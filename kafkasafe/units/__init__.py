@@ -61,15 +61,9 @@ from kafkasafe.units.requests import (
     outcome_of,
 )
 from kafkasafe.units.terms import (
-    GIVEN_UP,
-    NO_READING,
-    POOL,
-    SUPERSEDED,
-    TRANSITIONS,
     Grant,
     GroupPartition,
     IllegalStepError,
-    Line,
     Member,
     Phase,
     Reading,
@@ -77,11 +71,6 @@ from kafkasafe.units.terms import (
 from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
 __all__ = [
-    "GIVEN_UP",
-    "NO_READING",
-    "POOL",
-    "SUPERSEDED",
-    "TRANSITIONS",
     "Action",
     "AddPartitions",
     "CommitOffsets",
@@ -92,7 +81,6 @@ __all__ = [
     "GroupPartition",
     "IllegalStepError",
     "InitProducerId",
-    "Line",
     "Member",
     "Phase",
     "Produce",

@@ -12,7 +12,8 @@ import pytest
 from kafkasafe import marks
 from kafkasafe.journal import order
 from kafkasafe.journal.recovery import Recovery
-from kafkasafe.marks import ROWS, Mark, Reader, kinds
+from kafkasafe.marks import Mark, kinds
+from kafkasafe.marks.table import ROWS, Reader
 from kafkasafe.spool import examine, steps
 
 READERS: Final[dict[Reader, Callable[..., Any]]] = {

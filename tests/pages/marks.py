@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kafkasafe.marks import ROWS, MarkRow
+from kafkasafe.marks.table import ROWS, MarkRow
 from tests.pages import DOCS, filled, table
 
 PATH: Final = DOCS / "spool-format.md"

@@ -28,8 +28,6 @@ from kafkasafe.history.epochs.lineage import (
     decode_topic_id,
 )
 from kafkasafe.history.epochs.walk import (
-    LIVE_REQUEST_BYTES,
-    LIVE_RESPONSE_BYTES,
     Diverged,
     EpochWalk,
     Outcome,
@@ -40,8 +38,6 @@ from kafkasafe.history.epochs.walk import (
 )
 
 __all__ = [
-    "LIVE_REQUEST_BYTES",
-    "LIVE_RESPONSE_BYTES",
     "UNDEFINED",
     "BatchMark",
     "BatchMemory",
