@@ -273,7 +273,7 @@ class Accumulator:
                     open_batch.submitted()
                     open_batch.watch()
                 self.open_batches.pop(topic, None)
-        self._pump.notify_waiters()
+        self._pump.ledger.waiters.notify_all()
 
     def needed_bytes(self) -> int:
         """Return the largest number of bytes that the open batches and one new open batch may need in the spool.
@@ -324,7 +324,7 @@ class Accumulator:
             # Submit the parcels first: as soon as another thread sees a parcel in `open_batch.parcels`, that thread may
             # wait for the parcel's result.
             head, parcels = encoded.head, encoded.parcels
-            self._pump.submit(parcels if head is None else [head, *parcels])
+            self._pump.ledger.submit(parcels if head is None else [head, *parcels])
             open_batch.submitted()
             # Count partitions, not parcels: more room helps only if the records go to many partitions.
             spread = len({parcel.partition for parcel in parcels})
@@ -335,7 +335,7 @@ class Accumulator:
             if any(parcel.durable or parcel.done for parcel in parcels):
                 # Some parcels became durable or done before callers could see them in `open_batch.parcels`. So wake the
                 # callers now.
-                self._pump.notify_waiters()
+                self._pump.ledger.waiters.notify_all()
         open_batch.watch()
         if self.open_batches.get(open_batch.topic) is open_batch:
             other = self.open_batches.pop(open_batch.topic, None)

@@ -124,7 +124,7 @@ class BatchUnit:
         if self.callbacks:
             self.watch()
         if self.parcels or (head.unit_handle is not None and head.unit_handle.offsets):
-            self._delivery.pump.submit([head, *self.parcels])
+            self._delivery.pump.ledger.submit([head, *self.parcels])
         elif not head.done:
             head.be_durable()
             head.end()

@@ -60,7 +60,7 @@ class Delivery:
         self._accumulator = accumulator
 
     def forked(self, error: BaseException) -> None:
-        self.pump.forked(error)
+        self.pump.ledger.forked(error)
         self.callbacks = _callback_thread(self._config, self.pump)
 
     # -- errors, and the ends of their messages --------------------------------------------------------------------
@@ -322,7 +322,9 @@ class Delivery:
 
 def _callback_thread(config: ProducerConfig, pump: Pump) -> CallbackThread:
     return CallbackThread(
-        f"kafkasafe-callbacks-{config.client_id}", wake_senders=pump.notify_waiters, ended=pump.ended
+        f"kafkasafe-callbacks-{config.client_id}",
+        wake_senders=pump.ledger.waiters.notify_all,
+        ended=pump.ended,
     )
 
 

@@ -39,7 +39,7 @@ from kafkasafe.delivery.engine.messages import (
     TakeOver,
 )
 from kafkasafe.delivery.engine.names import refused_names
-from kafkasafe.delivery.engine.parcels import Choose, Parcel
+from kafkasafe.delivery.engine.parcels import Choose
 from kafkasafe.delivery.process_readings import NUMBERS
 from kafkasafe.delivery.pump_state import PumpState, state_of
 from kafkasafe.errors import ForkedProcessError, SpoolError, UsageError
@@ -202,10 +202,6 @@ class Pump:
                 thread.run()
             except Exception:
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
-
-    def submit(self, parcels: Sequence[Parcel]) -> None:
-        """Accepts parcels, in this order. See `Ledger.submit`."""
-        self.ledger.submit(parcels)
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, *, choosy: bool = False) -> bool:
         """Waits until `ready()` returns True. Returns False on timeout.
@@ -436,16 +432,6 @@ class Pump:
     def ended(self) -> bool:
         """Whether the thread has ended. After that, records no longer get outcomes."""
         return not self._thread.is_alive()
-
-    def notify_waiters(self) -> None:
-        """Wakes waiting callers, so that they check their conditions."""
-        self.ledger.waiters.notify_all()
-
-    def forked(self, error: BaseException) -> None:
-        """Prepares the ledger in a forked child process. There, neither the pump's thread nor the thread that held the
-        lock exists.
-        """
-        self.ledger.forked(error)
 
     @apart()
     def _run(self) -> None:

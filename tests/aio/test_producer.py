@@ -189,7 +189,7 @@ async def test_what_was_delivered_before_its_sender_could_see_that_is_seen(optio
     in_memory = {"bootstrap_servers": options["bootstrap_servers"], "spool": "never"}
     async with SafeProducer(**in_memory, batch_size=16_384, linger_ms=60_000) as producer:
         pump = producer.client._pump
-        submit = pump.submit
+        submit = pump.ledger.submit
 
         def slow(parcels):
             if pump.is_current_thread():
@@ -199,7 +199,7 @@ async def test_what_was_delivered_before_its_sender_could_see_that_is_seen(optio
             submit(parcels)
             looked.wait(LONG_S)
 
-        monkeypatch.setattr(pump, "submit", slow)
+        monkeypatch.setattr(pump.ledger, "submit", slow)
         future = await producer.send("orders", b"v" * 16_000)
         open_batch = producer.client._open_batches["orders"]
         other = asyncio.create_task(producer.send("orders", b"v" * 16_000))
