@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafkasafe import ConfigError, cli
+from kafkasafe import ConfigError
 from kafkasafe.cli import classify as classify_command
 from kafkasafe.codes.rows import BY_API
 
@@ -26,10 +27,7 @@ FLAGS = {"code", "name", "retriable", "refresh_metadata", "action", "note"}
 def run(capsys, *arguments, stdin: bytes | None = None, monkeypatch=None):
     if stdin is not None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["classify", *arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
+    return commands.run(capsys, "classify", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from commands import run
 from programs import python
 
 import kafkasafe
@@ -24,13 +25,6 @@ from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
 from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.jars import JarError
-
-
-def run(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(list(arguments))
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
 
 
 def commands_of(group, names=()):

@@ -7,9 +7,8 @@ import json
 import random
 from types import SimpleNamespace
 
+import commands
 import pytest
-
-from kafkasafe import cli
 
 ALTERNATING = (
     "--ours",
@@ -30,10 +29,7 @@ def run(capsys, monkeypatch):
     def run(*arguments, stdin=None):
         if stdin is not None:
             monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["lineage", *arguments])
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
+        return commands.run(capsys, "lineage", *arguments)
 
     return run
 

@@ -11,11 +11,12 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import commands
 import harness
 import lives
 import pytest
 
-from kafkasafe import SafeProducer, cli
+from kafkasafe import SafeProducer
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFullError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.testing import FakeCluster
@@ -29,10 +30,8 @@ def health(capsys):
     """Runs the command with --json: (exit code, what it printed)."""
 
     def run(*arguments):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["health", *map(str, arguments), "--json"])
-        return ended.value.code, json.loads(capsys.readouterr().out)
+        code, out, _ = commands.run(capsys, "health", *arguments, "--json")
+        return code, json.loads(out)
 
     return run
 
@@ -60,9 +59,7 @@ def test_a_producer_in_an_outage(fake_kafka, producers, health, capsys):
     code, found = health(producers.spool, "--max-age", "1s")
     assert (code, found["ready"], names(found["warnings"])) == (1, True, ["too_old"])
     assert health(producers.spool, "--max-age", "1h")[0] == 0
-    with pytest.raises(SystemExit):
-        cli.main(["health", str(producers.spool)])
-    told = capsys.readouterr().out
+    _, told, _ = commands.run(capsys, "health", producers.spool)
     assert told.startswith("READY: a producer can accept records\nlane-000: owned by process ")
     assert "1 record waiting, the oldest for " in told
     producer.close(timeout=0)
