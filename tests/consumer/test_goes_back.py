@@ -168,6 +168,23 @@ def test_a_partition_that_another_member_had_goes_back_with_an_event(servers):
         assert consumer.position(kept) == 8
 
 
+def _takes_over(servers, *, commits, **options):
+    """Start a member that reads one partition and leaves. Return its thread, and a dict that then has the records."""
+    read = {}
+
+    def read_one():
+        with SafeConsumer(
+            "in", bootstrap_servers=servers, group_id="g", enable_auto_commit=False, **options
+        ) as member:
+            until(lambda: read.update(member.poll(100)) or read, 30)
+            if commits:
+                member.commit()
+
+    thread = threading.Thread(target=read_one)
+    thread.start()
+    return thread, read
+
+
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_member_that_has_missed_a_generation_does_not_repeat_what_another_has_committed(
@@ -180,22 +197,7 @@ def test_a_member_that_has_missed_a_generation_does_not_repeat_what_another_has_
         with reader.consumer as consumer:
             reader.begin()
             proxy.on("SyncGroup").truncate(2, times=1, hang_up=True).delay(1.5)
-            other = {}
-
-            def read_one_and_commit():
-                with SafeConsumer(
-                    "in",
-                    bootstrap_servers=servers,
-                    group_id="g",
-                    enable_auto_commit=False,
-                    partition_assignment_strategy=assignors,
-                ) as member:
-                    until(lambda: other.update(member.poll(100)) or other, 30)
-                    if commits:
-                        member.commit()
-
-            thread = threading.Thread(target=read_one_and_commit)
-            thread.start()
+            thread, other = _takes_over(servers, commits=commits, partition_assignment_strategy=assignors)
             until(lambda: reader.poll_none() or not thread.is_alive(), 60)
             [gone] = other
             assert (other[gone][0].offset, other[gone][-1].offset) == (3, 19)
@@ -235,21 +237,7 @@ def _interrupted_when_it_comes_back(servers, proxy, **options):
 
     coordinator.fetch_committed_offsets_async = asked_slowly
     proxy.on("SyncGroup").truncate(2, times=1, hang_up=True).delay(1.5)
-    other = {}
-
-    def read_one_and_commit():
-        with SafeConsumer(
-            "in",
-            bootstrap_servers=servers,
-            group_id="g",
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-        ) as member:
-            until(lambda: other.update(member.poll(100)) or other, 30)
-            member.commit()
-
-    thread = threading.Thread(target=read_one_and_commit)
-    thread.start()
+    thread, other = _takes_over(servers, commits=True, auto_offset_reset="earliest")
     with pytest.raises(KeyboardInterrupt):
         until(reader.poll_none, 60)
     thread.join()

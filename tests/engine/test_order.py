@@ -217,9 +217,8 @@ def test_a_lane_whose_owner_dies_as_soon_as_it_has_it_back_is_adopted_again():
     assert made.run(60, lambda: len(made.log("orders", 0)) == 40)
 
 
-@pytest.mark.parametrize("way", ["handed back", "taken, because its lock was deleted"])
-def test_damage_in_a_lane_that_was_handed_back_stops_no_calls_any_more(way):
-    """`send` and `flush` went on raising the error about another producer's batch, until the process ended."""
+def damage_in_an_adopted_lane():
+    """A producer adopted the lane of a dead one, and has found a damaged batch in it."""
     made = world()
     sibling = made.start(client_id="b")
     worker = made.start(client_id="a")
@@ -233,6 +232,13 @@ def test_damage_in_a_lane_that_was_handed_back_stops_no_calls_any_more(way):
     made.set_outage(False)
     errors = sibling.engine.ledger.errors
     assert made.run(30, lambda: errors.damaged)
+    return made, sibling, errors
+
+
+@pytest.mark.parametrize("way", ["handed back", "taken, because its lock was deleted"])
+def test_damage_in_a_lane_that_was_handed_back_stops_no_calls_any_more(way):
+    """`send` and `flush` went on raising the error about another producer's batch, until the process ended."""
+    made, sibling, errors = damage_in_an_adopted_lane()
     with pytest.raises(SpoolCorruptError):
         errors.raise_damage("orders")
     if way != "handed back":
@@ -589,19 +595,7 @@ def test_no_producer_id_is_asked_for_a_lane_that_was_handed_back(monkeypatch):
 
 def test_a_lane_that_sends_does_not_hide_damage_in_another_lane():
     """Both have batches of the partition. Each batch that the producer sent itself withdrew the error."""
-    made = world()
-    sibling = made.start(client_id="b")
-    worker = made.start(client_id="a")
-    made.set_outage(True)
-    worker.send("orders", 0, [b"damaged later"])
-    made.run(1)
-    made.kill(worker)
-    assert made.run(30, lambda: len(sibling.context.lanes) == 2)
-    for path, content in made.disk.files().items():
-        made.disk.put(path, content.replace(b"damaged later", b"damaged now!!"))
-    made.set_outage(False)
-    errors = sibling.engine.ledger.errors
-    assert made.run(30, lambda: errors.damaged)
+    made, sibling, errors = damage_in_an_adopted_lane()
     for number in range(20):
         parcel = sibling.send("orders", 0, [b"%d" % number])
         assert made.run(30, lambda parcel=parcel: parcel.done)

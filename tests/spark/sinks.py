@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
+import os
+import subprocess
+import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +100,21 @@ def values(cluster: Any, topic: str, *, committed: bool = True) -> collections.C
 def numbers(*ranges: range) -> collections.Counter[bytes | None]:
     """What `values` gives of rows with these numbers."""
     return collections.Counter(b"%d" % number for one in ranges for number in one)
+
+
+def killing_driver(settings: Sequence[Any], kills: str, directory: Path) -> tuple[int, str]:
+    """Run killing.py to its end. Return its exit code, and what it wrote to standard error."""
+    said = directory / "stderr"
+    with said.open("w") as errors:
+        driver = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("killing.py")), json.dumps(settings)],
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env={
+                **os.environ,
+                "KILLING": kills,
+                "KILLING_DIR": str(directory),
+                "SPARK_LOCAL_DIRS": str(directory),
+            },
+        )
+        return driver.wait(240), said.read_text()

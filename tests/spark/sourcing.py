@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -52,6 +53,33 @@ def producing(cluster: KafkaCluster, **options: Any) -> Iterator[Producer]:
     yield producer
     assert producer.flush(120) == 0
     assert not failed
+
+
+class Load:
+    """Numbers, written to a topic until it is stopped."""
+
+    def __init__(self, cluster: KafkaCluster, topic: str, *, pause_s: float) -> None:
+        self.count = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write, args=(cluster, topic, pause_s))
+
+    def _write(self, cluster: KafkaCluster, topic: str, pause_s: float) -> None:
+        with producing(cluster) as producer:
+            while not self._stop.wait(pause_s):
+                producer.produce(topic, b"%d" % self.count, partition=0)
+                producer.poll(0)
+                self.count += 1
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(120)
 
 
 def write(

@@ -4,12 +4,11 @@ leader moves under load, unclean elections, retention, topics created again."""
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 import sourcing
-from sourcing import Source, checkpoint, new_topic, offset_of, until, write
+from sourcing import Load, Source, checkpoint, new_topic, offset_of, until, write
 
 from kafkasafe.errors import ConfigError, DataLossError
 from kafkasafe.events import EndOffsetHeld, SourceDataLost
@@ -101,48 +100,32 @@ def test_without_leader_epochs_a_lower_end_is_held_as_well(
 
 def test_leaders_that_move_under_load_give_each_record_once(brokers: KafkaCluster) -> None:
     topic = new_topic(brokers)
-    stop = threading.Event()
-    written = 0
+    with (
+        Load(brokers, topic, pause_s=0.0005) as load,
+        Source(brokers, subscribe=topic, startingOffsets="earliest") as source,
+    ):
+        position = source.planner.first()
+        read: list[bytes] = []
 
-    def load() -> None:
-        nonlocal written
-        with sourcing.producing(brokers) as producer:
-            while not stop.is_set():
-                producer.produce(topic, b"%d" % written, partition=0)
-                written += 1
-                producer.poll(0)
-                stop.wait(0.0005)
+        def step() -> int:
+            nonlocal position
+            end = source.latest(position)
+            assert offset_of(end, topic) >= offset_of(position, topic)
+            read.extend(source.values(position, end))
+            position = end
+            return len(read)
 
-    writer = threading.Thread(target=load)
-    writer.start()
-    try:
-        with Source(brokers, subscribe=topic, startingOffsets="earliest") as source:
-            position = source.planner.first()
-            read: list[bytes] = []
-
-            def step() -> int:
-                nonlocal position
-                end = source.latest(position)
-                assert offset_of(end, topic) >= offset_of(position, topic)
-                read.extend(source.values(position, end))
-                position = end
-                return len(read)
-
-            for round_number in range(4):
-                before = len(read)
-                move(brokers, topic)
-                until(lambda least=before + 50: step() >= least)
-                if round_number == 1:
-                    source.restart()
-            stop.set()
-            writer.join(120)
-            until(lambda: step() >= written)
-            assert read == numbered(0, written)
-            lineage = position.marks[topic, 0].lineage
-            assert len(lineage.entries) >= 3
-    finally:
-        stop.set()
-        writer.join(120)
+        for round_number in range(4):
+            before = len(read)
+            move(brokers, topic)
+            until(lambda least=before + 50: step() >= least)
+            if round_number == 1:
+                source.restart()
+        load.stop()
+        until(lambda: step() >= load.count)
+        assert read == numbered(0, load.count)
+        lineage = position.marks[topic, 0].lineage
+        assert len(lineage.entries) >= 3
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import threading
 import time
 import venv
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import pytest
 import sourcing
 from noting import events_of
 from prometheus_client import CollectorRegistry
-from sourcing import new_topic, until, write
+from sourcing import Load, new_topic, until, write
 
 from kafkasafe.events import SourceDataLost
 from kafkasafe.spark import KafkaSafeSource, MetricsListener, register
@@ -244,21 +243,7 @@ def test_a_stream_under_load_while_leaders_move_and_a_broker_dies(
     stream: Callable[..., StreamingQuery], written: Callable[[], list[bytes]], kafka_cluster: KafkaCluster
 ) -> None:
     topic = new_topic(kafka_cluster)
-    stop = threading.Event()
-    count = 0
-
-    def load() -> None:
-        nonlocal count
-        with sourcing.producing(kafka_cluster) as producer:
-            while not stop.is_set():
-                producer.produce(topic, b"%d" % count, partition=0)
-                count += 1
-                producer.poll(0)
-                stop.wait(0.001)
-
-    writer = threading.Thread(target=load)
-    writer.start()
-    try:
+    with Load(kafka_cluster, topic, pause_s=0.001) as load:
         query = started(stream, topic)
 
         def batches(more: int) -> None:
@@ -283,14 +268,10 @@ def test_a_stream_under_load_while_leaders_move_and_a_broker_dies(
         query.stop()
         query = started(stream, topic)
         batches(2)
-        stop.set()
-        writer.join(120)
+        load.stop()
         query.stop()
         finish(stream, topic)
-        assert written() == numbered(0, count)
-    finally:
-        stop.set()
-        writer.join(120)
+        assert written() == numbered(0, load.count)
 
 
 @pytest.mark.parametrize("starting", ["earliest", "latest"])

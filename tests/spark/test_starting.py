@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import sourcing
-from sinks import new_name, options, values
-from sourcing import until
+from sinks import killing_driver, new_name, options, values
+from sourcing import Load, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
-
-
-class Load:
-    """Numbers, written to a topic until it is stopped."""
-
-    def __init__(self, kafka: Any, topic: str) -> None:
-        self.count = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._write, args=(kafka, topic))
-        self._thread.start()
-
-    def _write(self, kafka: Any, topic: str) -> None:
-        with sourcing.producing(kafka) as producer:
-            while not self._stop.wait(0.005):
-                producer.produce(topic, b"%d" % self.count, partition=0)
-                producer.poll(0)
-                self.count += 1
-
-    def stop(self) -> None:
-        self._stop.set()
-        self._thread.join(120)
 
 
 @pytest.fixture
@@ -51,10 +25,9 @@ def topic(kafka: Any) -> str:
 
 @pytest.fixture
 def load(kafka: Any, topic: str) -> Iterator[Load]:
-    made = Load(kafka, topic)
-    until(lambda: made.count > 50)
-    yield made
-    made.stop()
+    with Load(kafka, topic, pause_s=0.005) as made:
+        until(lambda: made.count > 50)
+        yield made
 
 
 def is_slow_start(failed: object) -> bool:
@@ -106,24 +79,11 @@ def test_drivers_that_die_in_the_first_batch_lose_no_row_and_double_none(
     kafka.create_topic(target, partitions=2)
     source = options(kafka, subscribe=topic)
     settings = [options(kafka, topic=target), source, str(checkpoint)]
-    script = Path(__file__).with_name("killing.py")
     for kills in ("begin:0", "begin:0,verify:0"):
         for _ in range(4):
-            with (tmp_path / "stderr").open("w") as said:
-                driver = subprocess.Popen(
-                    [sys.executable, str(script), json.dumps(settings)],
-                    stdout=subprocess.DEVNULL,
-                    stderr=said,
-                    env={
-                        **os.environ,
-                        "KILLING": kills,
-                        "KILLING_DIR": str(tmp_path),
-                        "SPARK_LOCAL_DIRS": str(tmp_path),
-                    },
-                )
-                if driver.wait(240) == -signal.SIGKILL:
-                    break
-            told = (tmp_path / "stderr").read_text()
+            code, told = killing_driver(settings, kills, tmp_path)
+            if code == -signal.SIGKILL:
+                break
             assert is_slow_start(told), told
     assert {path.name for path in tmp_path.glob("*-0")} == {"begin-0", "verify-0"}
     assert not list((checkpoint / "commits").glob("[0-9]*"))

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import pytest
 from kafka.errors import KafkaError
 from prometheus_client import CollectorRegistry
 from pyspark.sql import Row
-from sinks import crash, new_name, numbers, options, read, values
+from sinks import crash, killing_driver, new_name, numbers, options, read, values
 from sourcing import delete_before
 
 from kafkasafe.errors import CheckpointMismatchError, ConfigError, UsageError
@@ -539,21 +536,9 @@ def test_kill_9_of_the_driver_between_tasks_and_commit_and_inside_commit(spark, 
     for number in range(3):
         query.add(number * 100, number * 100 + 100)
     settings = [{**query.options, "inlineBytes": "0"}, query.source, str(query.checkpoint)]
-    script = Path(__file__).with_name("killing.py")
     for kills in ("begin:0", "begin:0,verify:1"):
-        with (tmp_path / "stderr").open("w") as said:
-            driver = subprocess.Popen(
-                [sys.executable, str(script), json.dumps(settings)],
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                env={
-                    **os.environ,
-                    "KILLING": kills,
-                    "KILLING_DIR": str(tmp_path),
-                    "SPARK_LOCAL_DIRS": str(tmp_path),
-                },
-            )
-            assert driver.wait(240) == -signal.SIGKILL, (tmp_path / "stderr").read_text()
+        code, told = killing_driver(settings, kills, tmp_path)
+        assert code == -signal.SIGKILL, told
     assert {path.name for path in tmp_path.glob("*-[01]")} == {"begin-0", "verify-1"}
     # The second one was in the middle of a transaction.
     assert values(kafka, topic, committed=False) == numbers(range(200))

@@ -54,6 +54,17 @@ def write_batch(spool, number):
     spool.sync()
 
 
+def ends_with_a_batch(disk, lock, spool):
+    """A batch has room again, and the next owner finds it."""
+    spool.write_group((), [(1, bytearray(encode(7, 1, 40_000)))])
+    spool.sync()
+    spool.close()
+    lock.release()
+    found = recover(disk, segment_bytes=SEGMENT)
+    assert found.items[-1][1][0] == "batch"
+    found.close()
+
+
 def committed(positions):
     return m.Committed(1, 0, tuple((position, number) for number, position in enumerate(positions)))
 
@@ -80,13 +91,7 @@ def test_marks_are_written_on_a_full_disk_and_room_is_made_again():
     spool.sync()
     assert spool.release(spool.next_position) > 500_000
     assert len(disk.files()[RESERVE]) == 65_536
-    spool.write_group((), [(1, bytearray(encode(7, 1, 40_000)))])
-    spool.sync()
-    spool.close()
-    lock.release()
-    found = recover(disk, segment_bytes=SEGMENT)
-    assert found.items[-1][1][0] == "batch"
-    found.close()
+    ends_with_a_batch(disk, lock, spool)
 
 
 @pytest.mark.usefixtures("_real_size")
@@ -107,13 +112,7 @@ def test_data_that_waits_for_room_does_not_make_marks_more_expensive():
         with pytest.raises(SpoolWriteError, match="No space left"):
             spool.write_group((), [(1, bytearray(encode(7, 1, 1)))])
     assert spool.release(spool.next_position) > 500_000
-    spool.write_group((), [(1, bytearray(encode(7, 1, 40_000)))])
-    spool.sync()
-    spool.close()
-    lock.release()
-    found = recover(disk, segment_bytes=SEGMENT)
-    assert found.items[-1][1][0] == "batch"
-    found.close()
+    ends_with_a_batch(disk, lock, spool)
 
 
 @pytest.mark.usefixtures("_real_size")
