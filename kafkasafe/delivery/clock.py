@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from kafkasafe.journal import Clock
+from kafkasafe.journal import Moment
 
 _CLOCK: Final = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", None)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -76,9 +76,9 @@ class SystemClock:
         return _boot_id()
 
 
-def read_clock() -> Clock:
+def read_clock() -> Moment:
     """The current time, in a form from which a later incarnation can compute how much time has passed."""
-    return Clock(time.time_ns() // 1_000_000, _boot_id(), time.monotonic_ns() // 1_000_000)
+    return Moment(time.time_ns() // 1_000_000, _boot_id(), time.monotonic_ns() // 1_000_000)
 
 
 @functools.cache

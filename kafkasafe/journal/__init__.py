@@ -91,9 +91,9 @@ from kafkasafe.journal.notices import (
 )
 from kafkasafe.journal.outbox import (
     Aside,
-    Ask,
     Consequence,
     Divide,
+    OutcomeAsk,
     Packed,
     Persist,
     Ready,
@@ -103,7 +103,7 @@ from kafkasafe.journal.outbox import (
     Unpacked,
     Wait,
 )
-from kafkasafe.journal.quiescence import Clock, alive_s
+from kafkasafe.journal.quiescence import Moment, alive_s
 from kafkasafe.journal.state import Settings
 
 __all__ = [
@@ -116,11 +116,9 @@ __all__ = [
     "UNCHOSEN",
     "AckedLoss",
     "Aside",
-    "Ask",
     "Batch",
     "BatchEvent",
     "BatchState",
-    "Clock",
     "Consequence",
     "Delivered",
     "Denial",
@@ -134,7 +132,9 @@ __all__ = [
     "Hole",
     "IllegalMoveError",
     "Journal",
+    "Moment",
     "Notice",
+    "OutcomeAsk",
     "Packed",
     "Persist",
     "Ready",

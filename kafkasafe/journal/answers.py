@@ -23,7 +23,7 @@ from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.endings import Durability
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.losses import Suspicions
-from kafkasafe.journal.outbox import Begun
+from kafkasafe.journal.outbox import BaselineDurable
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
@@ -239,7 +239,7 @@ class Answers:
             partition.log.name_topic(topic_id)
         self._refusals.clear_refusal(partition)
         self._out.ready.persist.marks.append(state_mark(partition))
-        self._out.ready.persist.after.append(Begun(destination))
+        self._out.ready.persist.after.append(BaselineDurable(destination))
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
         """Record that the cluster did not answer a question, so the journal asks again after a pause.
@@ -269,7 +269,7 @@ class Answers:
             self._out.pause(partition, FlowEvent.NOT_ANSWERED, reason)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
-        """Handle the answer to an `Ask` whose `confirm` is set.
+        """Handle the answer to an `OutcomeAsk` whose `confirm` is set.
 
         Args:
             destination: Destination number.

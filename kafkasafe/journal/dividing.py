@@ -11,7 +11,7 @@ from kafkasafe import marks as m
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate
 from kafkasafe.journal.destinations import Partition
 from kafkasafe.journal.flow import FlowEvent
-from kafkasafe.journal.outbox import Ended, unit_marks
+from kafkasafe.journal.outbox import BatchEnded, unit_marks
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.sealing import Identities, Sealer
 from kafkasafe.journal.state import JournalState
@@ -89,7 +89,7 @@ class Divider:
                 persist.marks.extend(unit_marks(batch.unit, first, len(made)))
         batch.on(BatchEvent.DIVIDED)
         partition.queue.remove(batch)
-        persist.after.append(Ended(batch, Fate.REPLACED, kept=kept))
+        persist.after.append(BatchEnded(batch, Fate.REPLACED, kept=kept))
         if refused and isinstance(partition, Partition):
             self._identities.reidentify(partition)
         partition.progress.on(FlowEvent.DIVIDED)

@@ -10,10 +10,10 @@ from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate, batches
 from kafkasafe.journal.destinations import Destination
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.outbox import (
-    Begun,
+    BaselineDurable,
+    BatchEnded,
+    BatchesIdentified,
     Consequence,
-    Ended,
-    Identified,
     Persist,
     Resolution,
     SilenceBroken,
@@ -84,15 +84,15 @@ class Durability:
 
     def _follow(self, consequence: Consequence) -> None:
         match consequence:
-            case Ended(batch, Fate.COMMITTED):
+            case BatchEnded(batch, Fate.COMMITTED):
                 self._leave(batch)
-            case Ended(batch, fate, kept):
+            case BatchEnded(batch, fate, kept):
                 if not kept:
                     self._index.drop(batch)
                 self._out.ready.resolved.append(Resolution(batch, fate))
                 if fate is Fate.REJECTED:
                     self._report_healed(batch)
-            case Begun(destination):
+            case BaselineDurable(destination):
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
                     # This happens for one of two reasons. The baseline may belong to a log that the journal has
@@ -106,7 +106,7 @@ class Durability:
                 else:
                     partition.progress.on(FlowEvent.BASELINE_DURABLE_SUSPECTED)
                 self._packer.touch(partition)
-            case Identified(destination, batches):
+            case BatchesIdentified(destination, batches):
                 for batch, identity in batches:
                     # Skip a batch whose id the journal took back in the meantime.
                     if batch.state is BatchState.SEALED and batch.identity is identity:
@@ -139,7 +139,7 @@ class Durability:
             return
         partition.log.commit(batch)
         self._out.committing[partition.number] = partition
-        self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))
+        self._out.ready.persist.after.append(BatchEnded(batch, Fate.COMMITTED))
 
     def skip(self, partition: Destination, batch: Batch) -> None:
         """Commit a batch that the user decided to treat as delivered. While the disk is writing the batch, the journal

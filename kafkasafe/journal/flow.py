@@ -317,7 +317,7 @@ class Progress:
 
     @property
     def is_asking(self) -> bool:
-        """Whether an `Ask` is pending."""
+        """Whether an `OutcomeAsk` is pending."""
         return self.flow is Flow.ASKING or self.flow is Flow.ASKING_BASELINE or self.is_confirming
 
     def wait(self, event: FlowEvent) -> bool:

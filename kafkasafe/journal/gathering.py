@@ -9,7 +9,7 @@ from kafkasafe import marks as m
 from kafkasafe.history.identity import BatchId, add_sequence
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, Fate
 from kafkasafe.journal.destinations import Partition
-from kafkasafe.journal.outbox import Ended
+from kafkasafe.journal.outbox import BatchEnded
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.state import JournalState
@@ -70,7 +70,7 @@ class Gatherer:
             persist.marks.append(m.Replaced(batch.position, place, 1))
             batch.on(BatchEvent.MERGED)
             partition.queue.remove(batch)
-            persist.after.append(Ended(batch, Fate.REPLACED, kept=batch is first))
+            persist.after.append(BatchEnded(batch, Fate.REPLACED, kept=batch is first))
         self._packer.touch(partition)
         return made
 

@@ -23,7 +23,7 @@ from kafkasafe.journal.notices import Delivered
 from kafkasafe.journal.order import Address
 from kafkasafe.journal.outbox import Aside, Persist, Ready
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.quiescence import Clock
+from kafkasafe.journal.quiescence import Moment
 from kafkasafe.journal.recovery import Recovery
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
@@ -291,15 +291,15 @@ class Journal:
         self._answers.retry(destination)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
-        """The answer to an `Ask` without batches."""
+        """The answer to an `OutcomeAsk` without batches."""
         self._answers.baseline(destination, end_offset, topic_id)
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
-        """An `Ask` had no answer."""
+        """An `OutcomeAsk` had no answer."""
         self._answers.ask_failed(destination, reason, code=code, now=now)
 
     def confirmed(self, destination: int, view: ProducerView | None) -> None:
-        """The answer to an `Ask` with `confirm`."""
+        """The answer to an `OutcomeAsk` with `confirm`."""
         self._answers.confirmed(destination, view)
 
     def judged(
@@ -313,7 +313,7 @@ class Journal:
         leader_epoch: int = -1,
         now: float,
     ) -> None:
-        """The answer to an `Ask` with batches in doubt."""
+        """The answer to an `OutcomeAsk` with batches in doubt."""
         self._verdicts.judged(
             destination,
             judgement,
@@ -428,7 +428,7 @@ class Journal:
         """The machine slept."""
         self._incarnations.slept(seconds, now)
 
-    def quiet(self, now: float, clock: Clock) -> m.Quiet | None:
+    def quiet(self, now: float, clock: Moment) -> m.Quiet | None:
         """The producer ends. Returns the mark that says how long a broker may still append this lane's requests."""
         return self._incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 

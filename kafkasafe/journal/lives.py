@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from kafkasafe import marks as m
 from kafkasafe.journal.order import Address
 from kafkasafe.journal.packing import Packer
-from kafkasafe.journal.quiescence import Clock
+from kafkasafe.journal.quiescence import Moment
 from kafkasafe.journal.state import JournalState
 
 
@@ -67,7 +67,7 @@ class Incarnations:
         for partition in self._partitions.values():
             partition.doubt.sleep(seconds, before)
 
-    def quiet(self, now: float, clock: Clock, *, unfinished: int) -> m.Quiet | None:
+    def quiet(self, now: float, clock: Moment, *, unfinished: int) -> m.Quiet | None:
         """The QUIET mark of a producer that has stopped sending. The mark contains the time after which no broker can
         append requests of this lane any more.
 

@@ -15,14 +15,14 @@ from kafkasafe.journal.destinations import Partition, UnassignedTopic
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.gathering import Gatherer
 from kafkasafe.journal.losses import Losses
-from kafkasafe.journal.outbox import Ask, Divide
+from kafkasafe.journal.outbox import Divide, OutcomeAsk
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.rejecting import Rejecter
 from kafkasafe.journal.sealing import Identities, Sealer
 from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
-from kafkasafe.journal.window import Admission, InFlight
+from kafkasafe.journal.window import InFlight, SendDecision
 
 
 class Turn(NamedTuple):
@@ -189,7 +189,7 @@ class Machine:
             progress.on(FlowEvent.BATCH_QUEUED)
             self._topics.note_topic(partition)
             self._out.ready.asks.append(
-                Ask(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
+                OutcomeAsk(partition.number, (), -1, acked_before=False, read_log=False, fenced=False)
             )
         elif progress.flow is Flow.FLOWING:
             head = partition.queue.near[0]
@@ -279,7 +279,7 @@ class Machine:
             return
         turn.partition.progress.on(FlowEvent.CONFIRMS)
         self._out.ready.asks.append(
-            Ask(
+            OutcomeAsk(
                 turn.partition.number,
                 (turn.head.identity,),
                 -1,
@@ -342,7 +342,7 @@ class Machine:
         cut = partition.doubt.is_cut
         partition.doubt.ask(turn.now, start)
         self._out.ready.asks.append(
-            Ask(
+            OutcomeAsk(
                 partition.number,
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
                 start,
@@ -375,8 +375,8 @@ class Machine:
             old = self._clock.is_old(batch, now_ms)
             late = now < partition.doubt.dead_at or batch.unanswered
             admission = partition.window.admit(batch.identity, in_flight, now, old=old, late=late)
-            if admission is not Admission.SENDS:
-                if admission is Admission.HOLDS:
+            if admission is not SendDecision.SENDS:
+                if admission is SendDecision.HOLDS:
                     self._hold(partition, batch, now)
                 break
             in_flight.add(old=old)

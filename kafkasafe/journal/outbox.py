@@ -21,7 +21,7 @@ from kafkasafe.journal.notices import Notice
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class BatchEnded:
     """The mark that records a batch's fate is durable.
 
     Attributes:
@@ -37,7 +37,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class BaselineDurable:
     """The baseline of a partition (the end offset before this lane's first batch) is durable.
 
     Attributes:
@@ -48,7 +48,7 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Identified:
+class BatchesIdentified:
     """Batches that were already durable now have durable ids.
 
     Attributes:
@@ -80,7 +80,7 @@ class SilenceBroken:
     """The mark that revokes QUIET is durable, so the log no longer says that this lane's owner has stopped sending."""
 
 
-Consequence = Ended | Begun | Identified | SilenceBroken | UnitStaged | UnitEnded
+Consequence = BatchEnded | BaselineDurable | BatchesIdentified | SilenceBroken | UnitStaged | UnitEnded
 
 
 def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
@@ -210,7 +210,7 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class OutcomeAsk:
     """A question to the cluster about one destination.
 
     Attributes:
@@ -381,7 +381,7 @@ class Ready:
 
     persist: Persist = field(default_factory=Persist)
     sends: list[Batch] = field(default_factory=list)
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[OutcomeAsk] = field(default_factory=list)
     surveys: list[SurveyAsk] = field(default_factory=list)
     checks: list[EpochCheck] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)

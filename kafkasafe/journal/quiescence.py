@@ -23,7 +23,7 @@ _CLOCKS_DIFFER_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class Moment:
     """The current time, in a form that another incarnation can compare with its own current time.
 
     Attributes:
@@ -37,7 +37,7 @@ class Clock:
     boot_ms: int
 
 
-def alive_s(quiet: m.Quiet | None, clock: Clock | None, request_timeout_s: float) -> float:
+def alive_s(quiet: m.Quiet | None, clock: Moment | None, request_timeout_s: float) -> float:
     """The maximum number of seconds for which brokers may still append requests of earlier incarnations.
 
     Args:
@@ -89,7 +89,7 @@ class Quiescence:
         if self.dead_at > before:
             self.dead_at += seconds
 
-    def mark(self, dead_at: Iterable[float], now: float, clock: Clock) -> m.Quiet:
+    def mark(self, dead_at: Iterable[float], now: float, clock: Moment) -> m.Quiet:
         """The QUIET mark, which an owner writes into its last group when it has stopped sending.
 
         Args:

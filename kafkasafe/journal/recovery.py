@@ -22,7 +22,7 @@ from kafkasafe.journal.losses import Losses, Suspicions
 from kafkasafe.journal.members import UnitBatches
 from kafkasafe.journal.packing import Packer, RereadBacklogs
 from kafkasafe.journal.queue import PartitionQueue
-from kafkasafe.journal.quiescence import Clock, alive_s
+from kafkasafe.journal.quiescence import Moment, alive_s
 from kafkasafe.journal.state import JournalState
 from kafkasafe.journal.topics import Topics
 from kafkasafe.journal.verdicts import Verdicts
@@ -346,7 +346,7 @@ class Recovery:
         self._drop_parents()
         self._backlogs.pack(numbers)
 
-    def recovered(self, now: float, clock: Clock | None = None) -> None:
+    def recovered(self, now: float, clock: Moment | None = None) -> None:
         """Finish recovery, after `recovered_log`. Each batch that an earlier incarnation may have sent is now in doubt,
         and the journal asks the cluster about it.
 

@@ -13,7 +13,7 @@ from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, BatchState, Fat
 from kafkasafe.journal.destinations import Destination, Partition, UnassignedTopic
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.notices import Refusal
-from kafkasafe.journal.outbox import Aside, Divide, Ended
+from kafkasafe.journal.outbox import Aside, BatchEnded, Divide
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.refusals import Refusals
 from kafkasafe.journal.sealing import Identities, Sealer
@@ -170,7 +170,7 @@ class Rejecter:
             self._out.ready.persist.marks.append(
                 m.Rejected(batch.position, batch.fault.code, batch.fault.message)
             )
-        self._out.ready.persist.after.append(Ended(batch, Fate.REJECTED))
+        self._out.ready.persist.after.append(BatchEnded(batch, Fate.REJECTED))
         self._packer.touch(partition)
 
 

@@ -16,7 +16,7 @@ from kafkasafe import units as u
 from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch, BatchEvent, BatchState, batches_of
 from kafkasafe.journal.destinations import Partition
-from kafkasafe.journal.outbox import Identified, UnitGroup
+from kafkasafe.journal.outbox import BatchesIdentified, UnitGroup
 from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.state import JournalState
 
@@ -206,7 +206,7 @@ class Identities:
         self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.FIRST, -1, tuple(entries))
         )
-        self._out.ready.persist.after.append(Identified(partition.number, tuple(moved)))
+        self._out.ready.persist.after.append(BatchesIdentified(partition.number, tuple(moved)))
 
     def reidentify(self, partition: Partition) -> None:
         """Take back the ids of all waiting batches. Each of these batches is proven absent from the log, or was never

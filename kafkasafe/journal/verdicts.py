@@ -51,11 +51,11 @@ class Verdicts:
         leader_epoch: int = -1,
         now: float,
     ) -> None:
-        """Handle the answer to an `Ask` with batches in doubt.
+        """Handle the answer to an `OutcomeAsk` with batches in doubt.
 
         Args:
             destination: Destination number.
-            judgement: The judgement about the batches of the Ask, in the order in which the Ask names them.
+            judgement: The judgement about the batches of the `OutcomeAsk`, in its order.
             stable: The batches that the engine found are below the high watermark, so the journal sends no probe.
             shrunk_to: The log's end offset if the log ends before the offset of an acknowledged batch; else -1.
             read_from: The offset from which the log was read, if `shrunk_to` is given.

@@ -13,7 +13,7 @@ from kafkasafe.history.identity import BatchId
 from kafkasafe.journal.batch import Batch
 
 
-class Admission(enum.Enum):
+class SendDecision(enum.Enum):
     """The decision about the next batch."""
 
     SENDS = "sends"
@@ -70,7 +70,7 @@ class SendWindow:
 
     def admit(
         self, identity: BatchId, in_flight: InFlight, now: float, *, old: bool, late: bool
-    ) -> Admission:
+    ) -> SendDecision:
         """Whether the next batch may be sent now.
 
         The journal may send the batch if no other batch is in flight, or if the leader is certain to keep our producer
@@ -86,8 +86,8 @@ class SendWindow:
             late: A request whose answer we no longer wait for may still be in transit.
         """
         if in_flight.any and (old or in_flight.old or not self.is_open(identity, now)):
-            return Admission.WAITS
-        return Admission.HOLDS if old and late else Admission.SENDS
+            return SendDecision.WAITS
+        return SendDecision.HOLDS if old and late else SendDecision.SENDS
 
     def is_open(self, identity: BatchId, now: float) -> bool:
         """Whether this batch may be sent while others are in flight."""

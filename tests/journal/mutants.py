@@ -108,7 +108,7 @@ MUTANTS: dict[str, Change] = {
     ),
     # A future resolves with the answer, not with the mark.
     "ResolvesEarly": source(
-        Durability, "finish", "self._out.ready.persist.after.append(Ended(batch, Fate.COMMITTED))",
+        Durability, "finish", "self._out.ready.persist.after.append(BatchEnded(batch, Fate.COMMITTED))",
         "self._leave(batch)",
     ),
     # The scan begins behind the newest acknowledged batch, whatever is in doubt before it.

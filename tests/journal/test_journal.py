@@ -47,7 +47,7 @@ class Shell:
         self.marks: list[m.Mark] = []
         self.groups: list[j.Persist] = []
         self.sent: list[j.Batch] = []
-        self.asks: list[j.Ask] = []
+        self.asks: list[j.OutcomeAsk] = []
         self.waits: list[j.Wait] = []
         self.divides: list[j.Divide] = []
         self.resolved: list[j.Resolution] = []
@@ -176,7 +176,7 @@ class Shell:
     def fates(self) -> list[tuple[int, j.Fate]]:
         return [(r.batch.handle, r.fate) for r in self.resolved]
 
-    def reborn(self, clock: j.Clock | None = None) -> Shell:
+    def reborn(self, clock: j.Moment | None = None) -> Shell:
         """The process dies and comes back on what is durable."""
         heir = type(self)()
         heir.now, heir.now_ms, heir.position = self.now, self.now_ms, self.position
@@ -230,7 +230,7 @@ def test_nothing_is_sent_before_batch_and_baseline_are_durable() -> None:
     shell.seal(3)
     first = shell.journal.ready(shell.now, NOW_MS)
     assert (first.sends, len(first.persist.batches)) == ([], 1)
-    assert first.asks == [j.Ask(1, (), -1, acked_before=False, read_log=False, fenced=False)]
+    assert first.asks == [j.OutcomeAsk(1, (), -1, acked_before=False, read_log=False, fenced=False)]
     shell.write(first.persist)
     second = shell.journal.ready(shell.now, NOW_MS)
     assert (second.sends, second.asks) == ([], [])
@@ -405,7 +405,7 @@ def test_a_lost_answer_is_asked_about_and_the_same_id_goes_again() -> None:
         shell.lose(batch)
     shell.turn()
     assert shell.wait() == []
-    assert shell.asks[-1] == j.Ask(
+    assert shell.asks[-1] == j.OutcomeAsk(
         1, (BatchId(7, 0, 1, 2), BatchId(7, 0, 3, 3)), 1, acked_before=True, read_log=False, fenced=False
     )
     assert shell.judge(IdentityVerdict.DECIDED, 0) == batches[1:2]
@@ -696,7 +696,7 @@ def test_what_the_leader_before_the_last_one_acknowledged_is_found_missing() -> 
 def test_an_owner_that_ends_in_doubt_writes_down_when_its_requests_are_dead() -> None:
     """The next life looks again, and puts back what is lost when nothing can arrive any more."""
     shell, batches = flowing(5, 5)
-    clock = j.Clock(NOW_MS, bytes(16), 0)
+    clock = j.Moment(NOW_MS, bytes(16), 0)
     shell.acked(batches[1], 5)
     assert shell.journal.quiet(shell.now, clock) is None
     shell.journal.suspect(1, Cause.LOG_END, "the log ends at 2", from_offset=2)
@@ -1602,7 +1602,7 @@ def test_a_new_life_asks_about_the_old_ones_batches_first_and_keeps_their_ids() 
     heir.seal(1)
     assert heir.turn() == []
     assert heir.asks == [
-        j.Ask(
+        j.OutcomeAsk(
             1, (BatchId(7, 0, 1, 1), BatchId(7, 0, 2, 1)), 1, acked_before=True, read_log=False, fenced=False
         )
     ]
@@ -2191,7 +2191,7 @@ def test_another_cluster_knows_nothing_of_the_old_offsets() -> None:
     heir.seal(1)
     heir.turn()
     assert heir.journal.views.last_acked_offset("t", 0) == -1
-    assert heir.asks == [j.Ask(1, (), -1, acked_before=False, read_log=False, fenced=False)]
+    assert heir.asks == [j.OutcomeAsk(1, (), -1, acked_before=False, read_log=False, fenced=False)]
     assert m.State(1, -1, -1, -1, bytes(16)) in heir.marks
     heir.journal.baseline(1, 1, TOPIC_ID)
     (sent,) = heir.turn()
@@ -2661,9 +2661,9 @@ def test_how_long_requests_of_an_earlier_life_may_still_be_appended() -> None:
     quiet = m.Quiet(1_030_000, 1_000_000, BOOT, 500_000)
 
     def alive(wall_ms: int, boot_id: bytes, boot_ms: int) -> float:
-        return j.alive_s(quiet, j.Clock(wall_ms, boot_id, boot_ms), 30.0)
+        return j.alive_s(quiet, j.Moment(wall_ms, boot_id, boot_ms), 30.0)
 
-    assert j.alive_s(None, j.Clock(9_000_000, BOOT, 9_000_000), 30.0) == 30.0, "killed"
+    assert j.alive_s(None, j.Moment(9_000_000, BOOT, 9_000_000), 30.0) == 30.0, "killed"
     assert j.alive_s(quiet, None, 30.0) == 30.0
     # The same boot: whatever was done to the wall clock.
     assert alive(0, BOOT, 510_000) == alive(9_000_000, BOOT, 510_000) == 20.0
@@ -2676,8 +2676,8 @@ def test_how_long_requests_of_an_earlier_life_may_still_be_appended() -> None:
     assert alive(1_090_000, other, 0) == 0.0
     assert alive(900_000, other, 9_000_000) == 30.0, "it went back"
     unknown = m.Quiet(1_030_000, 1_000_000, other, 500_000)
-    assert j.alive_s(unknown, j.Clock(1_045_000, other, 600_000), 30.0) == 30.0, "two unknown boots"
-    assert j.alive_s(quiet, j.Clock(900_000, other, 0), 60.0) == 60.0
+    assert j.alive_s(unknown, j.Moment(1_045_000, other, 600_000), 30.0) == 30.0, "two unknown boots"
+    assert j.alive_s(quiet, j.Moment(900_000, other, 0), 60.0) == 60.0
 
 
 def test_a_life_that_closed_in_order_says_when_its_requests_are_dead() -> None:
@@ -2686,25 +2686,25 @@ def test_a_life_that_closed_in_order_says_when_its_requests_are_dead() -> None:
     batches = shell.flowing(1, 1, age_s=7 * 3600.0)
     assert shell.sent == batches
     # The answer to the second is not there yet.
-    quiet = shell.journal.quiet(shell.now, j.Clock(NOW_MS, BOOT, 1000))
+    quiet = shell.journal.quiet(shell.now, j.Moment(NOW_MS, BOOT, 1000))
     assert quiet is not None
     assert quiet.until_ms - quiet.written_ms == pytest.approx(30_000, abs=1)
     shell.write(j.Persist(marks=[quiet]))
 
-    soon = shell.reborn(j.Clock(NOW_MS + 10_000, BOOT, 11_000))
+    soon = shell.reborn(j.Moment(NOW_MS + 10_000, BOOT, 11_000))
     soon.turn()
     assert soon.judge(IdentityVerdict.DECIDED, 0) == []
     assert soon.waits[-1].at_least_s == pytest.approx(20, abs=0.1)
-    assert soon.journal.quiet(soon.now, j.Clock(NOW_MS + 10_000, BOOT, 11_000)) is None, "what it said holds"
+    assert soon.journal.quiet(soon.now, j.Moment(NOW_MS + 10_000, BOOT, 11_000)) is None, "what it said holds"
 
-    later = shell.reborn(j.Clock(NOW_MS + 60_000, BOOT, 61_000))
+    later = shell.reborn(j.Moment(NOW_MS + 60_000, BOOT, 61_000))
     later.turn()
     before = len(later.marks)
     assert [batch.position for batch in later.judge(IdentityVerdict.DECIDED, 0)] == [batches[1].position]
     assert later.marks[before:] == [m.Quiet(-1, 0, bytes(16), 0)], "before anything is sent"
 
     # Killed now, it may have sent until then.
-    heir = later.reborn(j.Clock(NOW_MS + 600_000, BOOT, 601_000))
+    heir = later.reborn(j.Moment(NOW_MS + 600_000, BOOT, 601_000))
     heir.turn()
     heir.judge(IdentityVerdict.DECIDED, 0)
     assert heir.waits[-1].at_least_s == pytest.approx(30)
@@ -2713,10 +2713,10 @@ def test_a_life_that_closed_in_order_says_when_its_requests_are_dead() -> None:
 def test_nothing_is_sent_before_the_log_stops_saying_that_nothing_is() -> None:
     shell = Keeps()
     batches = shell.flowing(1, 1, age_s=7 * 3600.0)
-    quiet = shell.journal.quiet(shell.now, j.Clock(NOW_MS, BOOT, 1000))
+    quiet = shell.journal.quiet(shell.now, j.Moment(NOW_MS, BOOT, 1000))
     assert quiet is not None
     shell.write(j.Persist(marks=[quiet]))
-    heir = shell.reborn(j.Clock(NOW_MS + 60_000, BOOT, 61_000))
+    heir = shell.reborn(j.Moment(NOW_MS + 60_000, BOOT, 61_000))
     heir.turn()
     judgement = Judgement(IdentityVerdict.DECIDED, 0, "seen", {})
     heir.journal.judged(1, judgement, stable=False, leader_epoch=3, now=heir.now)
@@ -2726,7 +2726,7 @@ def test_nothing_is_sent_before_the_log_stops_saying_that_nothing_is() -> None:
     assert heir.journal.ready(heir.now, heir.now_ms).sends == [], "not written yet"
     heir.write(ready.persist)
     assert [batch.position for batch in heir.turn()] == [batches[1].position]
-    assert heir.journal.quiet(heir.now, j.Clock(NOW_MS + 60_000, BOOT, 61_000)) is not None
+    assert heir.journal.quiet(heir.now, j.Moment(NOW_MS + 60_000, BOOT, 61_000)) is not None
 
 
 # -- each rule missing -------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafkasafe.history.identity import BatchId
-from kafkasafe.journal.window import Admission, InFlight, SendWindow
+from kafkasafe.journal.window import InFlight, SendDecision, SendWindow
 
 FIRST = BatchId(7, 0, 0, 2)
 SECOND = BatchId(7, 0, 2, 2)
@@ -57,7 +57,7 @@ def test_one_old_batch_is_enough() -> None:
 
 # -- the next batch
 
-SENDS, WAITS, HOLDS = Admission.SENDS, Admission.WAITS, Admission.HOLDS
+SENDS, WAITS, HOLDS = SendDecision.SENDS, SendDecision.WAITS, SendDecision.HOLDS
 ROWS = [
     # What is in flight, whether the window is open, whether the batch is old, whether a request may arrive late.
     ("nothing", False, False, False, SENDS),
@@ -76,7 +76,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("before", "is_open", "old", "late", "admission"), ROWS)
 def test_a_batch_goes_alone_or_behind_others_in_an_open_window(
-    before: str, is_open: bool, old: bool, late: bool, admission: Admission
+    before: str, is_open: bool, old: bool, late: bool, admission: SendDecision
 ) -> None:
     window, flight = SendWindow(), InFlight()
     if before != "nothing":

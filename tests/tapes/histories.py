@@ -175,7 +175,7 @@ class History:
 
     # -- incarnations ------------------------------------------------------------------------------------------------
 
-    def begin(self, clock: j.Clock | None = None) -> None:
+    def begin(self, clock: j.Moment | None = None) -> None:
         """A process opens the lane."""
         self.tape = Tape()
         self.tape.lines = self.lines
@@ -224,18 +224,18 @@ class History:
         if self.unwritten and self.rng.random() < 0.5:
             self.write()
         self.now += self.rng.choice([0.1, 40.0])
-        self.begin(self.rng.choice([None, j.Clock(self.now_ms, BOOT, int(self.now * 1000))]))
+        self.begin(self.rng.choice([None, j.Moment(self.now_ms, BOOT, int(self.now * 1000))]))
 
     def close(self) -> None:
         """It ends in order."""
         while self.unwritten:
             self.write()
-        clock = j.Clock(self.now_ms, BOOT, int(self.now * 1000))
+        clock = j.Moment(self.now_ms, BOOT, int(self.now * 1000))
         quiet = self.journal.quiet(self.now, clock)
         if quiet is not None:
             self.store([quiet], [])
         self.now += self.rng.choice([0.1, 40.0])
-        self.begin(j.Clock(self.now_ms + 1000, BOOT, int(self.now * 1000) + 1000))
+        self.begin(j.Moment(self.now_ms + 1000, BOOT, int(self.now * 1000) + 1000))
 
     def damage(self) -> None:
         """A group of the log is damaged, or one batch in it."""
@@ -532,7 +532,7 @@ class History:
         if self.rng.random() < 0.05:
             self.journal.baseline(ask.destination, 0, self.topic_id(ask.destination))  # nobody asked
 
-    def judge(self, ask: j.Ask) -> None:
+    def judge(self, ask: j.OutcomeAsk) -> None:
         rng, log = self.rng, self.log(ask.destination)
         places = [log.find(identity) for identity in ask.doubt]
         present = next((at for at, place in enumerate(places) if place < 0), len(places))

@@ -26,7 +26,7 @@ _UNIT_VIEWS = frozenset({"held_up"})
 _NAMED = (
     u.InitProducerId, u.AddPartitions, u.Produce, u.CommitOffsets, u.EndTxn, u.DescribeTxn, u.FindOutcome, u.Refuse,
     u.UnitPause, u.RetryLater,
-    outbox.Ended, outbox.Begun, outbox.Identified, outbox.SilenceBroken, outbox.UnitStaged, outbox.UnitEnded,
+    outbox.BatchEnded, outbox.BaselineDurable, outbox.BatchesIdentified, outbox.SilenceBroken, outbox.UnitStaged, outbox.UnitEnded,
     outbox.UnitGroup,
     j.Aside,
 )  # fmt: skip

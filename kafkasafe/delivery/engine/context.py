@@ -15,7 +15,7 @@ from kafkasafe.delivery.clock import SleepingClock
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import Message
 from kafkasafe.errors import WrongClusterError
-from kafkasafe.journal import Clock as Moment
+from kafkasafe.journal import Moment
 from kafkasafe.limits.patience import Patience
 from kafkasafe.logs import EventLog
 from kafkasafe.spool.files import Files

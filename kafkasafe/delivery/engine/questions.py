@@ -104,7 +104,7 @@ def _scan(doubt: Sequence[BatchId], begin: int, log_start: int, log_end: int) ->
 class Baseline:
     """Finds the end of a partition's log before the lane sends the first batch to that partition."""
 
-    def __init__(self, context: EngineContext, lane: Lane, ask: j.Ask, leader: Leader) -> None:
+    def __init__(self, context: EngineContext, lane: Lane, ask: j.OutcomeAsk, leader: Leader) -> None:
         self._context = context
         self._lane = lane
         self._ask = ask
@@ -134,7 +134,7 @@ class Confirmation:
         context: EngineContext,
         sequence_errors: SequenceErrors,
         lane: Lane,
-        ask: j.Ask,
+        ask: j.OutcomeAsk,
         leader: Leader,
     ) -> None:
         self._context = context
@@ -168,7 +168,7 @@ class OutcomeInquiry:
         sender: Sender,
         sequence_errors: SequenceErrors,
         lane: Lane,
-        ask: j.Ask,
+        ask: j.OutcomeAsk,
         leader: Leader,
     ) -> None:
         self._context = context
@@ -428,7 +428,7 @@ class Inquiries:
         leader = Leader(self._context, lane, *address, self._sender.in_trouble)
         self._sender.when_calm(*address, self._running(LossInquiry(self._context, lane, ask, leader), leader))
 
-    def ask(self, lane: Lane, ask: j.Ask) -> None:
+    def ask(self, lane: Lane, ask: j.OutcomeAsk) -> None:
         """Run the inquiry that the journal requested about one destination."""
         context, sender = self._context, self._sender
         address = lane.journal.views.address(ask.destination)
