@@ -155,7 +155,7 @@ class EventLog:
             self._logger.log(level, message, *args, extra=extra, exc_info=exc_info, stacklevel=_FRAMES)
 
 
-class _Foreign(logging.Filter):
+class _KafkaPythonFilter(logging.Filter):
     """Limits what kafka-python logs on kafkasafe's network threads. kafka-python's records from other threads pass."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -188,7 +188,7 @@ _FOREIGN: Final = (
         "kafka.consumer.fetcher",
     ),
 )
-_foreign = _Foreign(time.monotonic)
+_foreign = _KafkaPythonFilter(time.monotonic)
 
 
 def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
@@ -219,7 +219,7 @@ def limit_foreign() -> None:
             logging.getLogger(name).addFilter(_apart)
 
 
-class _Writer:
+class _HandlerThread:
     """A thread that passes log records to the application's handlers, for threads that must not wait for a handler.
 
     Without this thread, a deadlock is possible: a handler may send its records through the producer that is logging,
@@ -331,12 +331,12 @@ def drain(timeout_s: float) -> bool:
 
 _thread: Final = _Thread()
 _apart: Final = _Apart()
-_writer = _Writer()
+_writer = _HandlerThread()
 
 
 def _forked() -> None:
     global _writer  # the parent's writer thread logs the parent's records
-    _writer = _Writer()
+    _writer = _HandlerThread()
     own_threads.clear()  # a new thread of the child may get the ident of one of the parent's threads
     for limiter in list(_limiters):
         limiter.forked()

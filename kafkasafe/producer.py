@@ -30,7 +30,7 @@ from kafkasafe.record.batch import RECORD_OVERHEAD
 from kafkasafe.stats import Sample
 
 if TYPE_CHECKING:
-    from kafkasafe.transactional import LastTransaction, Transactions
+    from kafkasafe.transactional import LastTransaction, ProducerTransactions
 
 __all__ = ["RecordFuture", "SafeProducer"]
 
@@ -120,7 +120,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         config = validate(configs)
         self.config: Mapping[str, Any] = config.kafka
         self._config = config
-        self._transactions: Transactions | None = None
+        self._transactions: ProducerTransactions | None = None
         parts = opened(config, self._before_start)
         self._pump = parts.delivery.pump
         # `send` reads these two attributes. They save a step for each record.
@@ -143,9 +143,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     def _before_start(self, parts: ProducerParts) -> None:
         if parts.config.transactional_id is not None:
-            from kafkasafe.transactional import Transactions  # few programs use it
+            from kafkasafe.transactional import ProducerTransactions  # few programs use it
 
-            self._transactions = Transactions(parts)
+            self._transactions = ProducerTransactions(parts)
             parts.shutdown.end_first(self._transactions)
 
     def send(
@@ -452,7 +452,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         self._in_transactions().abort()
 
-    def _in_transactions(self) -> Transactions:
+    def _in_transactions(self) -> ProducerTransactions:
         self.parts.lifecycle.check_fork()
         transactions = self._transactions
         if transactions is None:

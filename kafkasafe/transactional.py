@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kafkasafe._producing.opening import ProducerParts
     from kafkasafe.delivery.engine.parcels import Parcel
 
-__all__ = ["LastTransaction", "TransactionFuture", "Transactions"]
+__all__ = ["LastTransaction", "ProducerTransactions", "TransactionFuture"]
 
 log = EventLog("producer")
 
@@ -223,7 +223,7 @@ class _Transaction(AtomicBatch):
         self._parts.delivery.callbacks.call(functions, errors)
 
 
-class Transactions:
+class ProducerTransactions:
     """The transactions of a producer with a `transactional_id`. As with KafkaProducer, only one thread may use them at
     a time.
     """

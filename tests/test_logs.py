@@ -16,7 +16,7 @@ from programs import python
 import kafkasafe
 from kafkasafe import config, logs
 from kafkasafe.errors import ConfigError
-from kafkasafe.logs import WINDOW_S, EventLog, _Foreign, apart, drain, limit_foreign, own_threads
+from kafkasafe.logs import WINDOW_S, EventLog, _KafkaPythonFilter, apart, drain, limit_foreign, own_threads
 
 PACKAGE = Path(kafkasafe.__file__).parent
 
@@ -136,7 +136,7 @@ def test_limits_do_not_grow_without_end():
 
 def test_what_others_log_passes():
     """kafka-python's records of our own network threads are limited, those of an application's own clients are not."""
-    passes = _Foreign(Clock()).filter
+    passes = _KafkaPythonFilter(Clock()).filter
 
     def record():
         return logging.LogRecord("kafka.net.manager", logging.ERROR, "", 0, "Connection failed: %s", (), None)
@@ -157,7 +157,7 @@ def own_writer(monkeypatch):
     """A writer for this thread alone: threads that earlier tests left speak, too, and would be counted."""
     me = threading.get_ident()
 
-    class Own(logs._Writer):
+    class Own(logs._HandlerThread):
         def put(self, record):
             if threading.get_ident() == me:
                 super().put(record)

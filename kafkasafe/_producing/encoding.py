@@ -33,7 +33,7 @@ _INT16_MAX: Final = 0x7FFF
 
 
 @dataclass(frozen=True, slots=True)
-class _Records:
+class _RecordRun:
     """Records whose numbers have no gaps.
 
     Attributes:
@@ -48,12 +48,12 @@ class _Records:
     value_sizes: Sizes
     special: dict[int, Special]
 
-    def picked(self, numbers: list[int]) -> _Records:
+    def picked(self, numbers: list[int]) -> _RecordRun:
         """Return the records with these numbers, in this order."""
         special: dict[int, Special] = {}
         if self.special:
             special = {at: self.special[i] for at, i in enumerate(numbers) if i in self.special}
-        return _Records(
+        return _RecordRun(
             None if self.keys is None else pick(self.keys, numbers),
             pick(self.values, numbers),
             self.key_sizes if isinstance(self.key_sizes, int) else pick(self.key_sizes, numbers),
@@ -126,7 +126,7 @@ class Encoder:
             keys += [None] * (count - len(keys))
         key_sizes = sizes_of(keys)
         special = open_batch.special.copy() if open_batch.special else {}  # late senders may add to the dict
-        records = _Records(
+        records = _RecordRun(
             None if key_sizes == -1 else keys,
             values,
             key_sizes,
@@ -149,7 +149,7 @@ class Encoder:
         index_in[present] = np.arange(len(present)) if encoded.index_in is None else encoded.index_in
         return Encoded(encoded.parcels, None, count, absent, sizes, parcel_of, index_in)
 
-    def _encoded_all(self, open_batch: OpenBatch, records: _Records) -> Encoded:
+    def _encoded_all(self, open_batch: OpenBatch, records: _RecordRun) -> Encoded:
         partitions = self.partitioning.count(open_batch.topic)
         chosen = sum(partition is not None for partition, _, _ in records.special.values())
         if not partitions and chosen < len(records.values):
@@ -166,7 +166,7 @@ class Encoder:
             partition = self.partitioning.next_partition(open_batch.topic, partitions)
         return Encoded([self._parcel(open_batch, partition, records)])
 
-    def _encoded_scattered(self, open_batch: OpenBatch, records: _Records, partitions: int) -> Encoded:
+    def _encoded_scattered(self, open_batch: OpenBatch, records: _RecordRun, partitions: int) -> Encoded:
         values = records.values
         given = {i: partition for i, (partition, _, _) in records.special.items() if partition is not None}
         chosen = np.full(len(values), UNCHOSEN, np.int64)
@@ -194,7 +194,7 @@ class Encoder:
             )
         return Encoded(parcels, parcel_of=parcel_of, index_in=index_in)
 
-    def _chosen(self, topic: str, partitions: int, records: _Records) -> Indexes:
+    def _chosen(self, topic: str, partitions: int, records: _RecordRun) -> Indexes:
         keys = [None] * len(records.values) if records.keys is None else records.keys
         return self.partitioning.choose(topic, partitions, keys, records.values, records.key_sizes)
 
@@ -202,7 +202,7 @@ class Encoder:
         """Return whether the records of one partition may need several batches."""
         return open_batch.room > self.batch_bytes
 
-    def _parcel(self, open_batch: OpenBatch, partition: int, records: _Records) -> Parcel:
+    def _parcel(self, open_batch: OpenBatch, partition: int, records: _RecordRun) -> Parcel:
         timestamps: int | list[int] = open_batch.timestamp_ms
         headers: dict[int, Headers] | None = None
         given: tuple[tuple[int, int, int], ...] | None = None

@@ -62,7 +62,7 @@ NOT_ENCODED: Final = Encoded([])
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingCallbacks:
     """Callbacks and errbacks of records of one parcel.
 
     Attributes:
@@ -198,7 +198,7 @@ class OpenBatch:
         self._taken: list[list[bytes | None]] = []
         self._first_calls: list[Sequence[Any]] = []
         self._first_due = -1
-        self._sorted: dict[int, _Waiting] = {}
+        self._sorted: dict[int, _WaitingCallbacks] = {}
         self._sorted_calls = 0
 
     def put(self, index: int, key: bytes | None, value: bytes | None, special: Special | None) -> None:
@@ -510,7 +510,7 @@ class OpenBatch:
             return
         numbers = np.asarray(indexes)
         for parcel, picked in self._by_parcel(numbers):
-            waiting = self._sorted.setdefault(id(parcel), _Waiting(parcel))
+            waiting = self._sorted.setdefault(id(parcel), _WaitingCallbacks(parcel))
             waiting.add(numbers[picked], pick(functions, picked.tolist()), errors=errors)
 
     def _by_parcel(self, indexes: Indexes) -> Iterator[tuple[Parcel, Indexes]]:

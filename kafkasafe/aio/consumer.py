@@ -16,7 +16,7 @@ from kafkasafe import consumer as threads
 from kafkasafe._producing.spelling import Absent, Tidy, tidy_dir
 from kafkasafe.aio.arguments import as_offset, as_partition, as_partitions
 from kafkasafe.aio.instead import LAST_STABLE_OFFSET
-from kafkasafe.aio.lifecycle import Lifecycle
+from kafkasafe.aio.lifecycle import ConsumerLifecycle
 from kafkasafe.aio.listeners import Rebalances
 from kafkasafe.aio.record_queue import RecordQueue
 from kafkasafe.aio.requests import RecordRequests
@@ -74,7 +74,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         self._records = records = RecordQueue()
         self._thread = thread = ThreadSide(topics, cast("ConsumerOptions", options))
         rebalances = Rebalances(thread, records)
-        self._lifecycle = lifecycle = Lifecycle(thread, records, rebalances)
+        self._lifecycle = lifecycle = ConsumerLifecycle(thread, records, rebalances)
         self._requests = RecordRequests(thread, records, rebalances, lifecycle)
         self._calls = calls = ThreadCalls(thread, records, rebalances, lifecycle)
         self._selection = Selection(topics, records, rebalances, lifecycle, calls)

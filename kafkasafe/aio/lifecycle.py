@@ -14,7 +14,7 @@ from kafkasafe.aio.threads import retrieve, running_loop
 from kafkasafe.errors import UsageError
 
 
-class Lifecycle:
+class ConsumerLifecycle:
     """Starts a consumer once, and closes it once."""
 
     def __init__(self, thread: ThreadSide, records: RecordQueue, rebalances: Rebalances) -> None:

@@ -74,7 +74,7 @@ class PollResult:
     joined: bool
 
 
-class Polls:
+class PollNotes:
     """Notes about the polls of one consumer. Only the consumer's thread may use this object, except for `lost`.
 
     Attributes:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kafka.structs import TopicPartition
 
-from kafkasafe.aio.lifecycle import Lifecycle
+from kafkasafe.aio.lifecycle import ConsumerLifecycle
 from kafkasafe.aio.listeners import Rebalances
 from kafkasafe.aio.record_queue import RecordQueue
 from kafkasafe.aio.thread_side import ThreadSide
@@ -29,7 +29,7 @@ class RecordRequests:
     """
 
     def __init__(
-        self, thread: ThreadSide, records: RecordQueue, rebalances: Rebalances, lifecycle: Lifecycle
+        self, thread: ThreadSide, records: RecordQueue, rebalances: Rebalances, lifecycle: ConsumerLifecycle
     ) -> None:
         self._thread, self._records = thread, records
         self._rebalances, self._lifecycle = rebalances, lifecycle

@@ -11,7 +11,7 @@ import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
 from kafka.util import ensure_valid_topic_name
 
-from kafkasafe.aio.lifecycle import Lifecycle
+from kafkasafe.aio.lifecycle import ConsumerLifecycle
 from kafkasafe.aio.listeners import Listener, Rebalances, as_listener
 from kafkasafe.aio.record_queue import RecordQueue
 from kafkasafe.aio.thread_calls import ThreadCalls
@@ -35,7 +35,7 @@ class Selection:
         topics: tuple[str, ...],
         records: RecordQueue,
         rebalances: Rebalances,
-        lifecycle: Lifecycle,
+        lifecycle: ConsumerLifecycle,
         calls: ThreadCalls,
     ) -> None:
         _check_topics(topics)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from kafka.structs import TopicPartition
 
-from kafkasafe.aio.lifecycle import Lifecycle
+from kafkasafe.aio.lifecycle import ConsumerLifecycle
 from kafkasafe.aio.listeners import Rebalances
 from kafkasafe.aio.record_queue import RecordQueue
 from kafkasafe.aio.thread_side import ThreadSide
@@ -23,7 +23,7 @@ class ThreadCalls:
     """Executes jobs on the thread, in the order of the requests."""
 
     def __init__(
-        self, thread: ThreadSide, records: RecordQueue, rebalances: Rebalances, lifecycle: Lifecycle
+        self, thread: ThreadSide, records: RecordQueue, rebalances: Rebalances, lifecycle: ConsumerLifecycle
     ) -> None:
         self._thread, self._records = thread, records
         self._rebalances, self._lifecycle = rebalances, lifecycle

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from kafka.structs import TopicPartition
 
 from kafkasafe import consumer as threads
-from kafkasafe.aio.polls import HandedOut, PollRequest, PollResult, Polls, Seen
+from kafkasafe.aio.polls import HandedOut, PollNotes, PollRequest, PollResult, Seen
 from kafkasafe.aio.threads import Worker, call_in_thread
 from kafkasafe.delivery.readings import OffsetsFate, ProducerLane
 from kafkasafe.errors import UsageError
@@ -31,7 +31,7 @@ class ThreadSide:
         self._early: list[Callable[[Any], object]] = []
         """Calls that were made before `open`. `open` executes them."""
         self._opened: tuple[threads.SafeConsumer, Worker] | None = None
-        self._polls = Polls()
+        self._polls = PollNotes()
         self._dropped = False
 
     # -- open and close ------------------------------------------------------------------------------------------------
@@ -68,8 +68,8 @@ class ThreadSide:
         consumer = await call_in_thread(f"{_NAME}-start", self._made, undo=lambda made: made.close())
         # All commits take their offsets from this object. It counts only records that were returned to the program, not
         # records that were only fetched.
-        # Do not reuse an earlier `Polls`: after a cancelled `start`, that call's consumer may still use it.
-        polls = self._polls = Polls()
+        # Do not reuse an earlier `PollNotes`: after a cancelled `start`, that call's consumer may still use it.
+        polls = self._polls = PollNotes()
         membership.commit_from(consumer, lambda: self._committable(consumer, polls))
         threads.reading_of(consumer).parts.hand_out_later(lambda: self._unhanded(polls))
         self._opened = consumer, Worker(f"{_NAME}-{consumer.client_id}")
@@ -248,7 +248,7 @@ class ThreadSide:
         states = membership.states_of(self.consumer)
         return self._polls.lost(states), frozenset(states)
 
-    def _committable(self, consumer: Any, polls: Polls) -> dict[TopicPartition, Any]:
+    def _committable(self, consumer: Any, polls: PollNotes) -> dict[TopicPartition, Any]:
         """Return the offsets to commit: those of the first records that were not returned to the program.
 
         The result is empty if the program has dropped the consumer.
@@ -262,7 +262,7 @@ class ThreadSide:
 
     @staticmethod
     def _leave_revoked(
-        consumer: Any, polls: Polls, states: Mapping[TopicPartition, object]
+        consumer: Any, polls: PollNotes, states: Mapping[TopicPartition, object]
     ) -> list[TopicPartition]:
         """For each revoked partition, let the consumer store how far the program got. Return these partitions.
 
@@ -275,7 +275,7 @@ class ThreadSide:
             threads.reading_of(consumer).parts.present()
         return gone
 
-    def _unhanded(self, polls: Polls) -> Mapping[TopicPartition, int]:
+    def _unhanded(self, polls: PollNotes) -> Mapping[TopicPartition, int]:
         """Return, by partition, the first offset that is fetched but not handed out.
 
         Called on the consumer's thread.

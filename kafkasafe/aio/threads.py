@@ -116,7 +116,7 @@ def end_of(timeout_ms: float) -> float:
     return time.monotonic() + seconds_of(timeout_ms)
 
 
-class _Place:
+class _ThreadOfLoop:
     """Provides `_thread_id` for an event loop without such an attribute."""
 
     __slots__ = ("_loop",)
@@ -139,7 +139,7 @@ def place_of(loop: asyncio.AbstractEventLoop) -> Any:
     For each record, callers compare this value with the current thread's id. `asyncio.get_running_loop` would be
     slower, because it makes a system call (getpid) each time. In a forked child, the value is still the parent's.
     """
-    return loop if hasattr(loop, "_thread_id") else _Place(loop)
+    return loop if hasattr(loop, "_thread_id") else _ThreadOfLoop(loop)
 
 
 class Worker:

@@ -137,7 +137,7 @@ class Fates:
             yield from self._state(child)
 
 
-class _Group:
+class _SubjectWaiters:
     """Coroutines that wait for the same subject. The coroutines are checked only after the subject has changed."""
 
     __slots__ = ("again", "all", "entries", "left", "subject")
@@ -191,8 +191,8 @@ class LoopWaits:
     def __init__(self, loop: asyncio.AbstractEventLoop, waiting: WaitingCallers) -> None:
         self._loop = loop
         self._waiting = waiting
-        self._groups: dict[Hashable, _Group] = {}
-        self._todo: collections.deque[_Group] = collections.deque()
+        self._groups: dict[Hashable, _SubjectWaiters] = {}
+        self._todo: collections.deque[_SubjectWaiters] = collections.deque()
         self._rung = False
         self._working = False
 
@@ -267,7 +267,7 @@ class LoopWaits:
         if group is None:
             if not self._groups:
                 self._waiting.add(self)
-            group = self._groups[about] = _Group(subject())
+            group = self._groups[about] = _SubjectWaiters(subject())
         group.entries[waiter] = entry
         timer = None
         try:

@@ -39,7 +39,7 @@ Address = tuple[str, int]
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Outstanding:
     """The outstanding batches of one partition.
 
     Attributes:
@@ -79,7 +79,7 @@ class RunAhead:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._waiting: dict[Address, _Waiting] = {}
+        self._waiting: dict[Address, _Outstanding] = {}
         self._outstanding_bytes = 0
         self._ceiling_bytes: float = limit_bytes
         self._look_at = 0.0
@@ -107,7 +107,7 @@ class RunAhead:
         """Count a batch that was accepted for a partition."""
         waiting = self._waiting.get(address)
         if waiting is None:
-            waiting = self._waiting[address] = _Waiting(now)
+            waiting = self._waiting[address] = _Outstanding(now)
             self._look_at = min(self._look_at, now + PATIENCE_S)
         waiting.accepted(size_bytes)
         if waiting.counts:
@@ -151,7 +151,7 @@ class RunAhead:
         self._outstanding_bytes = 0
         self._ceiling_bytes = self._limit_bytes
 
-    def _leave(self, address: Address, waiting: _Waiting, size_bytes: int) -> None:
+    def _leave(self, address: Address, waiting: _Outstanding, size_bytes: int) -> None:
         waiting.released(size_bytes)
         if waiting.counts:
             self._outstanding_bytes -= size_bytes

@@ -343,7 +343,7 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _LaneDestination:
     """One destination of one lane, with those of its batches that may have been sent."""
 
     content: LaneContent
@@ -368,7 +368,7 @@ def examine(
         report: Called repeatedly with (number of partitions done, number of all partitions).
     """
     found: list[Examined] = []
-    asked: list[_Place] = []
+    asked: list[_LaneDestination] = []
     for content in contents:
         places: dict[tuple[str, int], list[SpooledBatch]] = {}
         order = {
@@ -389,7 +389,7 @@ def examine(
             else:
                 evidence = "it has no batch id, and nothing is sent without one"
                 found.append(Examined(batch, ExaminedBatch(Finding.NOT_SENT, evidence)))
-        asked += [_Place(content, *address, tuple(batches)) for address, batches in places.items()]
+        asked += [_LaneDestination(content, *address, tuple(batches)) for address, batches in places.items()]
     if transport is None:
         evidence = "the cluster was not asked"
         for place in asked:
@@ -439,7 +439,7 @@ def _wait(
 
 
 def _examined(
-    transport: Cluster, place: _Place, note: Callable[[Exception], None]
+    transport: Cluster, place: _LaneDestination, note: Callable[[Exception], None]
 ) -> Procedure[list[Examined]]:
     """Examines one partition. If another leader was elected meanwhile, examines the partition again, because the new
     leader's log may differ.
@@ -453,13 +453,15 @@ def _examined(
     return found
 
 
-def _leader(transport: Cluster, place: _Place) -> tuple[int, int]:
+def _leader(transport: Cluster, place: _LaneDestination) -> tuple[int, int]:
     info = transport.topic(place.topic)
     known = None if info is None else info.partitions.get(place.partition)
     return (-1, -1) if known is None else (known.leader, known.leader_epoch)
 
 
-def _read(transport: Cluster, place: _Place, note: Callable[[Exception], None]) -> Procedure[list[Examined]]:
+def _read(
+    transport: Cluster, place: _LaneDestination, note: Callable[[Exception], None]
+) -> Procedure[list[Examined]]:
     topic, partition, journal = place.topic, place.partition, place.content.journal
     stats = ConsumerStats()
 
@@ -557,7 +559,7 @@ def _doubted(batch: SpooledBatch, verdict: ExaminedBatch, changed: str) -> Exami
     return replace(verdict, evidence=verdict.evidence + changed)
 
 
-def _recreated(transport: Cluster, place: _Place, known: bytes) -> str:
+def _recreated(transport: Cluster, place: _LaneDestination, known: bytes) -> str:
     info = transport.topic(place.topic)
     if info is None or not any(known) or not any(info.topic_id) or known == info.topic_id:
         return ""

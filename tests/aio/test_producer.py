@@ -19,7 +19,7 @@ from kafkasafe._producing.encoding import Encoder
 from kafkasafe._producing.open_batch import NOT_ENCODED
 from kafkasafe.aio import RecordFuture, SafeProducer
 from kafkasafe.aio.gate import _QUOTA
-from kafkasafe.aio.threads import _Place, call_in_thread
+from kafkasafe.aio.threads import _ThreadOfLoop, call_in_thread
 from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolFullError, UsageError, WrongClusterError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory
@@ -92,7 +92,7 @@ def test_a_loop_that_stopped_in_the_middle_leaves_its_producer_to_no_other(optio
         await producer.start()
         gate = producer._gate
         if foreign:  # as of a loop that does not tell its thread
-            gate.place = _Place(loop)
+            gate.place = _ThreadOfLoop(loop)
         assert gate.place._thread_id == threading.get_ident()
         await producer.send_and_wait("orders", b"1")
         await producer.send("orders", b"2")

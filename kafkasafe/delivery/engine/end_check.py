@@ -11,7 +11,7 @@ from kafkasafe.cluster.api import EARLIEST, LATEST, EpochEnd, Failure, OffsetLis
 from kafkasafe.cluster.procedures import Procedure
 from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.leader import Leader, NoAnswerError, RunningInquiry, good, unsupported
+from kafkasafe.delivery.engine.leader import LeaderRequests, NoAnswerError, RunningInquiry, good, unsupported
 from kafkasafe.delivery.engine.messages import EpochCheckDue
 from kafkasafe.events import LossCheckInconclusive
 from kafkasafe.history.loss import Cause
@@ -47,7 +47,7 @@ class EndCheck:
         self._deleted = deleted
         self._lane = lane
         self._topic, self._partition = lane.journal.views.address(check.destination)
-        self._leader = Leader(context, lane, self._topic, self._partition)
+        self._leader = LeaderRequests(context, lane, self._topic, self._partition)
         self._check = check
         self._idle = idle
         self._elected = elected

@@ -97,7 +97,7 @@ def unsupported(result: object) -> TypeGuard[Failure]:
     return isinstance(result, Failure) and result.unsupported
 
 
-class Leader:
+class LeaderRequests:
     """Makes one lane's requests to the leader of a partition.
 
     Each method returns a request. The argument `step` is the request's name in transcripts.

@@ -61,7 +61,7 @@ _OF_STANDING: Final = {
 
 
 @dataclass(slots=True)
-class _Trouble:
+class _DisplacedLane:
     """A lane that is displaced.
 
     Attributes:
@@ -92,7 +92,7 @@ class PlaceKeeper:
         self._log = context.log
         self._config = context.config
         self._ledger = ledger
-        self._troubles: dict[Lane, _Trouble] = {}
+        self._troubles: dict[Lane, _DisplacedLane] = {}
         self._gone: dict[Lane, Sequence[tuple[int, int]]] = {}
         self._link_switched = False
 
@@ -201,7 +201,7 @@ class PlaceKeeper:
                 return True
             if lane.own:  # set the reason before the state: health() reads both while this runs
                 self._ledger.room.disk_failed(f"{lane.lock.path}: {_WORDS[problem]}")
-            trouble = self._troubles[lane] = _Trouble(problem)
+            trouble = self._troubles[lane] = _DisplacedLane(problem)
             self._context.stats.spool_displaced.add()
         if now < trouble.next_at:
             return False
@@ -226,7 +226,7 @@ class PlaceKeeper:
         self._tell(lane, trouble, before, lost, rejected - lane.rejected.records)
         return True
 
-    def _failed(self, lane: Lane, trouble: _Trouble, error: SpoolError) -> None:
+    def _failed(self, lane: Lane, trouble: _DisplacedLane, error: SpoolError) -> None:
         pause_s = self._context.backoff.pause_s(trouble.fail())
         trouble.wait(self._context.clock.monotonic() + pause_s)
         if lane.own:
@@ -256,7 +256,12 @@ class PlaceKeeper:
             )
 
     def _tell(
-        self, lane: Lane, trouble: _Trouble, before: Path, lost: Sequence[tuple[int, int]], rejected: int
+        self,
+        lane: Lane,
+        trouble: _DisplacedLane,
+        before: Path,
+        lost: Sequence[tuple[int, int]],
+        rejected: int,
     ) -> None:
         """Report that a lane is restored, and which records were lost."""
         gone = [

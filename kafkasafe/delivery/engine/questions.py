@@ -12,7 +12,14 @@ from kafkasafe.cluster import api as t
 from kafkasafe.cluster.procedures import Pause, Procedure
 from kafkasafe.delivery.engine.context import EngineContext, another_topic
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.leader import Leader, NoAnswerError, RunningInquiry, good, trouble, unsupported
+from kafkasafe.delivery.engine.leader import (
+    LeaderRequests,
+    NoAnswerError,
+    RunningInquiry,
+    good,
+    trouble,
+    unsupported,
+)
 from kafkasafe.delivery.engine.sender import Sender
 from kafkasafe.delivery.engine.sequence_errors import SequenceErrors
 from kafkasafe.history.identity import (
@@ -41,7 +48,9 @@ def _view(described: t.ProducersDescribed, producer_id: int) -> ProducerView | N
     return None if state is None else ProducerView(state.epoch, state.last_sequence, state.last_timestamp)
 
 
-def _read_pages(context: EngineContext, leader: Leader, log: Scan | Survey, *, polls: int) -> Procedure[bool]:
+def _read_pages(
+    context: EngineContext, leader: LeaderRequests, log: Scan | Survey, *, polls: int
+) -> Procedure[bool]:
     """Read the log page by page.
 
     Args:
@@ -104,7 +113,7 @@ def _scan(doubt: Sequence[BatchId], begin: int, log_start: int, log_end: int) ->
 class Baseline:
     """Finds the end of a partition's log before the lane sends the first batch to that partition."""
 
-    def __init__(self, context: EngineContext, lane: Lane, ask: j.OutcomeAsk, leader: Leader) -> None:
+    def __init__(self, context: EngineContext, lane: Lane, ask: j.OutcomeAsk, leader: LeaderRequests) -> None:
         self._context = context
         self._lane = lane
         self._ask = ask
@@ -135,7 +144,7 @@ class Confirmation:
         sequence_errors: SequenceErrors,
         lane: Lane,
         ask: j.OutcomeAsk,
-        leader: Leader,
+        leader: LeaderRequests,
     ) -> None:
         self._context = context
         self._sequence_errors = sequence_errors
@@ -169,7 +178,7 @@ class OutcomeInquiry:
         sequence_errors: SequenceErrors,
         lane: Lane,
         ask: j.OutcomeAsk,
-        leader: Leader,
+        leader: LeaderRequests,
     ) -> None:
         self._context = context
         self._sender = sender
@@ -325,7 +334,7 @@ class OutcomeInquiry:
 class LossInquiry:
     """Reads the log from the offset of the oldest acknowledged batch, to find acknowledged batches that are missing."""
 
-    def __init__(self, context: EngineContext, lane: Lane, ask: j.SurveyAsk, leader: Leader) -> None:
+    def __init__(self, context: EngineContext, lane: Lane, ask: j.SurveyAsk, leader: LeaderRequests) -> None:
         self._context = context
         self._lane = lane
         self._ask = ask
@@ -425,7 +434,7 @@ class Inquiries:
         """Find acknowledged batches that the log of a destination lacks."""
         address = lane.journal.views.address(ask.destination)
         self._sender.tries(*address)
-        leader = Leader(self._context, lane, *address, self._sender.in_trouble)
+        leader = LeaderRequests(self._context, lane, *address, self._sender.in_trouble)
         self._sender.when_calm(*address, self._running(LossInquiry(self._context, lane, ask, leader), leader))
 
     def ask(self, lane: Lane, ask: j.OutcomeAsk) -> None:
@@ -433,12 +442,12 @@ class Inquiries:
         context, sender = self._context, self._sender
         address = lane.journal.views.address(ask.destination)
         sender.tries(*address)
-        leader = Leader(context, lane, *address, sender.in_trouble)
+        leader = LeaderRequests(context, lane, *address, sender.in_trouble)
         if not ask.doubt:
             self._running(Baseline(context, lane, ask, leader), leader).go_on()
         elif ask.confirm:
             # Do not call `in_trouble` for this request: it was already called for the refused batch.
-            leader = Leader(context, lane, *address)
+            leader = LeaderRequests(context, lane, *address)
             confirmation = Confirmation(context, self._sequence_errors, lane, ask, leader)
             self._running(confirmation, leader).go_on()
         else:
@@ -447,6 +456,6 @@ class Inquiries:
             sender.when_calm(*address, self._running(inquiry, leader))
 
     def _running(
-        self, inquiry: Baseline | Confirmation | OutcomeInquiry | LossInquiry, leader: Leader
+        self, inquiry: Baseline | Confirmation | OutcomeInquiry | LossInquiry, leader: LeaderRequests
     ) -> RunningInquiry:
         return RunningInquiry(self._context, leader.name(inquiry), inquiry.run())

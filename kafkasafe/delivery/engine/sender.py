@@ -19,7 +19,7 @@ from kafkasafe.delivery.clocks import Clocks
 from kafkasafe.delivery.engine.context import EngineContext, another_topic, text
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
-from kafkasafe.delivery.engine.leader import Leader, RunningInquiry, trouble
+from kafkasafe.delivery.engine.leader import LeaderRequests, RunningInquiry, trouble
 from kafkasafe.delivery.engine.ledger import Ledger
 from kafkasafe.delivery.engine.losses import LossWatch
 from kafkasafe.delivery.engine.messages import (
@@ -71,7 +71,7 @@ class ClockQuestion:
     The timestamp is only a hint, so a missing answer delays nothing: the engine asks again later.
     """
 
-    def __init__(self, context: EngineContext, leader: Leader, clocks: Clocks) -> None:
+    def __init__(self, context: EngineContext, leader: LeaderRequests, clocks: Clocks) -> None:
         self._context = context
         self._leader = leader
         self._clocks = clocks
@@ -343,7 +343,7 @@ class Sender:
             )
 
     def _ask_clock(self, lane: Lane, topic: str, partition: int) -> None:
-        leader = Leader(self._context, lane, topic, partition)
+        leader = LeaderRequests(self._context, lane, topic, partition)
         question = ClockQuestion(self._context, leader, self._clocks)
         RunningInquiry(self._context, leader.name(question), question.run()).go_on()
 

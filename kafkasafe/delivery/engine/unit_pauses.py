@@ -20,7 +20,7 @@ _SOON: Final = frozenset({19, 51, 88})
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _TopicPause:
     """The pause of a unit that was refused because a topic was missing.
 
     Attributes:
@@ -40,7 +40,7 @@ class UnitPauses:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_TopicPause] = []
         """The pauses that metadata may end."""
         self._tried: dict[str, bytes] = {}
         """Maps a topic to its id at the time of the last request with batches for it."""
@@ -82,7 +82,7 @@ class UnitPauses:
         if isinstance(again.action, u.UnitPause) and again.code in MISSING_CODES:
             addresses = [lane.journal.views.address(number) for number in again.action.unit.destinations]
             former = {topic: self._tried[topic] for topic, _ in addresses if topic in self._tried}
-            self._waiting.append(_Waiting(due, addresses, former, there=self._are_there(addresses)))
+            self._waiting.append(_TopicPause(due, addresses, former, there=self._are_there(addresses)))
         self._context.timer(pause_s, due)
 
     def tries(self, topic: str) -> None:
@@ -94,7 +94,7 @@ class UnitPauses:
         leaders = [self._context.leader(*address) for address in addresses]
         return all(leader is not None and leader.leader >= 0 for leader in leaders)
 
-    def _has_news(self, waiting: _Waiting) -> bool:
+    def _has_news(self, waiting: _TopicPause) -> bool:
         if not self._are_there(waiting.addresses):
             return False
         return not waiting.there or any(
