@@ -103,20 +103,6 @@ class BatchOutcome(NamedAsInAsyncio):
         if not self._outcome.is_done:
             raise asyncio.InvalidStateError("The batch has no result yet: await the outcome")
 
-    @staticmethod
-    def cancel(msg: object = None) -> bool:  # noqa: ARG004  # asyncio's
-        """Do nothing: an accepted batch is delivered and cannot be cancelled.
-
-        Returns:
-            False. asyncio's futures also return False if they can no longer be cancelled.
-        """
-        return False
-
-    @staticmethod
-    def cancelled() -> bool:
-        """Return False, because an accepted batch cannot be cancelled."""
-        return False
-
     def add_done_callback(
         self, call: Callable[[BatchOutcome], object], *, context: contextvars.Context | None = None
     ) -> None:

@@ -61,6 +61,20 @@ class NamedAsInAsyncio(metaclass=Tidy):
         add_errback = Absent(_ADD_DONE_CALLBACK)
         add_both = Absent(_ADD_DONE_CALLBACK)
 
+    @staticmethod
+    def cancel(msg: object = None) -> bool:  # noqa: ARG004  # asyncio's
+        """Do nothing: accepted records cannot be cancelled. To stop the wait, cancel the task or use a time-out.
+
+        Returns:
+            False. asyncio's futures also return False if they can no longer be cancelled.
+        """
+        return False
+
+    @staticmethod
+    def cancelled() -> bool:
+        """Return False, because accepted records cannot be cancelled."""
+        return False
+
 
 class RecordFuture(NamedAsInAsyncio):
     """The result of one `send`. `await future` waits for the acknowledgement and returns the record's metadata.
@@ -185,20 +199,6 @@ class RecordFuture(NamedAsInAsyncio):
         if not record.is_done:
             raise asyncio.InvalidStateError("The record has no result yet: await the future")
         return record.error
-
-    @staticmethod
-    def cancel(msg: object = None) -> bool:  # noqa: ARG004  # asyncio's
-        """Do nothing: an accepted record cannot be cancelled. To stop the wait, cancel the task or use a time-out.
-
-        Returns:
-            False. asyncio's futures also return False if they can no longer be cancelled.
-        """
-        return False
-
-    @staticmethod
-    def cancelled() -> bool:
-        """Return False, because an accepted record cannot be cancelled."""
-        return False
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop of the record's producer."""

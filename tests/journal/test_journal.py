@@ -1964,11 +1964,8 @@ def test_what_got_an_id_behind_a_skipped_batch_is_undecidable_too(resend: bool) 
     assert second.batch.state is (j.BatchState.PREPARED if resend else j.BatchState.COMMITTED)
 
 
-def test_the_second_of_two_baselines_begins_nothing() -> None:
-    """The question of before a move is answered after it, like the one of after it, and the disk fails twice.
-
-    The partition has sent meanwhile, so its flow is another one when the second baseline would be durable.
-    """
+def moved_before_the_baseline() -> tuple[Shell, j.Batch]:
+    """The lane went to another cluster while the question for the baseline was on its way, so there is a second one."""
     shell = Shell()
     shell.journal.bind("A", assumed=None)
     (batch,) = shell.seal(1)
@@ -1976,6 +1973,15 @@ def test_the_second_of_two_baselines_begins_nothing() -> None:
     assert shell.journal.bind("B", assumed=None)
     shell.journal.granted(7, 0)
     shell.turn()
+    return shell, batch
+
+
+def test_the_second_of_two_baselines_begins_nothing() -> None:
+    """The question of before a move is answered after it, like the one of after it, and the disk fails twice.
+
+    The partition has sent meanwhile, so its flow is another one when the second baseline would be durable.
+    """
+    shell, batch = moved_before_the_baseline()
     assert [ask.doubt for ask in shell.asks] == [(), ()]
     shell.journal.baseline(1, 5, TOPIC_ID)
     first = shell.journal.ready(shell.now, NOW_MS).persist
@@ -1996,13 +2002,7 @@ def test_the_second_of_two_baselines_begins_nothing() -> None:
 @pytest.mark.parametrize("code", [0, 6, 29])
 def test_one_answer_is_enough_for_two_questions_for_the_baseline(code: int) -> None:
     """The other question fails before the baseline is durable."""
-    shell = Shell()
-    shell.journal.bind("A", assumed=None)
-    (batch,) = shell.seal(1)
-    shell.turn()
-    assert shell.journal.bind("B", assumed=None)
-    shell.journal.granted(7, 0)
-    shell.turn()
+    shell, batch = moved_before_the_baseline()
     shell.journal.baseline(1, 5, TOPIC_ID)
     shell.journal.ask_failed(1, "gone", code=code, now=shell.now)
     assert shell.turn() == []
