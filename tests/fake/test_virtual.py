@@ -1,4 +1,4 @@
-"""The fake's backend for engines: the Cluster protocol in virtual time."""
+"""The fake's backend for engines: the Cluster protocol in virtual time. What its client decides is tested here, too."""
 
 import kafka.errors as kafka_errors
 import pytest
@@ -9,6 +9,7 @@ from kafkasafe.cluster.client import broker_questions
 from kafkasafe.cluster.coordinators import metadata_question
 from kafkasafe.errors import UsageError, WrongClusterError
 from kafkasafe.kafkapython.connect import announced, connect
+from kafkasafe.record.batch import stamp_address
 from kafkasafe.testing.fake import VirtualCluster
 
 
@@ -26,10 +27,14 @@ class World:
         self.cluster.create_topic("t")
         self.client.start()
 
-    def send(self, seq, *, fence=None, acks=-1, pid=7, topic="t"):
-        data = make_batch(b"v%d" % seq, pid=pid, epoch=0, seq=seq, now_ms=self.time.wall_ms())
-        request = ProduceRequest(seq, topic, 0, data, fence)
-        self.client.produce([request], acks, 30_000, lambda *answer: self.produced.append(answer))
+    def batch(self, seq, pid=7):
+        return make_batch(b"v%d" % seq, pid=pid, epoch=0, seq=seq, now_ms=self.time.wall_ms())
+
+    def send(self, *seqs, fence=None, acks=-1, pid=7, topic="t"):
+        self.produce([ProduceRequest(seq, topic, 0, self.batch(seq, pid), fence) for seq in seqs], acks)
+
+    def produce(self, requests, acks=-1):
+        self.client.produce(requests, acks, 30_000, lambda *answer: self.produced.append(answer))
 
     def settle(self, count, at_most_s=600.0):
         assert self.time.run_while(lambda: len(self.produced) < count, at_most_s)
@@ -83,10 +88,11 @@ def test_a_dead_leader_fails_what_was_sent_and_metadata_find_the_next():
     _, failure = world.settle(2)[1]
     assert isinstance(failure, Failure)
     assert failure.sent
-    assert world.time.run_while(lambda: world.client.topic("t").partitions[0].leader in {former, -1})
-    world.send(1, fence=failure.fence)
-    answer = world.settle(3)[2][1]
-    assert (answer.error_code, answer.base_offset) == (0, 1)
+    assert world.time.run_while(lambda: world.client.topic("t").partitions[0].leader in {former, -1}, 20)
+    assert world.client.connected
+    for seq in (1, 2, 3):
+        world.send(seq, fence=failure.fence)
+    assert offsets(world.settle(5)[2:]) == [(1, 0, 1), (2, 0, 2), (3, 0, 3)]
 
 
 def test_a_batch_whose_sender_has_not_heard_of_a_failure_is_held_off():
@@ -106,19 +112,42 @@ def test_a_batch_whose_sender_has_not_heard_of_a_failure_is_held_off():
     assert not failure.sent
 
 
-def test_an_answer_that_is_lost_is_a_timeout_and_the_batch_is_there():
+def test_a_fence_holds_off_what_would_overtake():
+    """A refused batch raises the fence. A batch that is held off does not raise it again."""
+    world = World()
+    world.send(0, fence=0)
+    world.settle(1)
+    damaged = bytearray(world.batch(1))
+    damaged[-1] ^= 1
+    world.produce([ProduceRequest(1, "t", 0, damaged, 0)])
+    _, refused = world.settle(2)[1]
+    assert (refused.error_code, refused.fence) == (2, 1)
+    world.send(2, fence=0)
+    _, early = world.settle(3)[2]
+    assert isinstance(early.error, StaleFenceError)
+    assert (early.sent, early.fence) == (False, 1)
+    world.send(1, fence=1)
+    assert offsets(world.settle(4)[3:]) == [(1, 0, 1)]
+
+
+def test_answers_that_are_lost_are_timeouts_and_the_batches_are_there():
     world = World(request_timeout_ms=3000)
-    world.send(0)
+    world.send(0, fence=0)
     world.settle(1)
     world.cluster.drop_responses(node=world.lead())
-    world.send(1)
-    failure = world.settle(2)[1][1]
-    assert failure.sent
+    world.send(1, 2, 3, 4, 5, fence=0)
+    lost = world.settle(6)[1:]
+    assert [(token, failure.sent, failure.fence) for token, failure in lost] == [
+        (seq, True, seq) for seq in (1, 2, 3, 4, 5)
+    ]
     assert 3 <= world.time.monotonic() < 40
     world.cluster.restore()
-    assert world.cluster.values("t") == [b"v0", b"v1"]
+    assert world.cluster.values("t") == [b"v%d" % seq for seq in range(6)]
     described = world.ask(world.client.describe_producers, "t", 0)
-    assert described.producers[7].last_sequence == 1
+    assert described.producers[7].last_sequence == 5
+    world.send(1, 2, 3, 4, 5, fence=5)
+    assert offsets(world.settle(11)[6:]) == [(seq, 0, seq) for seq in (1, 2, 3, 4, 5)], "deduplicated"
+    assert len(world.cluster.values("t")) == 6
 
 
 def test_a_request_that_is_lost_is_a_timeout_and_the_batch_is_not_there():
@@ -143,6 +172,8 @@ def test_a_leader_that_hangs_is_given_up_when_another_leads():
     assert failure.sent
     assert world.time.monotonic() < 25, "before the request's own timeout"
     assert world.lead() != hung
+    world.send(1, fence=failure.fence)
+    assert offsets(world.settle(3)[2:]) == [(1, 0, 1)]
 
 
 def test_answers_that_are_late_are_waited_for():
@@ -151,9 +182,129 @@ def test_answers_that_are_late_are_waited_for():
     world.settle(1)
     began = world.time.monotonic()
     world.cluster.delay(2.5, node=world.lead())
+    world.send(1, 2, 3, 4, 5)
+    assert offsets(world.settle(6)) == [(seq, 0, seq) for seq in range(6)]
+    assert 2.5 <= world.time.monotonic() - began < 3.0, "pipelined, not one after another"
+
+
+def test_batches_of_one_call_share_requests_and_keep_the_order_of_each_partition():
+    world = World()
+    world.cluster.create_topic("four", assignments={number: [1, 2, 3] for number in range(4)})
+    assert world.ask(world.client.list_offset, "four", 0, LATEST).offset == 0
+    before = world.cluster.requests["Produce"]
+    requests = [
+        ProduceRequest((partition, n), "four", partition, make_batch(b"x", now_ms=world.time.wall_ms()))
+        for n in range(3)
+        for partition in range(4)
+    ]
+    world.produce(requests, acks=1)
+    world.settle(12)
+    world.time.run_for(5)
+    assert offsets(world.produced) == [((p, n), 0, n) for n in range(3) for p in range(4)]
+    assert world.cluster.requests["Produce"] - before == 3
+
+
+def test_what_is_refused_or_cannot_be_sent_costs_no_other_batch():
+    world = World(brokers=1)
+    world.cluster.alter_topic("t", {"max.message.bytes": 2000})
+    world.send(0)
+    world.settle(1)
+    damaged, wrong_base = bytearray(world.batch(1)), bytearray(world.batch(1))
+    damaged[-1] ^= 1
+    stamp_address(wrong_base, 7, -1)
+    batches = {
+        "large": make_batch(bytes(3000), now_ms=world.time.wall_ms()),
+        "damaged": damaged,
+        "base": wrong_base,
+        "empty": b"",
+        "no buffer": "text",
+    }
+    requests = [ProduceRequest(token, "t", 0, data) for token, data in batches.items()]
+    requests.append(ProduceRequest("partition", "t", 9, world.batch(1)))
+    requests.append(ProduceRequest("good", "t", 0, world.batch(1)))
+    world.produce(requests)
+    world.settle(8)
+    world.time.run_for(5)
+    results = dict(world.produced[1:])
+    assert len(world.produced) == 1 + len(requests) == 1 + len(results)
+    assert [results[token].error_code for token in ("large", "damaged", "base")] == [10, 2, 87]
+    for token in ("empty", "no buffer", "partition"):
+        assert isinstance(results[token], Failure)
+        assert not results[token].sent
+    assert results["partition"].code == 3
+    assert (results["good"].error_code, results["good"].base_offset) == (0, 1)
+
+
+def test_batches_that_wait_for_a_connection_fail_in_order_when_it_is_refused():
+    world = World()
+    world.send(0)
+    world.settle(1)
+    world.cluster.refuse(node=world.lead())
+    world.cluster.cut(node=world.lead())
+    for seq in range(1, 21):
+        world.send(seq)
+    world.settle(21)
+    world.time.run_for(5)
+    failed = world.produced[1:]
+    assert [(token, failure.sent, failure.fence) for token, failure in failed] == [
+        (seq, False, seq) for seq in range(1, 21)
+    ]
+
+
+def test_a_leader_that_has_moved_is_found_by_the_hint_of_the_former_one():
+    world = World()
+    world.send(0)
+    world.settle(1)
+    to = world.cluster.move_leader("t")
+    asked = world.cluster.requests["Metadata"]
     world.send(1)
-    world.settle(2)
-    assert world.time.monotonic() - began >= 2.5
+    _, answer = world.settle(2)[1]
+    epoch = world.cluster.partition_state("t").leader_epoch
+    assert (answer.error_code, answer.leader_hint) == (6, (to, epoch))
+    assert world.client.topic("t").partitions[0].leader == to
+    assert world.cluster.requests["Metadata"] == asked
+    world.send(1)
+    assert offsets(world.settle(3)[2:]) == [(1, 0, 1)]
+
+
+def test_a_new_leader_gets_nothing_while_the_former_one_owes_an_answer():
+    world = World()
+    world.send(0, fence=0)
+    world.settle(1)
+    former = world.lead()
+    other = former % 3 + 1
+    world.cluster.create_topic("other", assignments={0: [other]})
+    assert world.ask(world.client.list_offset, "other", 0, LATEST).offset == 0
+    world.cluster.delay(1.0, node=former)
+    world.send(1, fence=0)
+    world.time.run_for(0.1)
+    world.cluster.move_leader("t", to=other)
+    world.ask(world.client.refresh_metadata, ["t"])
+    assert world.client.topic("t").partitions[0].leader == other
+    world.send(2, fence=0)
+    token, failure = world.settle(2)[1]
+    assert (token, failure.sent, failure.fence) == (2, False, 1)
+    assert isinstance(failure.error, kafka_errors.NotLeaderForPartitionError)
+    assert offsets(world.settle(3)[2:]) == [(1, 0, 1)]
+    world.send(2, fence=1)
+    assert offsets(world.settle(4)[3:]) == [(2, 0, 2)]
+
+
+def test_a_cluster_that_comes_up_after_its_client_is_found():
+    world = World()
+    world.cluster.refuse()
+    world.send(0)
+    _, failure = world.settle(1)[0]
+    assert isinstance(failure, Failure)
+    assert not failure.sent
+    world.time.run_for(100)
+    assert not world.client.connected
+    world.cluster.restore()
+    back = world.time.monotonic()
+    assert world.time.run_while(lambda: not world.client.connected)
+    assert world.time.monotonic() - back < 2
+    world.send(0)
+    assert offsets(world.settle(2)[1:]) == [(0, 0, 0)]
 
 
 def test_a_throttled_client_waits_in_virtual_time():
@@ -254,6 +405,22 @@ def test_a_missing_topic_is_made_if_it_may_be():
     _, answer = world.settle(1)[0]
     assert answer.code in {3, 5}
     assert world.time.run_while(lambda: not world.client.topic("new").partitions)
+
+
+def test_a_topic_that_is_made_later_is_found():
+    world = World(allow_auto_create_topics=False)
+    world.send(0, topic="later")
+    _, failure = world.settle(1)[0]
+    assert isinstance(failure, Failure)
+    assert (failure.code, failure.sent) == (3, False)
+    world.time.run_for(100)
+    assert world.client.topic("later").error_code == 3
+    world.cluster.create_topic("later")
+    made = world.time.monotonic()
+    assert world.time.run_while(lambda: world.client.topic("later").error_code)
+    assert world.time.monotonic() - made < 6
+    world.send(0, topic="later")
+    assert offsets(world.settle(2)[1:]) == [(0, 0, 0)]
 
 
 def test_everything_outstanding_fails_when_it_is_closed():
