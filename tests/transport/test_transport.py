@@ -23,7 +23,6 @@ from typing import Any
 import kafka.errors
 import pytest
 from kafka.net.selector import Task
-from kafka.protocol.admin import AlterClientQuotasRequest
 from kafka.protocol.frame import KafkaBytes
 from kafka.protocol.producer import ProduceRequest as KafkaProduceRequest
 from kafka.protocol.producer import ProduceResponse
@@ -43,17 +42,14 @@ from kafkasafe.cluster.api import (
     ProduceRequest,
     ProducerIdGranted,
     ProducersDescribed,
-    StaleFenceError,
     TopicInfo,
 )
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.client.produce import ProduceCall, shared_requests
 from kafkasafe.cluster.client.questions import _next_offset
-from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.network import AllAppended
 from kafkasafe.consumer import SafeConsumer
 from kafkasafe.errors import ForkedProcessError
-from kafkasafe.kafkapython import requests
 from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.kafkapython.loop import Loop
 from kafkasafe.kafkapython.wire import ProduceHeader, decode_appended, encode_produce
@@ -165,12 +161,6 @@ class Producer:
             else:
                 time.sleep(0.05)
         return offsets
-
-
-def metadata_settled(transport: Transport) -> None:
-    """Waits until no request about metadata is under way or due soon: its answer would undo what a test sets."""
-    schedule = transport._schedule
-    until(lambda: not schedule._under_way and schedule._all_due > time.monotonic() + 60)
 
 
 # --- without a broker ---------------------------------------------------------------------------------------------
@@ -381,6 +371,71 @@ def test_new_topics_do_not_put_off_the_next_look_at_the_others() -> None:
                 cluster.create_topic(f"t{number}")
                 ask(transport.refresh_metadata, [f"t{number}"])
                 threading.Event().wait(0.02)
+
+
+def test_a_request_costs_no_task_of_the_loop(mocker: MockerFixture) -> None:
+    with FakeCluster() as cluster, opened(cluster.bootstrap_servers, client_id="lean") as transport:
+        cluster.create_topic("t")
+        producer = Producer(transport, "t")
+        producer.deliver([producer.make()])
+        counted = threading.Lock()
+        made: list[str] = []
+        make = Task.__init__
+
+        def count(task: Task, work: Any) -> None:
+            with counted:
+                if threading.current_thread() in (transport._network.thread, threading.main_thread()):
+                    made.append(getattr(work, "__qualname__", str(work)))
+            make(task, work)
+
+        mocker.patch.object(Task, "__init__", count)
+        producer.deliver([producer.make() for _ in range(50)])
+        assert len(made) < 25, made
+
+
+def test_idle_connections_close_and_come_back() -> None:
+    with (
+        FakeCluster() as cluster,
+        opened(cluster.bootstrap_servers, connections_max_idle_ms=200) as transport,
+    ):
+        cluster.create_topic("t")
+        producer = Producer(transport, "t")
+        assert producer.deliver([producer.make(1)]) == [0]
+        wire = cluster._wire
+        assert wire is not None
+        until(lambda: not wire._connections)
+        assert transport.connected
+        producer.send(producer.request("a", producer.make(1)))
+        assert producer.replies.get().base_offset == 1
+
+
+def test_a_broker_that_hangs_is_silent_for_longer_and_longer() -> None:
+    with FakeCluster() as cluster, opened(cluster.bootstrap_servers) as transport:
+        cluster.create_topic("t")
+        producer = Producer(transport, "t")
+        assert producer.deliver([producer.make(1)]) == [0]
+        link = transport._links.link(1)
+        cluster.stall()
+        producer.send(producer.request("a", producer.make(1)))
+        until(lambda: link.silent_for(time.monotonic()) > 0.3, 10)
+        cluster.restore()
+        assert producer.replies.get().base_offset == 1
+
+
+def test_throttling_delays_and_fails_nothing() -> None:
+    with FakeCluster() as cluster, opened(cluster.bootstrap_servers) as transport:
+        cluster.create_topic("t")
+        producer = Producer(transport, "t")
+        assert producer.deliver([producer.make(1)]) == [0]
+        cluster.throttle(0.6, "Produce", times=1)
+        started = time.monotonic()
+        assert producer.deliver([producer.make(1)]) == [1]
+        for n in range(2, 10):
+            producer.send(producer.request(n, producer.make(1)))
+        assert [(n, reply.base_offset) for n, reply in producer.replies.take(8)] == [
+            (n, n) for n in range(2, 10)
+        ]
+        assert time.monotonic() - started > 0.5, "it was not throttled at all"
 
 
 def test_close_answers_what_is_parked(free_port: int) -> None:
@@ -835,21 +890,6 @@ class TestRequests:
             transport.log_end_offset(topic, 0, ends)
             assert ends.get().error_code == 75
 
-    def test_acks_one_and_several_partitions_in_one_request(self, site: Site) -> None:
-        topic = site.topic(partitions=4)
-        with site.transport() as transport:
-            ask(transport.refresh_metadata, [topic])
-            for partition in range(4):
-                ask(transport.list_offset, topic, partition, -1)  # it is led
-            replies = Replies()
-            requests = [ProduceRequest((p, n), topic, p, plain_batch()) for n in range(3) for p in range(4)]
-            transport.produce(requests, 1, 60_000, replies.produced)
-            offsets = dict(replies.take(12))
-            assert {token: reply.base_offset for token, reply in offsets.items()} == {
-                (p, n): 3 * n for n in range(3) for p in range(4)
-            }
-            assert set(replies.counts.values()) == {1}
-
     def test_large_batches_of_many_kinds_of_buffer(self, site: Site) -> None:
         topic = site.topic()
         with site.transport(max_request_size=5_000_000) as transport:
@@ -869,92 +909,6 @@ class TestRequests:
             fetched = ask(transport.fetch_headers, topic, 0, 0, 10_000_000)
             assert [header.count for header in fetched.headers] == [1000] * 4
             assert fetched.next_offset == 4000
-
-    def test_a_request_costs_no_task_of_the_loop(self, site: Site, mocker: MockerFixture) -> None:
-        with site.transport(client_id="lean") as transport:
-            producer = Producer(transport, site.topic())
-            producer.deliver([producer.make()])
-            counted = threading.Lock()
-            made: list[str] = []
-            make = Task.__init__
-
-            def count(task: Task, work: Any) -> None:
-                with counted:
-                    if threading.current_thread() in (transport._network.thread, threading.main_thread()):
-                        made.append(getattr(work, "__qualname__", str(work)))
-                make(task, work)
-
-            mocker.patch.object(Task, "__init__", count)
-            producer.deliver([producer.make() for _ in range(50)])
-            assert len(made) < 25, made
-
-    def test_what_the_broker_refuses(self, site: Site) -> None:
-        topic = site.topic()
-        site.cluster.alter_topic(topic, {"max.message.bytes": 2000})
-        with site.transport() as transport:
-            producer = Producer(transport, topic)
-            assert producer.deliver([producer.make(1)]) == [0]
-            damaged = producer.make(1)
-            damaged[-1] ^= 1
-            wrong_base = plain_batch()
-            batch.stamp_address(wrong_base, 7, -1)
-            requests = [
-                ProduceRequest("large", topic, 0, plain_batch(1000)),
-                ProduceRequest("damaged", topic, 0, damaged),
-                ProduceRequest("base", topic, 0, wrong_base),
-                ProduceRequest("empty", topic, 0, b""),
-                ProduceRequest("no buffer", topic, 0, "text"),  # type: ignore[arg-type]
-                ProduceRequest("partition", topic, 9, plain_batch()),
-                ProduceRequest("good", topic, 0, plain_batch()),
-            ]
-            replies = Replies()
-            transport.produce(requests, -1, 60_000, replies.produced)
-            results = dict(replies.take(len(requests)))
-            assert results["large"].error_code == 10
-            assert results["damaged"].error_code in (2, 87)
-            assert results["base"].error_code == 87
-            for token in ("empty", "no buffer", "partition"):
-                assert isinstance(results[token], Failure)
-                assert not results[token].sent
-            assert results["partition"].code == 3
-            assert results["good"].error_code == 0
-            assert results["good"].base_offset == 1
-            assert set(replies.counts.values()) == {1}
-
-    def test_a_topic_that_is_made_later(self, site: Site) -> None:
-        with site.transport(allow_auto_create_topics=False) as transport:
-            replies = Replies()
-            transport.produce([ProduceRequest("a", "later", 0, plain_batch())], -1, 60_000, replies.produced)
-            result = replies.get()
-            assert isinstance(result, Failure)
-            assert result.code == 3
-            assert not result.sent
-            info = transport.topic("later")
-            assert info is not None
-            assert info.error_code == 3
-            site.cluster.create_topic("later")
-            replies = Replies()
-            until(lambda: _produced(transport, "later"))
-
-    def test_a_fence_holds_off_what_would_overtake(self, site: Site) -> None:
-        topic = site.topic()
-        with site.transport() as transport:
-            producer = Producer(transport, topic)
-            assert producer.deliver([producer.make()]) == [0]
-            bad = producer.make()
-            bad[-1] ^= 1
-            producer.send(producer.request("bad", bad))
-            refused = producer.replies.get()
-            assert refused.error_code in (2, 87)
-            assert refused.fence == producer.fence + 1
-            # A caller that has not read that reply yet:
-            producer.send(ProduceRequest("early", topic, 0, plain_batch(), producer.fence))
-            result = producer.replies.get()
-            assert isinstance(result.error, StaleFenceError)
-            assert not result.sent
-            assert result.fence == producer.fence + 1
-            producer.send(ProduceRequest("later", topic, 0, plain_batch(), fence=result.fence))
-            assert producer.replies.get().base_offset == 3
 
     def test_thousands_of_requests_from_many_threads(self, site: Site) -> None:
         data = bytes(plain_batch(1))
@@ -993,32 +947,6 @@ def _produced(
 
 @pytest.mark.kafka
 class TestFaults:
-    def test_lost_responses_are_failures_that_may_have_been_sent(self, site: Site) -> None:
-        topic = site.topic()
-        with site.transport(request_timeout_ms=1000) as transport:
-            producer = Producer(transport, topic)
-            assert producer.deliver([producer.make(1)]) == [0]
-            batches = [producer.make(1) for _ in range(5)]
-            proxy = site.proxies[1]
-            proxy.drop_responses()
-            transport.produce(
-                [producer.request(n, data) for n, data in enumerate(batches)],
-                -1,
-                100,
-                producer.replies.produced,
-            )
-            lost = producer.replies.take(5)
-            assert [token for token, _ in lost] == [0, 1, 2, 3, 4], "in order"
-            assert all(isinstance(result, Failure) and result.sent for _, result in lost)
-            first = producer.fence + 1  # a broker that is slow at first has raised it
-            assert [result.fence for _, result in lost] == list(range(first, first + 5))
-            assert proxy.dropped_bytes
-            proxy.restore()
-            producer.fence += 5
-            assert producer.deliver(batches) == [1, 2, 3, 4, 5], "deduplicated: they were there"
-            assert ask(transport.list_offset, topic, 0, -1).offset == 6
-            assert set(producer.replies.counts.values()) == {1}
-
     @pytest.mark.parametrize("how", ["time-out", "close"])
     def test_what_the_kernel_has_not_sent_goes_with_its_connection(self, site: Site, how: str) -> None:
         """It went on to send a request that was taken for dead, for as long as the way needed."""
@@ -1081,31 +1009,6 @@ class TestFaults:
             producer.fence = result.fence
             assert producer.deliver([data]) == [1]
 
-    def test_waiting_requests_go_down_with_their_connection(self, site: Site) -> None:
-        topic = site.topic()
-        with site.transport() as transport:
-            ask(transport.refresh_metadata, [topic])
-            ask(transport.list_offset, topic, 0, -1)
-            site.proxies[1].refuse()
-            replies = Replies()
-            requests = [ProduceRequest(n, topic, 0, plain_batch(1)) for n in range(20)]
-            for request in requests:
-                transport.produce([request], -1, 5000, replies.produced)
-            results = replies.take(20)
-            assert [token for token, _ in results] == list(range(20))
-            assert all(isinstance(result, Failure) for _, result in results)
-            replies.nothing_more()
-
-    def test_responses_that_come_late_change_nothing(self, site: Site) -> None:
-        topic = site.topic()
-        with site.transport() as transport:
-            producer = Producer(transport, topic)
-            site.proxies[1].delay(response_s=0.15)
-            started = time.monotonic()
-            producer.send(*(producer.request(n, producer.make(1)) for n in range(5)))
-            assert [reply.base_offset for _, reply in producer.replies.take(5)] == [0, 1, 2, 3, 4]
-            assert 0.1 < time.monotonic() - started < 5.0, "pipelined, not one after another"
-
     def test_close_answers_what_is_in_flight(self, site: Site) -> None:
         topic = site.topic()
         replies = Replies()
@@ -1121,114 +1024,11 @@ class TestFaults:
             started = time.monotonic()
         assert time.monotonic() - started < 10.0
         results = replies.take(20)
+        assert [token for token, _ in results] == list(range(20)), "in order"
         assert all(isinstance(result, Failure) for _, result in results)
         assert results[0][1].sent
         data.clear()
         assert transport.closed
-
-    def test_the_leader_is_killed_and_another_takes_over(self, site: Site) -> None:
-        topic = site.topic(leader=2)
-        with site.transport() as transport:
-            producer = Producer(transport, topic)
-            assert producer.deliver([producer.make(1)]) == [0]
-            site.cluster.kill(2)
-            assert producer.deliver([producer.make(1) for _ in range(3)], 60) == [1, 2, 3]
-            info = transport.topic(topic)
-            assert info is not None
-            assert info.partitions[0].leader in (1, 3)
-            assert transport.connected
-            site.cluster.start(2)
-
-    def test_a_leader_that_hangs_is_left_for_the_new_one(self, site: Site) -> None:
-        topic = site.topic(leader=3)
-        with site.transport() as transport:  # with the default request timeout of 30 s
-            producer = Producer(transport, topic)
-            assert producer.deliver([producer.make(1)]) == [0]
-            site.cluster.pause(3)
-            started = time.monotonic()
-            assert producer.deliver([producer.make(1)], 60) == [1]
-            assert time.monotonic() - started < 25.0
-            site.cluster.resume(3)
-
-    def test_a_moved_leader_is_found_by_its_own_hint(self, site: Site) -> None:
-        topic = site.topic(leader=1)
-        with site.transport() as transport:
-            producer = Producer(transport, topic)
-            assert producer.deliver([producer.make(1)]) == [0]
-            metadata_settled(transport)
-            info = transport.topic(topic)
-            assert info is not None
-            # As if metadata were stale: the follower is taken for the leader.
-            follower = dataclasses.replace(info, partitions={0: PartitionInfo(2, -1)})
-            transport._leaders.topics = {**transport._leaders.topics, topic: follower}
-            producer.send(producer.request("a", producer.make(1)))
-            reply = producer.replies.get()
-            assert reply.error_code == 6
-            assert reply.leader_hint == (1, info.partitions[0].leader_epoch)
-            assert transport.topic(topic).partitions[0].leader == 1  # type: ignore[union-attr]
-
-    def test_a_new_leader_gets_nothing_while_the_old_one_owes_an_answer(self, site: Site) -> None:
-        topic = site.topic(leader=1)
-        with site.transport() as transport:
-            producer = Producer(transport, topic)
-            assert producer.deliver([producer.make(1)]) == [0]
-            site.proxies[1].stall()
-            producer.send(producer.request("first", producer.make(1)))
-            producer.replies.nothing_more(0.1)
-            metadata_settled(transport)
-            info = transport.topic(topic)
-            assert info is not None
-            moved = dataclasses.replace(info, partitions={0: PartitionInfo(2, 99)})
-            transport._leaders.topics = {**transport._leaders.topics, topic: moved}
-            producer.send(producer.request("second", producer.make(1)))
-            token, result = producer.replies.take(1)[0]
-            assert token == "second"
-            assert isinstance(result, Failure)
-            assert not result.sent
-            assert result.fence == producer.fence + 1
-            site.proxies[1].restore()
-            token, result = producer.replies.take(1)[0]
-            assert token == "first"
-            assert result.base_offset == 1
-
-    def test_idle_connections_close_and_come_back(self, site: Site) -> None:
-        topic = site.topic()
-        with site.transport(connections_max_idle_ms=200) as transport:
-            producer = Producer(transport, topic)
-            assert producer.deliver([producer.make(1)]) == [0]
-            until(lambda: not any(proxy.connections for proxy in site.proxies.values()))
-            assert transport.connected
-            producer.send(producer.request("a", producer.make(1)))
-            assert producer.replies.get().base_offset == 1
-
-    def test_throttling_delays_and_fails_nothing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        topic = site.topic()
-        quota = {
-            "entity": [{"entity_type": "client-id", "entity_name": "throttled"}],
-            "ops": [{"key": "producer_byte_rate", "value": 40_000.0, "remove": False}],
-        }
-        fields = {"entries": [quota], "validate_only": False}
-        monkeypatch.setitem(requests._REQUESTS, "AlterClientQuotas", AlterClientQuotasRequest)
-        with site.transport(client_id="throttled") as transport:
-            producer = Producer(transport, topic)
-            assert producer.deliver([producer.make(1)]) == [0]
-            replies = Replies()
-            transport.ask(Question("AlterClientQuotas", fields, lambda response: response), replies)
-            assert replies.get().entries[0].error_code == 0
-            offset, slowest = 1, 0.0
-            # Again where the broker has not heard of the quota yet.
-            until_s = time.monotonic() + 60
-            while slowest <= 0.5 and time.monotonic() < until_s:
-                data = [producer.make(3000) for _ in range(12)]  # 12 × 37 KB
-                started = time.monotonic()
-                for n, one in enumerate(data):
-                    producer.send(producer.request(n, one))
-                    time.sleep(0.02)
-                offsets = [result.base_offset for _, result in producer.replies.take(12)]
-                slowest = time.monotonic() - started
-                assert offsets == [offset + 3000 * n for n in range(12)], "in order, without a failure"
-                offset += 12 * 3000
-            assert slowest > 0.5, "it was not throttled at all"
 
     def test_all_brokers_die_and_come_back(self, site: Site) -> None:
         topic = site.topic()
@@ -1250,23 +1050,6 @@ class TestFaults:
             assert time.monotonic() - back < 15.0
             assert transport.connected
             assert isinstance(ask(transport.init_producer_id), ProducerIdGranted)
-
-    def test_the_cluster_comes_up_after_the_client(self, site: Site) -> None:
-        for proxy in site.proxies.values():
-            proxy.refuse()
-        topic = site.topic()
-        with site.transport() as transport:
-            replies = Replies()
-            transport.produce([ProduceRequest("a", topic, 0, plain_batch())], -1, 5000, replies.produced)
-            assert isinstance(replies.get(), Failure)
-            time.sleep(1.0)
-            assert not transport.connected
-            for proxy in site.proxies.values():
-                proxy.refuse(on=False)
-            back = time.monotonic()
-            until(lambda: transport.connected)
-            assert time.monotonic() - back < 15.0
-            until(lambda: _produced(transport, topic))
 
     def test_stale_addresses_are_left_for_the_bootstrap_servers(self, site: Site) -> None:
         topic = site.topic()
