@@ -47,6 +47,7 @@ from kafka.errors import KafkaError
 from kafkasafe import SafeProducer
 from kafkasafe import marks as m
 from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.coordinators import CoordinatorQuestions
 from kafkasafe.spool.spool import Spool
 from kafkasafe.testing.broker import KafkaCluster
 
@@ -158,10 +159,10 @@ def _stop_at(life: Life, said: Callable[[str], None], answers: Connection) -> No
 
         return traced
 
-    def trace(method: str, sent: str, answer: str, place: Callable[..., None]) -> None:
-        real = getattr(Transport, method)
+    def trace(kind: type, method: str, sent: str, answer: str, place: Callable[..., None]) -> None:
+        real = getattr(kind, method)
 
-        def traced(self: Transport, *arguments: Any, **options: Any) -> Any:
+        def traced(self: Any, *arguments: Any, **options: Any) -> Any:
             # The callback is the only callable argument.
             place(*arguments)
             at = next(n for n, each in enumerate(arguments) if callable(each))
@@ -172,7 +173,7 @@ def _stop_at(life: Life, said: Callable[[str], None], answers: Connection) -> No
             passes(sent)
             return result
 
-        setattr(Transport, method, traced)
+        setattr(kind, method, traced)
 
     def of_name(name: str, *_: Any) -> None:
         last["id"] = name
@@ -183,14 +184,14 @@ def _stop_at(life: Life, said: Callable[[str], None], answers: Connection) -> No
     def of_requests(requests: Any, *_: Any) -> None:
         last.update(topic=requests[0].topic, partition=str(requests[0].partition))
 
-    trace("init_transactional_id", "", "fenced", of_name)
-    trace("add_partitions_to_transaction", "", "joined", of_identity)
-    trace("commit_offsets_in_transaction", "", "noted", of_identity)
-    trace("end_transaction", "end sent", "end answered", of_identity)
+    trace(CoordinatorQuestions, "init_transactional_id", "", "fenced", of_name)
+    trace(CoordinatorQuestions, "add_partitions_to_transaction", "", "joined", of_identity)
+    trace(CoordinatorQuestions, "commit_offsets_in_transaction", "", "noted", of_identity)
+    trace(CoordinatorQuestions, "end_transaction", "end sent", "end answered", of_identity)
     if life.step in OF_UNITS:
-        trace("produce", "", "appended", of_requests)
+        trace(Transport, "produce", "", "appended", of_requests)
     else:
-        trace("produce", "sent", "answered", of_requests)
+        trace(Transport, "produce", "sent", "answered", of_requests)
     Spool.write_group, Spool.sync = traced_write, traced_sync  # type: ignore[method-assign]
 
 

@@ -132,11 +132,8 @@ class Clock(Protocol):
         """
 
 
-class Cluster(Transactions, Protocol):
-    """A Kafka cluster, as a client sees it. The module's docstring states the rules for all methods.
-
-    The requests of transactions are in `kafkasafe.cluster.transactions`.
-    """
+class Cluster(Protocol):
+    """A Kafka cluster, as a client sees it. The module's docstring states the rules for all methods."""
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
@@ -269,6 +266,10 @@ class Cluster(Transactions, Protocol):
         """Asks any broker for a producer id. Each error code becomes a `Failure` with this `code`. Shortly after its
         start, a broker may answer with producer id -1. This becomes a `Failure` with code 14.
         """
+
+    @property
+    def transactions(self) -> Transactions:
+        """The requests of transactions."""
 
     def produce(
         self,

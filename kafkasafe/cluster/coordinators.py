@@ -1,15 +1,15 @@
 """Describes requests as plain data, chooses their versions, and builds the requests of
 `kafkasafe.cluster.transactions`.
 
-A request has a name and fields. `Coordinated.ask` sends a request. The fields of the answer are attributes of a Python
-object. All names are those of Kafka's protocol.
+A request has a name and fields. The fields of the answer are attributes of a Python object. All names are those of
+Kafka's protocol.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import kafka.errors as kafka_errors
 
@@ -132,40 +132,45 @@ def metadata_question(
     return Question("Metadata", fields, parse, 1)
 
 
-class Coordinated:
-    """Implements `Transactions` and `Cluster.init_producer_id` with `ask`, which the subclass provides.
+def producer_id_question() -> Question:
+    """A request for a producer id without a transactional id. Any broker answers it."""
 
-    The protocols `Transactions` and `Cluster` describe the methods.
+    def parse(response: Any) -> ProducerIdGranted:
+        code = response.error_code
+        if code:
+            raise kafka_errors.for_code(code)("InitProducerId")
+        if not _has_id(response):
+            raise kafka_errors.for_code(_COORDINATOR_LOADING)("InitProducerId answered no id")
+        return ProducerIdGranted(response.producer_id, response.producer_epoch)
+
+    fields = {
+        "transactional_id": None,
+        "transaction_timeout_ms": 2**31 - 1,
+        "producer_id": -1,
+        "producer_epoch": -1,
+    }
+    return Question("InitProducerId", fields, parse, 0, 5)
+
+
+class AskBroker(Protocol):
+    """Sends a request to the broker `node`, or to any broker if `node` is None. `reply` gets the result of
+    `Question.parse`, or `Failure`.
     """
 
-    def __init__(self) -> None:
+    def __call__(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None: ...
+
+
+class CoordinatorQuestions:
+    """Finds the coordinators of transactional ids and groups, and asks them. `Transactions` describes the methods.
+
+    Args:
+        ask: Sends a request.
+    """
+
+    def __init__(self, ask: AskBroker) -> None:
+        self._ask = ask
         # Several threads read and write this dict; each access is atomic.
         self._coordinators: dict[tuple[int, str], Node] = {}
-
-    def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
-        """Asks the broker `node`, or any broker if `node` is None. `reply` gets the result of `Question.parse`, or
-        `Failure`.
-        """
-        raise NotImplementedError
-
-    # -- producer ids ------------------------------------------------------------------------------------------------
-
-    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        def parse(response: Any) -> ProducerIdGranted:
-            code = response.error_code
-            if code:
-                raise kafka_errors.for_code(code)("InitProducerId")
-            if not _has_id(response):
-                raise kafka_errors.for_code(_COORDINATOR_LOADING)("InitProducerId answered no id")
-            return ProducerIdGranted(response.producer_id, response.producer_epoch)
-
-        fields = {
-            "transactional_id": None,
-            "transaction_timeout_ms": 2**31 - 1,
-            "producer_id": -1,
-            "producer_epoch": -1,
-        }
-        self.ask(Question("InitProducerId", fields, parse, 0, 5), reply)
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
@@ -187,7 +192,7 @@ class Coordinated:
             reply(Failure(answer.error, sent=False) if isinstance(answer, Failure) else answer)
 
         fields = {"key": key, "key_type": kind, "coordinator_keys": [key]}
-        self.ask(Question("FindCoordinator", fields, parse, 1, 4), found)
+        self._ask(Question("FindCoordinator", fields, parse, 1, 4), found)
 
     def _through(
         self,
@@ -212,7 +217,7 @@ class Coordinated:
             elif isinstance(node, int):
                 reply(of_code(node))
             else:
-                self.ask(question, answered, node=node)
+                self._ask(question, answered, node=node)
 
         self._coordinator(kind, key, found)
 

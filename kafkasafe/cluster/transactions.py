@@ -1,4 +1,4 @@
-"""The requests of transactions: a part of `kafkasafe.cluster.api.Cluster`, with its rules.
+"""The requests of transactions: `transactions` of `kafkasafe.cluster.api.Cluster`, whose rules hold for them too.
 
 One transaction is a sequence of requests. Any process that knows the `TransactionIdentity` can send each of them:
 

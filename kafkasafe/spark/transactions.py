@@ -171,6 +171,7 @@ class TransactionRequests:
 
     def __init__(self, transport: Transport, transactional_id: str, *, timeout_s: float) -> None:
         self._transport = transport
+        self._transactions = transport.transactions
         self._id = transactional_id
         self._timeout_s = timeout_s
 
@@ -207,7 +208,7 @@ class TransactionRequests:
         """
         answer: TransactionsInitialized = self._ask(
             "InitProducerId",
-            lambda reply: self._transport.init_transactional_id(self._id, transaction_timeout_ms, reply),
+            lambda reply: self._transactions.init_transactional_id(self._id, transaction_timeout_ms, reply),
             timeout_s=timeout_s,
         )
         identity = answer.identity
@@ -226,7 +227,7 @@ class TransactionRequests:
 
         self._ask(
             "AddPartitionsToTxn",
-            lambda reply: self._transport.add_partitions_to_transaction(_identity(grant), places, reply),
+            lambda reply: self._transactions.add_partitions_to_transaction(_identity(grant), places, reply),
             place=place,
         )
 
@@ -237,7 +238,7 @@ class TransactionRequests:
         try:
             answer: TransactionDescribed = self._ask(
                 "DescribeTransactions",
-                lambda reply: self._transport.describe_transaction(self._id, reply),
+                lambda reply: self._transactions.describe_transaction(self._id, reply),
             )
         except Exception as error:
             if getattr(error, "errno", None) == _UNSUPPORTED_VERSION:
@@ -283,7 +284,7 @@ class TransactionRequests:
         """
         ended: TransactionEnded = self._ask(
             "EndTxn",
-            lambda reply: self._transport.end_transaction(_identity(grant), commit, reply),
+            lambda reply: self._transactions.end_transaction(_identity(grant), commit, reply),
             timeout_s=timeout_s,
         )
         following = ended.identity
@@ -310,14 +311,16 @@ class TransactionRequests:
         offsets = {place: OffsetToCommit(offset, metadata)}
         self._ask(
             "TxnOffsetCommit",
-            lambda reply: self._transport.commit_offsets_in_transaction(identity, self._id, offsets, reply),
+            lambda reply: self._transactions.commit_offsets_in_transaction(
+                identity, self._id, offsets, reply
+            ),
         )
 
     def _add_group(self, grant: WriterIdentity, *, timeout_s: float | None = None) -> None:
         """Adds the group to the transaction. Adding it again has no effect."""
         self._ask(
             "AddOffsetsToTxn",
-            lambda reply: self._transport.add_offsets_to_transaction(_identity(grant), self._id, reply),
+            lambda reply: self._transactions.add_offsets_to_transaction(_identity(grant), self._id, reply),
             timeout_s=timeout_s,
         )
 
@@ -326,7 +329,7 @@ class TransactionRequests:
         offset.
         """
         found: OffsetCommitted = self._ask(
-            "OffsetFetch", lambda reply: self._transport.committed_offset(self._id, *place, reply)
+            "OffsetFetch", lambda reply: self._transactions.committed_offset(self._id, *place, reply)
         )
         return None if found.offset == _NO_OFFSET else (found.offset, found.metadata)
 

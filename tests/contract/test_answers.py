@@ -96,8 +96,8 @@ def test_the_newest_version_of_each_request(backend, change):
 def test_an_answer_that_leaves_something_out_is_a_failure(backend, change):
     change("AddPartitionsToTxn", lambda _, answer: answer | {"results_by_topic_v3_and_below": []})
     topic = backend.topic()
-    identity = backend.ask(backend.client.init_transactional_id, topic, 60_000).identity
-    answer = backend.once(backend.client.add_partitions_to_transaction, identity, [(topic, 0)])
+    identity = backend.ask(backend.client.transactions.init_transactional_id, topic, 60_000).identity
+    answer = backend.once(backend.client.transactions.add_partitions_to_transaction, identity, [(topic, 0)])
     assert isinstance(answer, Failure)
     assert answer.sent
 
@@ -313,9 +313,11 @@ def test_the_sink_of_spark_speaks_the_same_versions_as_a_producer(change, monkey
     of_sink = dict(versions)
     versions.clear()
 
-    identity = backend.ask(client.init_transactional_id, "producer", 60_000).identity
+    identity = backend.ask(client.transactions.init_transactional_id, "producer", 60_000).identity
     assert identity.protocol == level
-    assert backend.ask(client.add_partitions_to_transaction, identity, [(topic, 0)]).error_code == 0
+    assert (
+        backend.ask(client.transactions.add_partitions_to_transaction, identity, [(topic, 0)]).error_code == 0
+    )
     data = make_batch(
         b"y", pid=identity.producer_id, epoch=identity.epoch, seq=0, now_ms=backend.now_ms, transactional=True
     )
@@ -326,10 +328,13 @@ def test_the_sink_of_spark_speaks_the_same_versions_as_a_producer(change, monkey
         ).error_code
         == 0
     )
-    assert backend.ask(client.add_offsets_to_transaction, identity, "group").error_code == 0
+    assert backend.ask(client.transactions.add_offsets_to_transaction, identity, "group").error_code == 0
     offsets = {(topic, 0): OffsetToCommit(1)}
-    assert backend.ask(client.commit_offsets_in_transaction, identity, "group", offsets).error_code == 0
-    assert backend.ask(client.end_transaction, identity, True).error_code == 0
+    assert (
+        backend.ask(client.transactions.commit_offsets_in_transaction, identity, "group", offsets).error_code
+        == 0
+    )
+    assert backend.ask(client.transactions.end_transaction, identity, True).error_code == 0
     # With protocol 2 the group's coordinator adds the group itself.
     assert sorted(versions.keys() - of_sink.keys()) == (["AddOffsetsToTxn"] if level == 2 else [])
     assert of_sink.items() <= versions.items()

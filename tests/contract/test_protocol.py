@@ -245,8 +245,8 @@ def test_headers_and_records(backend):
 def test_the_markers_of_transactions_are_read_with_the_headers(backend):
     topic, _ = written(backend, 1)
     for commits in (True, False):
-        identity = backend.ask(backend.client.init_transactional_id, topic, 60_000).identity
-        added = backend.ask(backend.client.add_partitions_to_transaction, identity, [(topic, 0)])
+        identity = backend.ask(backend.client.transactions.init_transactional_id, topic, 60_000).identity
+        added = backend.ask(backend.client.transactions.add_partitions_to_transaction, identity, [(topic, 0)])
         assert added.error_code == 0
         data = make_batch(
             b"x",
@@ -261,7 +261,7 @@ def test_the_markers_of_transactions_are_read_with_the_headers(backend):
             lambda reply, batch=batch: backend.client.produce([batch], -1, 30_000, lambda _, it: reply(it))
         )
         assert answer.error_code == 0
-        assert backend.ask(backend.client.end_transaction, identity, commits).error_code == 0
+        assert backend.ask(backend.client.transactions.end_transaction, identity, commits).error_code == 0
 
     def read():
         return backend.ask(backend.client.fetch_headers, topic, 0, 0, 1 << 20)

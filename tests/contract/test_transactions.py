@@ -29,7 +29,7 @@ class Backend(backends.Backend):
 
     def init(self, name=None, timeout_ms=60_000, **more):
         name = name or f"txn-{uuid.uuid4().hex[:8]}"
-        answer = self.ask(self.client.init_transactional_id, name, timeout_ms, **more)
+        answer = self.ask(self.client.transactions.init_transactional_id, name, timeout_ms, **more)
         assert answer.error_code == 0, answer
         assert answer.identity.protocol == self.protocol
         return answer.identity
@@ -47,7 +47,9 @@ class Backend(backends.Backend):
 
     def add(self, identity, topic, partition=0):
         if self.protocol == 1:
-            answer = self.ask(self.client.add_partitions_to_transaction, identity, [(topic, partition)])
+            answer = self.ask(
+                self.client.transactions.add_partitions_to_transaction, identity, [(topic, partition)]
+            )
             assert answer.error_code == 0
 
     def produce(self, identity, topic, seq=0):
@@ -64,7 +66,7 @@ class Backend(backends.Backend):
         assert self.produce(identity, topic, seq) == 0
 
     def end(self, identity, commit=True):
-        return self.ask(self.client.end_transaction, identity, commit)
+        return self.ask(self.client.transactions.end_transaction, identity, commit)
 
     def committed(self, topic):
         """Where a reader of committed transactions finds the end of the log."""
@@ -150,7 +152,7 @@ def test_an_end_that_arrives_late_ends_the_next_transaction_of_protocol_1_only(b
 def test_who_takes_over_aborts_and_fences(backend):
     topic, old = backend.topic(), backend.init()
     backend.write(old, topic)
-    waiting = backend.once(backend.client.init_transactional_id, old.transactional_id, 60_000)
+    waiting = backend.once(backend.client.transactions.init_transactional_id, old.transactional_id, 60_000)
     assert waiting.error_code == 51
     new = backend.init(old.transactional_id)
     assert (new.producer_id, new.epoch) == (old.producer_id, old.epoch + 2)
@@ -158,10 +160,12 @@ def test_who_takes_over_aborts_and_fences(backend):
     assert backend.kinds(topic) == "a."
     assert backend.produce(old, topic, 1) == 47
     assert {backend.end(old, commit).error_code for commit in (True, False)} == {90}
-    added = backend.ask(backend.client.add_partitions_to_transaction, old, [(topic, 0)])
+    added = backend.ask(backend.client.transactions.add_partitions_to_transaction, old, [(topic, 0)])
     assert (added.error_code, added.error_codes) == (90, {(topic, 0): 90})
-    assert backend.ask(backend.client.add_offsets_to_transaction, old, "g").error_code == 90
-    kept = backend.ask(backend.client.init_transactional_id, old.transactional_id, 60_000, keep=old)
+    assert backend.ask(backend.client.transactions.add_offsets_to_transaction, old, "g").error_code == 90
+    kept = backend.ask(
+        backend.client.transactions.init_transactional_id, old.transactional_id, 60_000, keep=old
+    )
     assert (kept.error_code, kept.identity) == (90, None)
     assert backend.init(old.transactional_id).epoch == new.epoch + 1
 
@@ -187,7 +191,9 @@ def test_a_successor_to_oneself_ends_the_own_transaction_first(backend):
 def test_a_successor_to_oneself_in_the_own_transaction_is_fenced_by_itself(backend):
     topic, first = backend.topic(), backend.init()
     backend.write(first, topic)
-    answer = backend.ask(backend.client.init_transactional_id, first.transactional_id, 60_000, keep=first)
+    answer = backend.ask(
+        backend.client.transactions.init_transactional_id, first.transactional_id, 60_000, keep=first
+    )
     assert (answer.error_code == 90) is (backend.protocol == 1), answer
     assert answer.identity is None or answer.identity.epoch == first.epoch + 1
 
@@ -204,7 +210,9 @@ def test_after_its_time_a_transaction_is_aborted(backend):
     else:
         assert aborted.error_code == 90
     assert backend.produce(identity, topic, 1) == 47
-    answer = backend.ask(backend.client.init_transactional_id, identity.transactional_id, 1000, keep=identity)
+    answer = backend.ask(
+        backend.client.transactions.init_transactional_id, identity.transactional_id, 1000, keep=identity
+    )
     assert answer.error_code == (0 if backend.protocol == 2 else 90)
 
 
@@ -231,7 +239,9 @@ def test_a_former_owner_ends_the_transaction_of_its_successor(backend):
     topic, old = backend.topic(), backend.init()
     new = backend.init(old.transactional_id)
     backend.write(new, topic)
-    kept = backend.ask(backend.client.init_transactional_id, old.transactional_id, 60_000, keep=old)
+    kept = backend.ask(
+        backend.client.transactions.init_transactional_id, old.transactional_id, 60_000, keep=old
+    )
     assert kept.error_code == 90
     assert backend.end(new).error_code == (90 if backend.protocol == 1 else 48)
     assert backend.kinds(topic) == "a."
@@ -251,7 +261,7 @@ def test_an_end_of_nothing(backend):
 
 def test_a_time_out_that_the_brokers_do_not_allow(backend):
     for timeout_ms in (0, 900_001):
-        answer = backend.ask(backend.client.init_transactional_id, "too-long", timeout_ms)
+        answer = backend.ask(backend.client.transactions.init_transactional_id, "too-long", timeout_ms)
         assert (answer.error_code, answer.identity) == (50, None)
 
 
@@ -259,12 +269,15 @@ def test_a_time_out_that_the_brokers_do_not_allow(backend):
 def test_a_marker_in_a_group_counts_when_it_is_committed(backend, commit):
     topic, group, identity = backend.topic(), f"g-{uuid.uuid4().hex[:8]}", backend.init()
     where = group, topic, 0
-    read = backend.client.committed_offset
+    read = backend.client.transactions.committed_offset
     assert (backend.ask(read, *where).error_code, backend.ask(read, *where).offset) == (0, -1)
     if backend.protocol == 1:
-        assert backend.ask(backend.client.add_offsets_to_transaction, identity, group).error_code == 0
+        assert (
+            backend.ask(backend.client.transactions.add_offsets_to_transaction, identity, group).error_code
+            == 0
+        )
     marker = {(topic, 0): OffsetToCommit(7, "batch 7", 3)}
-    written = backend.ask(backend.client.commit_offsets_in_transaction, identity, group, marker)
+    written = backend.ask(backend.client.transactions.commit_offsets_in_transaction, identity, group, marker)
     assert (written.error_code, written.error_codes) == (0, {(topic, 0): 0})
     assert backend.ask(read, *where).error_code == 88
     assert backend.ask(read, *where, require_stable=False).offset == -1
@@ -281,15 +294,22 @@ def test_of_two_offsets_the_one_that_was_written_last_counts_whichever_was_commi
     where, first, second = (group, topic, 0), backend.init(), backend.init()
     for identity, offset in ((first, 10), (second, 20), (first, 10)):
         if backend.protocol == 1:
-            assert backend.ask(backend.client.add_offsets_to_transaction, identity, group).error_code == 0
+            assert (
+                backend.ask(
+                    backend.client.transactions.add_offsets_to_transaction, identity, group
+                ).error_code
+                == 0
+            )
         offsets = {(topic, 0): OffsetToCommit(offset)}
         assert (
-            backend.ask(backend.client.commit_offsets_in_transaction, identity, group, offsets).error_code
+            backend.ask(
+                backend.client.transactions.commit_offsets_in_transaction, identity, group, offsets
+            ).error_code
             == 0
         )
     for identity in (first, second):
         assert backend.end(identity).error_code == 0
-    read = backend.client.committed_offset
+    read = backend.client.transactions.committed_offset
     backend.until(lambda: backend.ask(read, *where).error_code == 0)
     assert backend.ask(read, *where).offset == 10
 
@@ -297,11 +317,19 @@ def test_of_two_offsets_the_one_that_was_written_last_counts_whichever_was_commi
 def test_a_group_refuses_offsets_of_others_than_its_members(backend):
     topic, stale = backend.topic(), backend.init()
     identity = backend.init(stale.transactional_id)
-    commit, offsets = backend.client.commit_offsets_in_transaction, {(topic, 0): OffsetToCommit(1)}
+    commit, offsets = (
+        backend.client.transactions.commit_offsets_in_transaction,
+        {(topic, 0): OffsetToCommit(1)},
+    )
 
     def code(group, **more):
         if backend.protocol == 1:
-            assert backend.ask(backend.client.add_offsets_to_transaction, identity, group).error_code == 0
+            assert (
+                backend.ask(
+                    backend.client.transactions.add_offsets_to_transaction, identity, group
+                ).error_code
+                == 0
+            )
         answer = backend.ask(commit, identity, group, offsets, **more)
         assert answer.error_codes == {(topic, 0): answer.error_code}
         return answer.error_code
@@ -318,7 +346,7 @@ def test_old_brokers_take_offsets_of_a_fenced_producer_where_they_have_not_seen_
     backend.init(stale.transactional_id)
     offsets = {(topic, 0): OffsetToCommit(1)}
     answer = backend.ask(
-        backend.client.commit_offsets_in_transaction, stale, f"g-{uuid.uuid4().hex[:8]}", offsets
+        backend.client.transactions.commit_offsets_in_transaction, stale, f"g-{uuid.uuid4().hex[:8]}", offsets
     )
     assert answer.error_code == (47 if backend.protocol == 2 else 0)
 
@@ -326,7 +354,7 @@ def test_old_brokers_take_offsets_of_a_fenced_producer_where_they_have_not_seen_
 def test_a_partition_that_is_not_there_keeps_the_others_out(backend):
     topic, identity = backend.topic(), backend.init()
     wanted = [(topic, 0), (topic, 7)]
-    answer = backend.once(backend.client.add_partitions_to_transaction, identity, wanted)
+    answer = backend.once(backend.client.transactions.add_partitions_to_transaction, identity, wanted)
     assert (answer.error_code, answer.error_codes) == (3, {(topic, 0): 55, (topic, 7): 3})
 
 
@@ -362,7 +390,7 @@ def test_what_the_coordinator_tells(backend):
     topic, identity = backend.topic(), backend.init()
 
     def told(name=identity.transactional_id):
-        return backend.ask(backend.client.describe_transaction, name)
+        return backend.ask(backend.client.transactions.describe_transaction, name)
 
     if backend.protocol == 1:
         assert told().unsupported
@@ -380,7 +408,7 @@ def test_what_the_coordinator_tells(backend):
 
 def test_a_description_tells_what_became_of_a_transaction(backend):
     def told(identity):
-        answer = backend.ask(backend.client.describe_transaction, identity.transactional_id)
+        answer = backend.ask(backend.client.transactions.describe_transaction, identity.transactional_id)
         if isinstance(answer, Failure):
             assert answer.unsupported
             return "unsupported"
@@ -415,7 +443,7 @@ def test_a_coordinator_that_was_killed_is_found_again(backend):
     topic, identity = backend.topic(), backend.init()
     backend.write(identity, topic)
     backend.cluster.kill(1)
-    lost = backend.once(backend.client.end_transaction, identity, True)
+    lost = backend.once(backend.client.transactions.end_transaction, identity, True)
     assert isinstance(lost, Failure)
     backend.cluster.start(1)
     first = backend.end(identity)

@@ -156,7 +156,7 @@ def test_a_group_without_a_coordinator_is_asked_again(version):
     world = World(version=version)
     world.centre.create_topic("orders", 1)
     life = world.start(retry_backoff_ms=100)
-    commit, answers = life.client.commit_offsets_in_transaction, [OffsetsCommitted(15)] * 3
+    commit, answers = life.client.transactions.commit_offsets_in_transaction, [OffsetsCommitted(15)] * 3
 
     def commit_offsets(identity, group, offsets, reply, **options):
         if answers:
@@ -164,7 +164,7 @@ def test_a_group_without_a_coordinator_is_asked_again(version):
         else:
             commit(identity, group, offsets, reply, **options)
 
-    life.client.commit_offsets_in_transaction = commit_offsets
+    life.client.transactions.commit_offsets_in_transaction = commit_offsets
     position = m.Position("orders", 0, 3, -1, "")
     head = life.unit(*RECORDS, offsets=[m.GroupOffsets("app", "", -1, None, (position,))])[0]
     assert world.run(60, lambda: head.done)

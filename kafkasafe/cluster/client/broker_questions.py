@@ -6,7 +6,7 @@ from typing import Any
 
 import kafka.errors as kafka_errors
 
-from kafkasafe.cluster.api import Broker, Failure, Reply, TopicInfo, TopicsListed
+from kafkasafe.cluster.api import Broker, Failure, ProducerIdGranted, Reply, TopicInfo, TopicsListed
 from kafkasafe.cluster.client.calls import QuestionCall
 from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.links import Links
@@ -14,7 +14,7 @@ from kafkasafe.cluster.client.mailbox import Mailbox
 from kafkasafe.cluster.client.reachability import Reachability
 from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.client.schedule import RefreshSchedule
-from kafkasafe.cluster.coordinators import Node, Question, metadata_question
+from kafkasafe.cluster.coordinators import Node, Question, metadata_question, producer_id_question
 from kafkasafe.cluster.leaders import topic_at, topics_listed
 from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.terms import not_sent, safely
@@ -43,6 +43,9 @@ class BrokerQuestions:
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         self.ask(metadata_question(None, topics_listed), reply)
+
+    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
+        self.ask(producer_id_question(), reply)
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
         """See `Cluster.topic_at`.

@@ -16,6 +16,7 @@ from kafkasafe.cluster.api import (
     OffsetListed,
     ProduceCallback,
     ProduceRequest,
+    ProducerIdGranted,
     ProducersDescribed,
     Reached,
     RecordsFetched,
@@ -32,14 +33,15 @@ from kafkasafe.cluster.client.reachability import Reachability
 from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.client.watched_topics import WatchedTopics
-from kafkasafe.cluster.coordinators import Coordinated, Node, Question
+from kafkasafe.cluster.coordinators import CoordinatorQuestions, Node, Question
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
 from kafkasafe.cluster.terms import TopicPartition, closed_error, log
+from kafkasafe.cluster.transactions import Transactions
 
 
-class Transport(Coordinated):
+class Transport:
     """Sends requests to a Kafka cluster. Thread-safe; every request gets exactly one reply. `Cluster` and `Service`
     describe the methods.
 
@@ -59,7 +61,6 @@ class Transport(Coordinated):
     """
 
     def __init__(self, network: Network, options: Mapping[str, Any]) -> None:
-        super().__init__()
         self._network = network
         bound = log.bind(client_id=network.client_id)
         mailbox = self._mailbox = Mailbox(network)
@@ -85,6 +86,7 @@ class Transport(Coordinated):
         )
         self._leader_questions = LeaderQuestions(network, mailbox, schedule, leaders, links, refresher)
         self._broker_questions = BrokerQuestions(network, mailbox, schedule, links, refresher, reachability)
+        self._coordinator_questions = CoordinatorQuestions(self._broker_questions.ask)
         network.serve(self)
 
     def __repr__(self) -> str:
@@ -206,6 +208,13 @@ class Transport(Coordinated):
     def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
         """Asks a certain broker, or any broker; see `BrokerQuestions.ask`."""
         self._broker_questions.ask(question, reply, node=node)
+
+    def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
+        self._broker_questions.init_producer_id(reply)
+
+    @property
+    def transactions(self) -> Transactions:
+        return self._coordinator_questions
 
     def produce(
         self,

@@ -85,18 +85,18 @@ class Transactor:
                     places = [
                         lane.journal.views.address(number) for number in action.transaction.destinations
                     ]
-                    self._context.cluster.add_partitions_to_transaction(
+                    self._context.cluster.transactions.add_partitions_to_transaction(
                         self._identity(action), places, self._then(lane, action, "joined")
                     )
                 case u.CommitOffsets():
                     self._note(lane, action)
                 case u.EndTxn():
-                    self._context.cluster.end_transaction(
+                    self._context.cluster.transactions.end_transaction(
                         self._identity(action), True, self._then(lane, action, "ended")
                     )
                 case u.DescribeTxn():
                     self._context.stats.atomic_batches_asked.add()
-                    self._context.cluster.describe_transaction(
+                    self._context.cluster.transactions.describe_transaction(
                         action.tid.name, self._then(lane, action, "described")
                     )
                 case u.FindOutcome():
@@ -125,7 +125,7 @@ class Transactor:
         # The open transaction is the lane's own, so it is aborted with EndTxn. InitProducerId would abort it too, but
         # raise the epoch for that. This would look as if another producer had taken over the id.
         keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
-        self._context.cluster.end_transaction(keep, False, self._then(lane, action, "aborted"))
+        self._context.cluster.transactions.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
     def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
         """Go on after EndTxn. If another producer has taken over the id in the meantime, the answer to InitProducerId
@@ -148,7 +148,7 @@ class Transactor:
             )
 
     def _init(self, lane: Lane, action: u.InitProducerId, keep: x.TransactionIdentity | None) -> None:
-        self._context.cluster.init_transactional_id(
+        self._context.cluster.transactions.init_transactional_id(
             action.tid.name,
             self._config.transaction_timeout_ms,
             self._then(lane, action, "fenced"),
@@ -197,7 +197,7 @@ class Transactor:
     def _note(self, lane: Lane, action: u.CommitOffsets) -> None:
         identity = self._identity(action)
         if identity.protocol < 2:
-            self._context.cluster.add_offsets_to_transaction(
+            self._context.cluster.transactions.add_offsets_to_transaction(
                 identity, self._group(action), self._then(lane, action, "added")
             )
         else:
@@ -224,7 +224,7 @@ class Transactor:
                 for at in given.positions
             }
             member = x.GroupMember(given.member_id, given.generation_id, given.group_instance_id)
-        self._context.cluster.commit_offsets_in_transaction(
+        self._context.cluster.transactions.commit_offsets_in_transaction(
             self._identity(action),
             self._group(action),
             offsets,
@@ -265,7 +265,7 @@ class Transactor:
             # The whole transaction is damaged on disk. Its outcome cannot be determined, so it is given up.
             lane.journal.units.outcome_found(action, committed=False)
             return
-        self._context.cluster.committed_offset(
+        self._context.cluster.transactions.committed_offset(
             marker_group(action.tid.name), *place, self._then(lane, action, "marker")
         )
 
