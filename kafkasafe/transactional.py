@@ -24,7 +24,7 @@ from kafkasafe import marks as m
 from kafkasafe._producing.accepted_record import AcceptedRecord
 from kafkasafe._producing.record_future import OpenProducer, RecordFuture
 from kafkasafe.atomic import AtomicBatch, BatchOutcome
-from kafkasafe.codes.verdicts import FENCED_CODES, NOT_A_MEMBER_CODES
+from kafkasafe.codes.sets import FENCED_CODES, NOT_A_MEMBER_CODES
 from kafkasafe.delivery.callbacks import take
 from kafkasafe.errors import BatchDroppedError, WaitTimeoutError, dropped_for_code
 from kafkasafe.logs import EventLog

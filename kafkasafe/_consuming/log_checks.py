@@ -28,8 +28,10 @@ from kafkasafe.cluster.api import (
     TopicInfo,
 )
 from kafkasafe.cluster.inquiry import ask_until_answered, pause_s
-from kafkasafe.cluster.lookups import OUT_OF_RANGE, LeaderChangedError, LookUps, Note
+from kafkasafe.cluster.lookups import LeaderChangedError, LookUps, Note
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure
+from kafkasafe.codes.numbers import OFFSET_OUT_OF_RANGE
+from kafkasafe.codes.sets import OTHER_LEADER_CODES
 from kafkasafe.codes.verdicts import classify_code
 from kafkasafe.events import EndOffsetRegressed
 from kafkasafe.history.epochs import (
@@ -45,9 +47,6 @@ from kafkasafe.history.epochs import (
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
-# NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another
-# epoch.
-_OTHER_LEADER: Final = frozenset({6, 74, 75})
 _NOTHING: Final = Unknown("nothing was asked")
 # An end offset that is lower than an earlier one is not believed at first. It is looked up again after this many
 # seconds.
@@ -275,7 +274,7 @@ class LogChecks:
             transport.fetch_records(tp.topic, tp.partition, offset, 1, reply, current_leader_epoch=current)
 
         def failed(_: Exception, verdict: Verdict) -> None:
-            if verdict.code in _OTHER_LEADER or verdict.code == OUT_OF_RANGE:
+            if verdict.code in OTHER_LEADER_CODES or verdict.code == OFFSET_OUT_OF_RANGE:
                 raise LeaderChangedError
 
         answer: RecordsFetched = yield from ask_until_answered(

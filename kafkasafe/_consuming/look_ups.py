@@ -14,14 +14,15 @@ from kafka.structs import OffsetAndTimestamp, TopicPartition
 
 from kafkasafe._consuming.reports import Reports, log
 from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure
-from kafkasafe.cluster.lookups import OUT_OF_RANGE, REMOTE, LookUps, Note
+from kafkasafe.cluster.lookups import LookUps, Note
 from kafkasafe.cluster.procedures import Procedure
+from kafkasafe.codes.numbers import OFFSET_NOT_AVAILABLE, OFFSET_OUT_OF_RANGE
+from kafkasafe.codes.sets import REMOTE_CODES
 from kafkasafe.errors import OffsetNotAvailableError, RemoteStorageNotReadyError, WaitTimeoutError
 from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.limits.patience import seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 
-_OFFSET_NOT_AVAILABLE: Final = 78
 # Seconds until a leader is asked again if it did not say whether the log has a remote part.
 _REMOTE_AGAIN_S: Final = 1.0
 # Minimum pause, in seconds, after a failed attempt to write the file `offsets_path`.
@@ -178,7 +179,7 @@ class _Trouble:
         known = self._remote is not None and (not self._remote.done or self._remote.result is not None)
         if isinstance(error, RemoteStorageNotReadyError):
             return  # the cause is known
-        if not known and _code_of(error) in {*REMOTE, OUT_OF_RANGE}:
+        if not known and _code_of(error) in {*REMOTE_CODES, OFFSET_OUT_OF_RANGE}:
             now = time.monotonic()
             if now - self._asked_at >= _REMOTE_AGAIN_S:
                 self._asked_at = now
@@ -190,14 +191,14 @@ class _Trouble:
         said = "no answer" if last is None else repr(last) if code is None else f"error code {code}, {last!r}"
         message = f"No offset of {topic}-{partition} within {timeout_s:g} s; last result: {said}"
         error: Exception
-        if code == _OFFSET_NOT_AVAILABLE:
+        if code == OFFSET_NOT_AVAILABLE:
             error = OffsetNotAvailableError(
                 f"{message}. Its new leader is catching up, so the look-up has no result: call again.",
                 topic=topic,
                 partition=partition,
             )
         elif isinstance(last, RemoteStorageNotReadyError) or (
-            code in {*REMOTE, OUT_OF_RANGE} and self._remote is not None and self._remote.result
+            code in {*REMOTE_CODES, OFFSET_OUT_OF_RANGE} and self._remote is not None and self._remote.result
         ):
             error = RemoteStorageNotReadyError(
                 f"{message}. Remote storage is not ready, so the look-up has no result: call again.",

@@ -12,16 +12,14 @@ from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.cluster.inquiry import pause_s
-from kafkasafe.cluster.lookups import OUT_OF_RANGE, REMOTE
+from kafkasafe.codes.numbers import OFFSET_OUT_OF_RANGE
+from kafkasafe.codes.sets import OTHER_TOPIC_CODES, REMOTE_CODES
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady
 
 # The check of an offset that is out of range takes three requests. With a pause of 0.3 seconds after each check, a
 # partition needs at most ten requests a second.
 _RANGE_PAUSE_S: Final = 0.3
-# UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID: brokers return these codes for a deleted topic,
-# and briefly after their own start.
-OTHER_TOPIC: Final = frozenset({3, 100, 103})
 
 
 class Pauses:
@@ -54,19 +52,21 @@ class Pauses:
         """
         now = time.monotonic()
         failures, stats = part.failures, self._reports.stats
-        pause = _RANGE_PAUSE_S if code == OUT_OF_RANGE else pause_s(failures.count)
+        pause = _RANGE_PAUSE_S if code == OFFSET_OUT_OF_RANGE else pause_s(failures.count)
         failures.rest(now + pause)
         failures.failed(code, reason, now)
         stats.retries["fetch", name] += 1
         stats.backoff_s["fetch"] += pause
-        maybe_remote = code in REMOTE or code == OUT_OF_RANGE
+        maybe_remote = code in REMOTE_CODES or code == OFFSET_OUT_OF_RANGE
         if maybe_remote and failures.remote is None and part.is_idle:
             part.place(part.state.position.offset)
             self._moves.on(tp, part, PositionEvent.REMOTE_DUE)
         remote = maybe_remote and bool(failures.remote)
         # An ordinary change of leaders ends within the first pause. A check for remote storage may take longer.
         enough = 5 if maybe_remote and failures.remote is None else 1
-        if failures.reported_code != code and (remote or failures.count > enough or code in OTHER_TOPIC):
+        if failures.reported_code != code and (
+            remote or failures.count > enough or code in OTHER_TOPIC_CODES
+        ):
             self._report(tp, part)
         if (
             remote

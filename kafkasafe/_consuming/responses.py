@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Any
 
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
@@ -13,15 +13,13 @@ from kafkasafe._consuming.log_checks import code_error
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.parts import AssignedPartitions
-from kafkasafe._consuming.pauses import OTHER_TOPIC, Pauses
+from kafkasafe._consuming.pauses import Pauses
 from kafkasafe._consuming.position_table import PositionEvent
-from kafkasafe.cluster.lookups import OUT_OF_RANGE
+from kafkasafe.codes.numbers import NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, TOPIC_AUTHORIZATION_FAILED
+from kafkasafe.codes.sets import OTHER_TOPIC_CODES
 from kafkasafe.codes.verdicts import classify_code
 from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.limits.fetch_ahead import AheadOffset
-
-_TOPIC_AUTHORIZATION_FAILED: Final = 29
-_NOT_LEADER_OR_FOLLOWER: Final = 6
 
 
 class Responses:
@@ -79,24 +77,24 @@ class Responses:
             # The error came from a follower. Perhaps only the follower has this problem, so fetch from the leader at
             # once.
             self._followers.leave([tp], time.monotonic())
-            if code != OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
+            if code != OFFSET_OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
                 self._port.request_metadata()
             return
-        if code == OUT_OF_RANGE:
+        if code == OFFSET_OUT_OF_RANGE:
             part.place(position)
             self._moves.on(tp, part, PositionEvent.OUT_OF_RANGE)
             return
-        if code == _TOPIC_AUTHORIZATION_FAILED:
+        if code == TOPIC_AUTHORIZATION_FAILED:
             raise kafka_errors.TopicAuthorizationFailedError({tp.topic})
         verdict = classify_code(code, "fetch")
         if not verdict.retriable:
             raise code_error(code, f"{tp.topic}-{tp.partition} at {position}: {verdict.explanation}")
-        if code == _NOT_LEADER_OR_FOLLOWER:
+        if code == NOT_LEADER_OR_FOLLOWER:
             # The broker whose log was compared does not lead any more. If it soon becomes the leader again, the
             # metadata may never show that another broker was the leader.
             part.doubt_leader()
         self._port.learn_leader(tp, data)
-        if code in OTHER_TOPIC:
+        if code in OTHER_TOPIC_CODES:
             self._moves.on(tp, part, PositionEvent.OTHER_TOPIC)
         if verdict.refresh_metadata:
             self._port.request_metadata()

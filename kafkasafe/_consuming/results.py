@@ -26,7 +26,7 @@ from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure
-from kafkasafe.cluster.lookups import OUT_OF_RANGE
+from kafkasafe.codes.numbers import OFFSET_OUT_OF_RANGE
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
 from kafkasafe.history.epochs import Diverged, Outcome, Unknown
@@ -187,7 +187,7 @@ class Results:
             self._pauses.begin(
                 tp,
                 part,
-                OUT_OF_RANGE,
+                OFFSET_OUT_OF_RANGE,
                 "OFFSET_OUT_OF_RANGE",
                 "in the log, but its remote segment is not found (yet)",
             )

@@ -28,6 +28,8 @@ from kafkasafe.cluster.transactions import (
     TransactionIdentity,
     TransactionsInitialized,
 )
+from kafkasafe.codes.numbers import COORDINATOR_LOAD_IN_PROGRESS, OPERATION_NOT_ATTEMPTED
+from kafkasafe.codes.sets import COORDINATOR_MOVED_CODES
 
 Node: TypeAlias = tuple[int, str, int]
 """(node id, host, port)"""
@@ -38,9 +40,6 @@ TRANSACTION: Final = 1
 SOFTWARE: Final[Mapping[str, str]] = {"client_software_name": "kafkasafe", "client_software_version": "1"}
 """The client's name in ApiVersions requests."""
 
-_COORDINATOR_LOADING: Final = 14
-_NOT_ATTEMPTED: Final = 55
-_MOVED: Final = frozenset({15, 16})
 _FEATURE: Final = "transaction.version"
 _PROTOCOL_2: Final = 2
 _LAST_PRODUCE_1: Final = 11
@@ -140,7 +139,7 @@ def producer_id_question() -> Question:
         if code:
             raise kafka_errors.for_code(code)("InitProducerId")
         if not _has_id(response):
-            raise kafka_errors.for_code(_COORDINATOR_LOADING)("InitProducerId answered no id")
+            raise kafka_errors.for_code(COORDINATOR_LOAD_IN_PROGRESS)("InitProducerId answered no id")
         return ProducerIdGranted(response.producer_id, response.producer_epoch)
 
     fields = {
@@ -207,7 +206,7 @@ class CoordinatorQuestions:
         """
 
         def answered(answer: Any) -> None:
-            if isinstance(answer, Failure) or answer.error_code in _MOVED:
+            if isinstance(answer, Failure) or answer.error_code in COORDINATOR_MOVED_CODES:
                 self._coordinators.pop((kind, key), None)
             reply(answer)
 
@@ -241,7 +240,7 @@ class CoordinatorQuestions:
             if response.error_code:
                 return TransactionsInitialized(response.error_code)
             if not _has_id(response):
-                return TransactionsInitialized(_COORDINATOR_LOADING)
+                return TransactionsInitialized(COORDINATOR_LOAD_IN_PROGRESS)
             identity = TransactionIdentity(
                 transactional_id, response.producer_id, response.producer_epoch, protocols[-1]
             )
@@ -285,7 +284,7 @@ class CoordinatorQuestions:
                 for topic in response.results_by_topic_v3_and_below
                 for row in topic.results_by_partition
             }
-            first = sorted(filter(None, codes.values()), key=lambda code: code == _NOT_ATTEMPTED)
+            first = sorted(filter(None, codes.values()), key=lambda code: code == OPERATION_NOT_ATTEMPTED)
             missing = [place for place in partitions if place not in codes]
             if missing:
                 raise kafka_errors.KafkaProtocolError(f"AddPartitionsToTxn left {missing[0]} out")

@@ -12,7 +12,8 @@ from typing import Any, Final
 import kafka.errors as kafka_errors
 
 from kafkasafe.cluster.api import NO_TOPIC_ID, PartitionInfo, TopicInfo, TopicsListed
-from kafkasafe.cluster.terms import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC, TopicPartition, error_of, plausible
+from kafkasafe.cluster.terms import TopicPartition, error_of, plausible
+from kafkasafe.codes.numbers import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION
 
 _RELIABLE_EPOCHS: Final = 9
 """First version of Metadata with reliable leader epochs. KAFKA-9212: brokers before 2.4 may announce stale epochs."""
@@ -40,7 +41,7 @@ def topic_at(answer: Any, topic: str, *, version: int) -> TopicInfo:
     for row in answer.topics:
         if row.name == topic:
             return _topic_info(row, version=version)
-    raise error_of(UNKNOWN_TOPIC, f"The answer left {topic} out")
+    raise error_of(UNKNOWN_TOPIC_OR_PARTITION, f"The answer left {topic} out")
 
 
 def topics_listed(answer: Any) -> TopicsListed:
@@ -99,7 +100,7 @@ class Leaders:
             return error_of(info.error_code, topic)
         known = info.partitions.get(partition)
         if known is None:
-            return error_of(UNKNOWN_TOPIC, f"{topic} has no partition {partition}")
+            return error_of(UNKNOWN_TOPIC_OR_PARTITION, f"{topic} has no partition {partition}")
         if known.leader < 0:
             return error_of(LEADER_NOT_AVAILABLE, f"{topic}-{partition} has no leader")
         return known.leader

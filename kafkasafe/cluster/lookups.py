@@ -36,6 +36,8 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.cluster.inquiry import ask_until_answered, pause_s
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure, Together
+from kafkasafe.codes.numbers import NONE, OFFSET_OUT_OF_RANGE, REQUEST_TIMED_OUT, UNKNOWN_SERVER_ERROR
+from kafkasafe.codes.sets import NOT_CAUGHT_UP_CODES, OTHER_LEADER_CODES, REMOTE_CODES
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import EndOffsetHeld, EndOffsetRegressed, LookUp
 from kafkasafe.history.epochs import UNDEFINED
@@ -52,22 +54,9 @@ from kafkasafe.offsets import (
 from kafkasafe.record.batch import iter_headers
 from kafkasafe.stats import ConsumerStats
 
-OUT_OF_RANGE: Final = 1
-REQUEST_TIMED_OUT: Final = 7
-REMOTE: Final = frozenset({-1, REQUEST_TIMED_OUT, 9})
-"""Error codes of a leader whose remote storage is not ready (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT,
-REPLICA_NOT_AVAILABLE. Such a leader may also answer OUT_OF_RANGE, which is not in this set, for an offset that the log
-has. Each of these codes also has other causes. The start of the leader's own part of the log shows whether remote
-storage is the cause.
-"""
-
 Note = Callable[[Exception], None]
 """Gets the error of each failed attempt."""
 
-# The error codes LEADER_NOT_AVAILABLE and OFFSET_NOT_AVAILABLE (KIP-207).
-_NOT_AVAILABLE: Final = frozenset({5, 78})
-# NOT_LEADER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH: another broker leads, or the leader has another epoch.
-_OTHER_LEADER: Final = frozenset({6, 74, 75})
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
 # A look-up asks again if the answer came from a former leader or from the leader of a deleted topic. After this many
 # attempts, the look-up returns the remembered offset instead, if there is one.
@@ -176,7 +165,7 @@ class LookUps:
         def failed(error: Exception, verdict: Verdict) -> None:
             nonlocal since
             # A look-up of the first offset on the leader's own disk only helps another look-up, and is not counted.
-            if verdict.code in _NOT_AVAILABLE and timestamp != EARLIEST_LOCAL:
+            if verdict.code in NOT_CAUGHT_UP_CODES and timestamp != EARLIEST_LOCAL:
                 since = time.monotonic() if since is None else since
             self._noted(note, error, verdict)
 
@@ -188,7 +177,7 @@ class LookUps:
             if since is not None:
                 self._stats.unavailable_s[topic] += time.monotonic() - since
         if answer.offset < 0 and timestamp in {EARLIEST, LATEST}:
-            wrong: Exception = for_code(-1)(
+            wrong: Exception = for_code(UNKNOWN_SERVER_ERROR)(
                 f"{topic}-{partition}: the broker answered offset {answer.offset} without an error"
             )
             raise wrong
@@ -214,7 +203,7 @@ class LookUps:
 
         def failed(error: Exception, verdict: Verdict) -> None:
             self._noted(note, error, verdict)
-            if verdict.code in _OTHER_LEADER:
+            if verdict.code in OTHER_LEADER_CODES:
                 raise LeaderChangedError
 
         answer: EpochEnd = yield from ask_until_answered(
@@ -403,7 +392,7 @@ class LookUps:
                 and not 0 <= answer.offset <= header.last_offset
             ):
                 problem = f"the look-up by time missed a record in remote storage, at or before {header.last_offset}"
-                self._not_ready(topic, partition, problem, OUT_OF_RANGE, note)
+                self._not_ready(topic, partition, problem, OFFSET_OUT_OF_RANGE, note)
                 return None
         return answer
 
@@ -488,7 +477,7 @@ class LookUps:
         if isinstance(answer, Failure):
             problem: Any = answer.error
             noted(problem)
-        elif answer.error_code not in {0, *REMOTE, OUT_OF_RANGE}:
+        elif answer.error_code not in {NONE, *REMOTE_CODES, OFFSET_OUT_OF_RANGE}:
             noted(for_code(answer.error_code)(f"{topic}-{partition} at {offset}"))
         else:
             # No records and no error: the broker did not receive the records from remote storage in time.

@@ -1,4 +1,4 @@
-"""Definitions that the modules of a client share: names, codes, errors, and functions that call `reply` callbacks.
+"""Definitions that the modules of a client share: names, errors, and functions that call `reply` callbacks.
 
 This module uses no sockets and no requests.
 """
@@ -19,12 +19,6 @@ NodeId: TypeAlias = int | str
 TopicPartition: TypeAlias = tuple[str, int]
 
 MAX_OFFSET: Final = 2**62  # no log reaches this offset; the sum of two such offsets fits into 64 bits
-UNKNOWN_TOPIC: Final = 3
-LEADER_NOT_AVAILABLE: Final = 5
-
-# UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER, REPLICA_NOT_AVAILABLE, NETWORK_EXCEPTION,
-# KAFKA_STORAGE_ERROR, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID
-STALE_METADATA: Final = frozenset({3, 5, 6, 9, 13, 56, 74, 75, 100, 103})
 
 SILENCE_S: Final = 2.0  # a node that is silent for this long while requests are in flight counts as hung
 METADATA_PATIENCE_S: Final = 3.0  # if a node has not sent metadata by then, the client asks another one

@@ -855,28 +855,6 @@ _ROWS: Final = (
 
 TABLE: Final[Mapping[int, Row]] = MappingProxyType({row.code: row for row in _ROWS})
 
-DESTINATION_CODES: Final = frozenset(
-    row.code for row in _ROWS if row.produce is not None and row.produce.scope is Scope.DESTINATION
-)
-"""The codes of the rows with `Scope.DESTINATION`. Any request about a topic may get such an error, and the error may be
-temporary.
-"""
-
-
-def _of(kind: Kind) -> frozenset[int]:
-    return frozenset(row.code for row in _ROWS if row.kind is kind)
-
-
-MISSING_CODES: Final = _of(Kind.MISSING)
-FENCED_CODES: Final = _of(Kind.FENCED)
-SPOILT_CODES: Final = _of(Kind.SPOILT)
-NOT_A_MEMBER_CODES: Final = _of(Kind.NOT_A_MEMBER)
-
-TOPIC_CODES: Final = DESTINATION_CODES - {100}
-"""The codes that a Metadata answer may have for a topic that was requested by name. Error 100 is left out, because it
-is about a topic's id.
-"""
-
 NOT_READY: Final = (
     "remote storage is not ready yet (KIP-1007); other partitions and local offsets are not affected"
 )

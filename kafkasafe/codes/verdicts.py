@@ -20,13 +20,7 @@ from typing import Any, Final
 from kafkasafe.codes.context import NO_CONTEXT, ErrorContext, in_context
 from kafkasafe.codes.rows import (
     BY_API,
-    DESTINATION_CODES,
-    FENCED_CODES,
-    MISSING_CODES,
-    NOT_A_MEMBER_CODES,
-    SPOILT_CODES,
     TABLE,
-    TOPIC_CODES,
     UNKNOWN,
     AnswerAction,
     Cell,
@@ -36,13 +30,7 @@ from kafkasafe.codes.rows import (
 )
 
 __all__ = [
-    "DESTINATION_CODES",
-    "FENCED_CODES",
-    "MISSING_CODES",
-    "NOT_A_MEMBER_CODES",
     "NO_CONTEXT",
-    "SPOILT_CODES",
-    "TOPIC_CODES",
     "AnswerAction",
     "ErrorAction",
     "ErrorContext",

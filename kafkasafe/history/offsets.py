@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from kafkasafe.codes.numbers import LEADER_NOT_AVAILABLE, OFFSET_NOT_AVAILABLE
 from kafkasafe.history.offset_answers import (
     UNDEFINED,
     Held,
@@ -62,9 +63,6 @@ from kafkasafe.history.remembered_offsets import (
     row_of,
 )
 from kafkasafe.history.sealed import SealError, seal, unseal
-
-LEADER_NOT_AVAILABLE: Final = 5
-OFFSET_NOT_AVAILABLE: Final = 78
 
 
 class EndOffsets:

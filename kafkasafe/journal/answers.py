@@ -7,15 +7,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from kafkasafe.codes.verdicts import (
-    DESTINATION_CODES,
-    FENCED_CODES,
-    MISSING_CODES,
-    AnswerAction,
-    Scope,
-    classify_produce,
-    latest_timestamp,
-)
+from kafkasafe.codes.numbers import INVALID_TIMESTAMP, OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID
+from kafkasafe.codes.sets import DESTINATION_CODES, FENCED_CODES, MISSING_CODES, REFUSED_SEQUENCE_CODES
+from kafkasafe.codes.verdicts import AnswerAction, Scope, classify_produce, latest_timestamp
 from kafkasafe.history.identity import ProducerView, shows
 from kafkasafe.history.loss import Cause
 from kafkasafe.journal.batch import DAMAGED, TOO_SLOW, Batch, BatchEvent, BatchState
@@ -32,8 +26,6 @@ from kafkasafe.journal.state import JournalState
 
 _TIMEOUTS: Final = 2
 """After this many time-outs of a batch, the journal divides the batch as soon as it is proven absent from the log."""
-
-_INVALID_TIMESTAMP: Final = 32
 
 
 class Answers:
@@ -186,7 +178,7 @@ class Answers:
         verdict = classify_produce(code)
         text = f"{verdict.name} ({code}): {message or verdict.explanation}"
         scope = verdict.scope
-        if code == _INVALID_TIMESTAMP and self._will_be_due(batch, bad_records, now_ms):
+        if code == INVALID_TIMESTAMP and self._will_be_due(batch, bad_records, now_ms):
             scope = Scope.BATCH
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
@@ -204,15 +196,19 @@ class Answers:
             (verdict.absent and not final and not lasting)
             # No other request contained this batch, and the broker refused this request because an earlier batch is
             # missing. So the batch was not appended.
-            or (code == 45 and not batch.unanswered and partition.queue.follows_failure(batch))
-            or (code == 59 and not batch.unanswered)
+            or (
+                code == OUT_OF_ORDER_SEQUENCE_NUMBER
+                and not batch.unanswered
+                and partition.queue.follows_failure(batch)
+            )
+            or (code == UNKNOWN_PRODUCER_ID and not batch.unanswered)
         ):
             batch.on(BatchEvent.NOT_APPENDED)
-            batch.check_absence(wanted=code == 59)
-            if code == 59:
+            batch.check_absence(wanted=code == UNKNOWN_PRODUCER_ID)
+            if code == UNKNOWN_PRODUCER_ID:
                 partition.ids.expire()
         else:
-            if code in {45, 59}:
+            if code in REFUSED_SEQUENCE_CODES:
                 partition.doubt.refuse_sequence()
             batch.on(BatchEvent.UNCERTAIN)
             if lasting and not verdict.absent:
@@ -299,7 +295,7 @@ class Answers:
         if code in FENCED_CODES:
             partition.doubt.fence()
         if (
-            code == 59
+            code == UNKNOWN_PRODUCER_ID
             and partition.log.last_acked_offset >= 0
             and log_start_offset <= partition.log.last_acked_offset
         ):

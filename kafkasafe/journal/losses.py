@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kafkasafe import marks as m
-from kafkasafe.codes.verdicts import MISSING_CODES
+from kafkasafe.codes.sets import MISSING_CODES
 from kafkasafe.history.loss import AckedBatch, Cause, Loss
 from kafkasafe.journal.acked import ANYWHERE, EpochCheck, Suspicion
 from kafkasafe.journal.batch import Batch, BatchState

@@ -6,7 +6,8 @@ about refusals.
 
 from __future__ import annotations
 
-from kafkasafe.codes.verdicts import MISSING_CODES, Scope
+from kafkasafe.codes.sets import MISSING_CODES
+from kafkasafe.codes.verdicts import Scope
 from kafkasafe.journal.destinations import Destination, Partition
 from kafkasafe.journal.flow import Flow, FlowEvent
 from kafkasafe.journal.notices import Denied, Relented

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from kafkasafe import marks as m
 from kafkasafe import units as u
-from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, Scope, classify_produce
+from kafkasafe.codes.sets import DESTINATION_CODES, MISSING_CODES
+from kafkasafe.codes.verdicts import Scope, classify_produce
 from kafkasafe.journal.batch import TOO_SLOW, Batch, BatchEvent, BatchState, Fate
 from kafkasafe.journal.destinations import Destination, Partition, UnassignedTopic
 from kafkasafe.journal.flow import Flow, FlowEvent

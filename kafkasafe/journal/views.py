@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from kafkasafe import marks as m
-from kafkasafe.codes.verdicts import MISSING_CODES
+from kafkasafe.codes.sets import MISSING_CODES
 from kafkasafe.journal import packing
 from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.flow import Flow

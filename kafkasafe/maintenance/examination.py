@@ -19,7 +19,7 @@ from kafkasafe.cluster.absence import Absence
 from kafkasafe.cluster.api import Cluster, Failure, Reply, TopicInfo
 from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure, ask_until_answered
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure
-from kafkasafe.codes.verdicts import MISSING_CODES
+from kafkasafe.codes.sets import MISSING_CODES
 from kafkasafe.errors import SpoolError
 from kafkasafe.history.identity import BatchId, ProducerView
 from kafkasafe.journal import UNCHOSEN, Batch, Journal

@@ -42,7 +42,8 @@ from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Failure, HeadersFetched, ProduceReply, ProduceRequest
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.inquiry import coded, pause_s
-from kafkasafe.codes.verdicts import FENCED_CODES, SPOILT_CODES
+from kafkasafe.codes.numbers import MESSAGE_TOO_LARGE, OFFSET_NOT_AVAILABLE
+from kafkasafe.codes.sets import FENCED_CODES, SPOILT_CODES
 from kafkasafe.errors import RejectedError, SparkError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch
@@ -59,7 +60,6 @@ claim than in another batch, and the task reads the claim back.
 """
 
 _CLAIM_RANGE_MS: Final = 1 << 34
-_TOO_LARGE: Final = 10
 _POLL_S: Final = 0.5
 
 
@@ -319,7 +319,7 @@ class Appender:
                 self._failed(place, coded(answer.error_code, f"{place}: Fetch"), "fetch")
             elif not answer.headers:
                 # The batch is acknowledged, but this leader's high watermark has not reached the batch yet (KIP-207).
-                self._failed(place, coded(78, f"{place}: Fetch"), "fetch")
+                self._failed(place, coded(OFFSET_NOT_AVAILABLE, f"{place}: Fetch"), "fetch")
             elif (error := place.judge_claim(answer.headers[0])) is not None:
                 self._fail(error)
             else:
@@ -339,7 +339,7 @@ class Appender:
             self._fail(FencedError(f"{place}: {error}"))
         elif code in SPOILT_CODES:
             self._fail(RestartError(f"{place}: {error}"))
-        elif code == _TOO_LARGE and api == "produce":
+        elif code == MESSAGE_TOO_LARGE and api == "produce":
             self._refused_size(place)
         elif not verdict.retriable:
             self._fail(
@@ -365,7 +365,7 @@ class Appender:
                 RejectedError(
                     f"{place}: a record of {len(data)} bytes, as sent, is larger than the"
                     " topic's max.message.bytes. Raise that limit, or drop the row.",
-                    code=_TOO_LARGE,
+                    code=MESSAGE_TOO_LARGE,
                     reason="larger than the topic's max.message.bytes",
                 )
             )

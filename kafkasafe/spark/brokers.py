@@ -10,6 +10,7 @@ from kafkasafe.cluster.api import EARLIEST, Cluster, OffsetListed, TopicInfo, in
 from kafkasafe.cluster.inquiry import ProcedureRunner, RunningProcedure
 from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.cluster.procedures import Procedure
+from kafkasafe.codes.numbers import UNKNOWN_TOPIC_OR_PARTITION
 from kafkasafe.errors import RemoteStorageNotReadyError, SparkError
 from kafkasafe.kafkapython.connect import connect
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
@@ -22,9 +23,8 @@ from kafkasafe.stats import ConsumerStats
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-UNKNOWN_TOPIC: Final = 3
-# Shortly after its start, a broker answers UNKNOWN_TOPIC even for topics that exist. So a topic counts as missing only
-# after this number of seconds.
+# Shortly after its start, a broker answers UNKNOWN_TOPIC_OR_PARTITION even for topics that exist. So a topic counts as
+# missing only after this number of seconds.
 MISSING_TOPIC_S: Final = 5.0
 # A plan first asks each leader about all its partitions with one request, and waits this long for the answers. After
 # that, the plan asks separately about each partition for which no answer has arrived.
@@ -95,8 +95,8 @@ class Brokers:
 
         A plan uses metadata that may be a few seconds old. Old metadata may still contain a deleted topic. A look-up
         for such a topic would repeat its request until the plan's time is over. So the function raises
-        PartitionGoneError if brokers answer UNKNOWN_TOPIC and the partition has been absent from the metadata for
-        `MISSING_TOPIC_S` seconds.
+        PartitionGoneError if brokers answer UNKNOWN_TOPIC_OR_PARTITION and the partition has been absent from the
+        metadata for `MISSING_TOPIC_S` seconds.
         """
         since: float | None = None
 
@@ -104,7 +104,7 @@ class Brokers:
             nonlocal since
             self.note(problem)
             info = self.topic(partition[0])
-            if getattr(problem, "errno", None) != UNKNOWN_TOPIC or (
+            if getattr(problem, "errno", None) != UNKNOWN_TOPIC_OR_PARTITION or (
                 info is not None and partition[1] in info.partitions
             ):
                 since = None
@@ -118,7 +118,7 @@ class Brokers:
     def topic(self, topic: str) -> TopicInfo | None:
         """Returns the metadata of a topic; None if the topic is unknown or does not exist."""
         info = self.network().topic(topic)
-        return None if info is None or info.error_code == UNKNOWN_TOPIC else info
+        return None if info is None or info.error_code == UNKNOWN_TOPIC_OR_PARTITION else info
 
     def observe(self, partition: Partition, was: Mark, topic_id: bytes | None) -> None:
         """Gives the checkpoint's offset to the tracker. After a restart of the driver, the tracker has no end offsets

@@ -24,6 +24,12 @@ from kafkasafe.cluster.api import (
 )
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.inquiry import coded
+from kafkasafe.codes.numbers import (
+    OFFSET_NOT_AVAILABLE,
+    TOPIC_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_OR_PARTITION,
+)
+from kafkasafe.codes.sets import AUTHENTICATION_CODES
 from kafkasafe.errors import CheckpointMismatchError, WaitTimeoutError
 from kafkasafe.record import batch
 from kafkasafe.spark.option_values import error
@@ -32,11 +38,7 @@ from kafkasafe.spark.transactions import Pending, TransactionRequests, call, ide
 from kafkasafe.spark.txn import Marker, MarkerLog, WriterIdentity
 
 _MARKER_PARTITIONS: Final = 8
-_UNKNOWN_TOPIC: Final = 3
-_UNAUTHORIZED: Final = 29
-_NOT_LET_IN: Final = frozenset({33, 34, 58})
 _BRIEF_S: Final = 5.0
-_NOT_YET: Final = 78  # OFFSET_NOT_AVAILABLE: the new leader's high watermark is still too low
 _FETCH_BYTES: Final = 1024 * 1024
 
 
@@ -83,7 +85,7 @@ class MarkerStore:
             count = self._found_or_created(topic)
         except KafkaError as failed:
             code = getattr(failed, "errno", None)
-            if code in _NOT_LET_IN:
+            if code in AUTHENTICATION_CODES:
                 raise error(
                     "AUTHENTICATION_FAILED",
                     f"The brokers at {self._options.servers} rejected this user ({failed}): check kafka.sasl.* and"
@@ -107,14 +109,14 @@ class MarkerStore:
                 topic, partitions=_MARKER_PARTITIONS, config={"cleanup.policy": "compact"}
             )
         except KafkaError as failed:
-            if getattr(failed, "errno", None) != _UNAUTHORIZED:
+            if getattr(failed, "errno", None) != TOPIC_AUTHORIZATION_FAILED:
                 raise
             # Brokers refuse a user without the permission CREATE even if the topic exists.
             refused = failed
         try:
             return self._requests.partition_count(topic)
         except KafkaError as failed:
-            if refused is not None and getattr(failed, "errno", None) == _UNKNOWN_TOPIC:
+            if refused is not None and getattr(failed, "errno", None) == UNKNOWN_TOPIC_OR_PARTITION:
                 raise refused from failed
             raise
 
@@ -230,7 +232,8 @@ class MarkerStore:
             if answer.error_code:
                 raise coded(answer.error_code, f"Fetch of {topic}-{number}")
             if answer.next_offset <= at:
-                raise coded(_NOT_YET, f"{topic}-{number} returned no records at {at}")
+                # The high watermark of a new leader may still be too low.
+                raise coded(OFFSET_NOT_AVAILABLE, f"{topic}-{number} returned no records at {at}")
             return answer
 
         return retry_for(

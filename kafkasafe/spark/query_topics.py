@@ -12,7 +12,8 @@ from kafkasafe.cluster.api import Failure, TopicsListed
 from kafkasafe.cluster.inquiry import ask_until_answered, pause_s
 from kafkasafe.cluster.lookups import id_of
 from kafkasafe.cluster.procedures import Ask, Pause, Procedure
-from kafkasafe.spark.brokers import MISSING_TOPIC_S, UNKNOWN_TOPIC, Brokers
+from kafkasafe.codes.numbers import UNKNOWN_TOPIC_OR_PARTITION
+from kafkasafe.spark.brokers import MISSING_TOPIC_S, Brokers
 from kafkasafe.spark.option_values import error
 from kafkasafe.spark.options import Assign, Pattern, Subscribe
 from kafkasafe.spark.positions import Partition, partition_names
@@ -132,7 +133,7 @@ class QueryTopics:
                 infos = [transport.topic(name) for name in names]
                 waiting = [info for info in infos if info is None or info.error_code]
                 for info in waiting:
-                    if info is not None and info.error_code != UNKNOWN_TOPIC:
+                    if info is not None and info.error_code != UNKNOWN_TOPIC_OR_PARTITION:
                         verdict = classify(info.error_code, "metadata")
                         if not verdict.retriable:
                             raise _topic_error(info.name, verdict)

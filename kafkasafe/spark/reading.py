@@ -30,6 +30,7 @@ import numpy as np
 from kafkasafe.classification import classify
 from kafkasafe.cluster.api import EARLIEST, LATEST, Cluster, Failure, RecordsFetched
 from kafkasafe.cluster.inquiry import pause_s
+from kafkasafe.codes.numbers import OFFSET_OUT_OF_RANGE
 from kafkasafe.errors import DataLossError
 from kafkasafe.events import SourceDataLost
 from kafkasafe.history.epochs import UNDEFINED, Lineage
@@ -47,7 +48,6 @@ from kafkasafe.spark.planner import Range
 _arrow: Any = pyarrow_for("An Arrow table")
 _compute: Any = importlib.import_module("pyarrow.compute")
 
-_OUT_OF_RANGE: Final = 1
 _WAIT_MS: Final = 500
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 _NEWEST_MS: Final = (2**63 - 1) // 1000  # Spark's type timestamp counts microseconds
@@ -374,7 +374,7 @@ class _Fetching:
     def _after_error(self, answer: Any, position: int, failures: int) -> int:
         """Handles an error response, pauses, and returns the offset to continue from."""
         problem: Any = answer.error if isinstance(answer, Failure) else answer.error_code
-        if (answer.code if isinstance(answer, Failure) else answer.error_code) == _OUT_OF_RANGE:
+        if (answer.code if isinstance(answer, Failure) else answer.error_code) == OFFSET_OUT_OF_RANGE:
             position = self._out_of_range(position)
         else:
             verdict = classify(problem, "fetch")

@@ -19,7 +19,7 @@ from kafka.errors import KafkaTimeoutError
 
 from kafkasafe.classification import classify
 from kafkasafe.cluster.client import Transport
-from kafkasafe.codes.verdicts import FENCED_CODES, SPOILT_CODES
+from kafkasafe.codes.sets import FENCED_CODES, SPOILT_CODES
 from kafkasafe.errors import CheckpointMismatchError, WaitTimeoutError
 from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.spark.appender import FencedError, RestartError

@@ -15,6 +15,7 @@ from typing import Final
 from kafka.errors import KafkaError
 
 from kafkasafe.cluster.client import Transport
+from kafkasafe.codes.numbers import INVALID_TRANSACTION_TIMEOUT, UNKNOWN_TOPIC_OR_PARTITION
 from kafkasafe.spark.appender import Appender, RestartError
 from kafkasafe.spark.marker_store import MarkerStore
 from kafkasafe.spark.option_values import error
@@ -69,7 +70,7 @@ class SinkTransaction:
         try:
             return self._requests.fence(self._options.transaction_timeout_ms)
         except KafkaError as failed:
-            if getattr(failed, "errno", None) == 50:
+            if getattr(failed, "errno", None) == INVALID_TRANSACTION_TIMEOUT:
                 raise error(
                     "INVALID_OPTION",
                     f"kafka.transaction.timeout.ms is {self._options.transaction_timeout_ms}, more than the brokers'"
@@ -133,7 +134,7 @@ class SinkTransaction:
         try:
             return self._requests.partition_count(topic)
         except KafkaError as failed:
-            if getattr(failed, "errno", None) == 3:
+            if getattr(failed, "errno", None) == UNKNOWN_TOPIC_OR_PARTITION:
                 raise unknown_topic(topic) from failed
             raise
 

@@ -25,6 +25,7 @@ from kafkasafe.classification import classify
 from kafkasafe.cluster.api import EARLIEST, Failure, OffsetListed, ProducerIdGranted, RecordsFetched
 from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.inquiry import pause_s
+from kafkasafe.codes.numbers import OFFSET_OUT_OF_RANGE, TOPIC_AUTHORIZATION_FAILED
 from kafkasafe.errors import SparkError
 from kafkasafe.record import batch
 from kafkasafe.spark.appender import Appender, FencedError, RestartError
@@ -39,8 +40,6 @@ _SEGMENT_BYTES: Final = 256 * 1024 * 1024
 _RECORD_BYTES: Final = 256  # maximum overhead of a record and its batch
 _FETCH_BYTES: Final = 4 * 1024 * 1024
 _FETCH_WAIT_MS: Final = 100
-_OUT_OF_RANGE: Final = 1
-_UNAUTHORIZED: Final = 29
 
 
 class StagingError(SparkError):
@@ -173,7 +172,7 @@ def _ensure(transport: Transport, options: SinkOptions) -> int:
             },
         )
     except Exception as failed:
-        if getattr(failed, "errno", None) != _UNAUTHORIZED:
+        if getattr(failed, "errno", None) != TOPIC_AUTHORIZATION_FAILED:
             raise
         # This user is not permitted to create topics. But the topic may exist already.
     return coordinator.partition_count(topic)
@@ -283,7 +282,7 @@ class _Fetching:
         if isinstance(answer, Failure):
             if late or not classify(answer.error, "fetch").retriable:
                 raise answer.error
-        elif answer.error_code == _OUT_OF_RANGE:
+        elif answer.error_code == OFFSET_OUT_OF_RANGE:
             start = self._start_of_log()
             if start is not None and start > piece.at_offset:
                 raise self._lost(piece, f"the log now begins at {start} (retention?)")

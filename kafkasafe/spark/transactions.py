@@ -32,6 +32,20 @@ from kafkasafe.cluster.transactions import (
     TransactionIdentity,
     TransactionsInitialized,
 )
+from kafkasafe.codes.numbers import (
+    CLUSTER_AUTHORIZATION_FAILED,
+    CONCURRENT_TRANSACTIONS,
+    GROUP_AUTHORIZATION_FAILED,
+    INVALID_TXN_STATE,
+    NONE,
+    OPERATION_NOT_ATTEMPTED,
+    PRODUCER_FENCED,
+    TOPIC_ALREADY_EXISTS,
+    TOPIC_AUTHORIZATION_FAILED,
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    UNSUPPORTED_VERSION,
+)
 from kafkasafe.errors import WaitTimeoutError
 from kafkasafe.retry import RetryPolicy
 from kafkasafe.spark.txn import WriterIdentity
@@ -39,11 +53,7 @@ from kafkasafe.spark.txn import WriterIdentity
 TopicPartition: TypeAlias = tuple[str, int]
 T = TypeVar("T")
 
-_TOPIC_ALREADY_EXISTS: Final = 36
 _NO_OFFSET: Final = -1
-_NOT_ATTEMPTED: Final = 55
-_UNSUPPORTED_VERSION: Final = 35
-_CONCURRENT: Final = 51
 _ADDS_ITSELF: Final = 2
 # Used while the coordinator is still ending the previous transaction. This takes milliseconds.
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
@@ -51,7 +61,7 @@ _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
 # Error code → (the resource, the permission that each named request needs on it, the permission for all other requests)
 _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
-    29: (
+    TOPIC_AUTHORIZATION_FAILED: (
         "the topic",
         {
             "AddPartitionsToTxn": "WRITE",
@@ -61,9 +71,13 @@ _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
         },
         "DESCRIBE",
     ),
-    30: ("the group", {"FindCoordinator": "DESCRIBE", "OffsetFetch": "DESCRIBE"}, "READ"),
-    31: ("the cluster", {"CreateTopics": "CREATE"}, "IDEMPOTENT_WRITE"),
-    53: (
+    GROUP_AUTHORIZATION_FAILED: (
+        "the group",
+        {"FindCoordinator": "DESCRIBE", "OffsetFetch": "DESCRIBE"},
+        "READ",
+    ),
+    CLUSTER_AUTHORIZATION_FAILED: ("the cluster", {"CreateTopics": "CREATE"}, "IDEMPOTENT_WRITE"),
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
         "the transactional id",
         {"FindCoordinator": "DESCRIBE", "DescribeTransactions": "DESCRIBE"},
         "WRITE",
@@ -154,7 +168,7 @@ def _wait_s(state: tenacity.RetryCallState) -> float:
     """Returns how many seconds to wait before a step of a transaction is repeated."""
     error = None if state.outcome is None else state.outcome.exception()
     pause_s = PAUSES(state)
-    return min(_SOON(state), pause_s) if getattr(error, "errno", None) == _CONCURRENT else pause_s
+    return min(_SOON(state), pause_s) if getattr(error, "errno", None) == CONCURRENT_TRANSACTIONS else pause_s
 
 
 class TransactionRequests:
@@ -222,7 +236,7 @@ class TransactionRequests:
         def place(answer: PartitionsAdded) -> str:
             # Name the partition that caused the failure. A partition that failed only because another one failed comes
             # last in this order.
-            codes = sorted(answer.error_codes.items(), key=lambda item: item[1] == _NOT_ATTEMPTED)
+            codes = sorted(answer.error_codes.items(), key=lambda item: item[1] == OPERATION_NOT_ATTEMPTED)
             return next((f", {topic}-{number}" for (topic, number), code in codes if code), "")
 
         self._ask(
@@ -241,13 +255,13 @@ class TransactionRequests:
                 lambda reply: self._transactions.describe_transaction(self._id, reply),
             )
         except Exception as error:
-            if getattr(error, "errno", None) == _UNSUPPORTED_VERSION:
+            if getattr(error, "errno", None) == UNSUPPORTED_VERSION:
                 return None
             raise
         if (answer.producer_id, answer.epoch) != (grant.producer_id, grant.epoch):
-            raise _error(90, f"{self._id} has another owner (epoch {answer.epoch})")
+            raise _error(PRODUCER_FENCED, f"{self._id} has another owner (epoch {answer.epoch})")
         if answer.state != "Ongoing":
-            raise _error(48, f"The transaction of {self._id} is {answer.state}")
+            raise _error(INVALID_TXN_STATE, f"The transaction of {self._id} is {answer.state}")
         return set(answer.partitions)
 
     def abort(self, grant: WriterIdentity, transaction_timeout_ms: int, *, timeout_s: float) -> None:
@@ -348,7 +362,7 @@ class TransactionRequests:
             )
             info = metadata.topics.get(name)
             if info is None:
-                raise _error(3, name)
+                raise _error(UNKNOWN_TOPIC_OR_PARTITION, name)
             if info.error_code:
                 raise _error(info.error_code, f"Metadata of {name}")
             return len(info.partitions)
@@ -360,7 +374,7 @@ class TransactionRequests:
 
         def parse(response: Any) -> None:
             answer = response.topics[0]
-            if answer.error_code not in (0, _TOPIC_ALREADY_EXISTS):
+            if answer.error_code not in {NONE, TOPIC_ALREADY_EXISTS}:
                 raise _error(answer.error_code, f"CreateTopics of {name}: {answer.error_message or ''}")
 
         def attempt(left_s: float) -> None:

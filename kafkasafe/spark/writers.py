@@ -26,6 +26,7 @@ from kafka.errors import KafkaError
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from kafkasafe.codes.numbers import UNKNOWN_TOPIC_OR_PARTITION
 from kafkasafe.errors import UsageError
 from kafkasafe.record.arrow_pack import PackedBatch
 from kafkasafe.spark import outcomes, tasks
@@ -187,7 +188,7 @@ def _partition_count(options: SinkOptions, topic: str) -> int:
         return partition_count(options, topic)
     except KafkaError as failed:
         code = getattr(failed, "errno", None)
-        if code == 3:
+        if code == UNKNOWN_TOPIC_OR_PARTITION:
             raise unknown_topic(topic) from failed
         if isinstance(code, int) and code > 0:
             raise

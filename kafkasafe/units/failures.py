@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kafkasafe.codes.verdicts import (
+from kafkasafe.codes.numbers import CONCURRENT_TRANSACTIONS
+from kafkasafe.codes.sets import (
+    BLOCKING_CODES,
+    COORDINATOR_BUSY_CODES,
     FENCED_CODES,
+    LOST_TRANSACTION_CODES,
     NOT_A_MEMBER_CODES,
-    AnswerAction,
-    Scope,
-    classify_produce,
+    TOO_LARGE_CODES,
+    UNACCEPTABLE_OFFSETS_CODES,
 )
+from kafkasafe.codes.verdicts import AnswerAction, Scope, classify_produce
 from kafkasafe.units.ids import TransactionalIds
 from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.requests import (
@@ -25,21 +29,12 @@ from kafkasafe.units.requests import (
     Request,
     RetryLater,
 )
-from kafkasafe.units.transitions import BLOCKING_CODES, Transitions
+from kafkasafe.units.transitions import Transitions
 
 _PATIENCE: Final = 8
 """After a request has failed this many times, its transaction is aborted, because an open transaction delays
 readers.
 """
-_TOO_LARGE: Final = frozenset({10, 18})
-_LOST: Final = FENCED_CODES | {48, 49}
-"""The transaction timed out, a newer epoch took over, or the transaction never existed."""
-_NO_OFFSETS: Final = frozenset({12, 24, 28})
-"""The coordinator will never accept the offsets, because the group has no name, or the metadata of an offset are too
-long.
-"""
-_END_SOON: Final = frozenset({14, 15, 16, 51})
-"""The coordinator is moving, or is busy with the transaction, so EndTxn is repeated soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +105,13 @@ class FailurePolicy:
         if code in FENCED_CODES and self._ids.may_be_anothers(request.tid):
             self._transitions.ask_unfenced(request.transaction, request.tid, failure.reason)
             return
-        if code in _LOST:
+        if code in LOST_TRANSACTION_CODES:
             self._transitions.ask_outcome(request.transaction)
             return
         if code is None and not failure.sent:
             request.tid.forget_failures(request)
             attempt = 1
-        self._again(request, attempt, failure, slow=code is not None and code not in _END_SOON)
+        self._again(request, attempt, failure, slow=code is not None and code not in COORDINATOR_BUSY_CODES)
 
     def _no_offsets(self, request: CommitOffsets, attempt: int, failure: RequestFailure) -> None:
         transaction, code, reason = request.transaction, failure.code, failure.reason
@@ -130,13 +125,20 @@ class FailurePolicy:
             # transaction is aborted, which raises the epoch.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
-            self._inside(request, attempt, failure, lasting=failure.lasting or code in _NO_OFFSETS)
+            self._inside(
+                request, attempt, failure, lasting=failure.lasting or code in UNACCEPTABLE_OFFSETS_CODES
+            )
 
     def _not_appended(self, request: Produce, attempt: int, failure: RequestFailure) -> None:
         transaction, code, lasting = request.transaction, failure.code, failure.lasting
         if code is not None:
             verdict, unit = classify_produce(code), transaction.units[0]
-            if code in _TOO_LARGE and request.batch.count > 1 and unit.durable and not transaction.is_shared:
+            if (
+                code in TOO_LARGE_CODES
+                and request.batch.count > 1
+                and unit.durable
+                and not transaction.is_shared
+            ):
                 self._transitions.abort_and_requeue(transaction, code, failure.reason)
                 # Dividing the batch is progress.
                 unit.forget_tries()
@@ -144,7 +146,7 @@ class FailurePolicy:
                 return
             if verdict.action is AnswerAction.REJECT_BATCH and verdict.scope is Scope.NONE:
                 lasting = True
-            elif verdict.action is not AnswerAction.RETRY and code != 51:
+            elif verdict.action is not AnswerAction.RETRY and code != CONCURRENT_TRANSACTIONS:
                 self._transitions.abort_and_requeue(transaction, code, failure.reason)
                 return
         self._inside(request, attempt, failure, lasting=lasting)
@@ -161,7 +163,7 @@ class FailurePolicy:
         transaction, code, reason = request.transaction, failure.code, failure.reason
         if lasting and not transaction.is_shared:
             self._transitions.give_up(transaction.units[0], code or 0, reason)
-        elif lasting or code in _LOST or code in BLOCKING_CODES or attempt >= _PATIENCE:
+        elif lasting or code in LOST_TRANSACTION_CODES or code in BLOCKING_CODES or attempt >= _PATIENCE:
             # If several units share this transaction, later transactions have fewer of them, until the unit that causes
             # the failure is alone.
             self._transitions.abort_and_requeue(transaction, code, reason)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from kafkasafe.codes.numbers import PRODUCER_FENCED
 from kafkasafe.units.outbox import UnitOutbox
 from kafkasafe.units.requests import InitProducerId
 from kafkasafe.units.terms import Grant
 from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
-EPOCH_REFUSED: Final = 90
+EPOCH_REFUSED: Final = PRODUCER_FENCED
 """A unit that is refused because of any of `FENCED_CODES` reports this error code."""
 LAST_EPOCH: Final = 0x7FFF - 1
 """After this epoch, the coordinator grants a new producer id, never the next epoch."""

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from kafkasafe import marks as m
-from kafkasafe.codes.verdicts import FENCED_CODES
+from kafkasafe.codes.sets import FENCED_CODES
 from kafkasafe.units.failures import FailurePolicy, RequestFailure
 from kafkasafe.units.ids import TransactionalIds
 from kafkasafe.units.order import Lines

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kafkasafe import marks as m
-from kafkasafe.codes.verdicts import DESTINATION_CODES, FENCED_CODES
+from kafkasafe.codes.sets import BLOCKING_CODES, FENCED_CODES
 from kafkasafe.units.ids import EPOCH_REFUSED, TransactionalIds
 from kafkasafe.units.order import Lines
 from kafkasafe.units.outbox import UnitOutbox
@@ -16,10 +16,6 @@ from kafkasafe.units.terms import SUPERSEDED, Grant, GroupPartition, IllegalStep
 from kafkasafe.units.together import transaction_of
 from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 
-BLOCKING_CODES: Final = DESTINATION_CODES | {30, 53}
-"""The cluster blocks a topic, a group or a transactional id, perhaps for a long time. Each try in a new transaction
-appends the records once more, so the pauses between tries are long.
-"""
 _UNDER_WAY: Final = frozenset({Phase.BEGUN, Phase.APPENDING, Phase.STAGING, Phase.STAGED})
 """Phases in which this incarnation has not yet sent EndTxn for the transaction."""
 _RETRACTABLE: Final = frozenset({Phase.WAITING, Phase.BEGUN, Phase.APPENDING})
@@ -91,6 +87,7 @@ class Transitions:
         # unit's pause is over. Later, they may share a transaction with the first unit again.
         first = transaction.units[0]
         first.rest()
+        # Each try in a new transaction appends the records once more, so the pauses are long if the cluster blocks it.
         self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in BLOCKING_CODES))
 
     def requeue(self, transaction: Transaction) -> None:

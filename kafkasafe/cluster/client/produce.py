@@ -30,9 +30,7 @@ from kafkasafe.cluster.coordinators import highest_produce, lowest_produce
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import PRODUCE_BY_ID, AllAppended, Connection, Network, ProduceBatches
 from kafkasafe.cluster.terms import (
-    LEADER_NOT_AVAILABLE,
     MAX_OFFSET,
-    STALE_METADATA,
     NodeId,
     TopicPartition,
     absurd,
@@ -40,6 +38,8 @@ from kafkasafe.cluster.terms import (
     plausible,
     safely,
 )
+from kafkasafe.codes.numbers import LEADER_NOT_AVAILABLE
+from kafkasafe.codes.sets import STALE_METADATA_CODES
 
 _Batch: TypeAlias = tuple[ProduceRequest[Any], memoryview]
 
@@ -318,7 +318,7 @@ class ProduceCall(Call):
                 )
                 continue
             fence = router.order.raise_fence(target) if answer.error_code else router.order.fence(target)
-            stale = stale or answer.error_code in STALE_METADATA
+            stale = stale or answer.error_code in STALE_METADATA_CODES
             if answer.leader_hint is not None:
                 topic_id = self._topic_ids[request.topic]
                 moved = router.take_hint(target, topic_id, answer.leader_hint) or moved

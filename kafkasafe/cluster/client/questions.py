@@ -40,9 +40,7 @@ from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import Network, OffsetRow
 from kafkasafe.cluster.terms import (
-    LEADER_NOT_AVAILABLE,
     MAX_OFFSET,
-    STALE_METADATA,
     TopicPartition,
     absurd,
     error_of,
@@ -50,6 +48,8 @@ from kafkasafe.cluster.terms import (
     plausible,
     safely,
 )
+from kafkasafe.codes.numbers import LEADER_NOT_AVAILABLE
+from kafkasafe.codes.sets import STALE_METADATA_CODES
 from kafkasafe.record.batch import HEADER_BYTES, Compression, is_abort, iter_headers
 
 _INT64: Final = struct.Struct(">q")
@@ -343,7 +343,7 @@ class LeaderQuestions:
 
         def parsed(answer: Any) -> Any:
             result = parse(answer)
-            if result.error_code in STALE_METADATA:
+            if result.error_code in STALE_METADATA_CODES:
                 self._schedule.want()
             return result
 

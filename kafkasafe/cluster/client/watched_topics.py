@@ -9,7 +9,7 @@ import kafka.errors as kafka_errors
 from kafka.util import ensure_valid_topic_name
 
 from kafkasafe.cluster.api import TopicInfo
-from kafkasafe.cluster.terms import UNKNOWN_TOPIC
+from kafkasafe.codes.numbers import UNKNOWN_TOPIC_OR_PARTITION
 
 
 class WatchedTopics:
@@ -48,7 +48,7 @@ class WatchedTopics:
         return sorted(
             name
             for name, info in answered.items()
-            if info.error_code == UNKNOWN_TOPIC and name in self.names and self._may_create(name)
+            if info.error_code == UNKNOWN_TOPIC_OR_PARTITION and name in self.names and self._may_create(name)
         )
 
 

@@ -12,7 +12,8 @@ from typing import cast
 from kafkasafe import events
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
-from kafkasafe.codes.verdicts import MISSING_CODES, classify_code
+from kafkasafe.codes.sets import MISSING_CODES
+from kafkasafe.codes.verdicts import classify_code
 from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.disk import SPILL_EVERY_S, DiskWriter
 from kafkasafe.delivery.engine.lane import Lane

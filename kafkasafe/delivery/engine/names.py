@@ -8,15 +8,15 @@ from typing import Final
 
 from kafkasafe import events
 from kafkasafe import units as u
-from kafkasafe.codes.verdicts import DESTINATION_CODES, MISSING_CODES, classify_code
+from kafkasafe.codes.numbers import TOPIC_AUTHORIZATION_FAILED
+from kafkasafe.codes.sets import DESTINATION_CODES, MISSING_CODES, REFUSED_NAME_CODES
+from kafkasafe.codes.verdicts import classify_code
 from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.refused_name import RefusedName
 from kafkasafe.journal.refusal import CONFIRMED_S
 from kafkasafe.spool.refusals import RefusedDestination, counted
 
-_CODES: Final = frozenset({30, 50, 53})
-_FORBIDDEN_TOPIC: Final = 29
 _MISSING_GRACE_S: Final = 10.0
 """How long a topic may be missing before this is reported: a broker that has just started knows no topics."""
 
@@ -35,12 +35,12 @@ class RefusedNames:
             `blocked_timeout_s`. The offset is committed for a user's group, or as the marker of a transaction.
         """
         name, group = _name(lane, action)
-        unreadable, destination = _of_marker(lane, action) if code == _FORBIDDEN_TOPIC else ("", -1)
+        unreadable, destination = _of_marker(lane, action) if code == TOPIC_AUTHORIZATION_FAILED else ("", -1)
         name = unreadable or name
         found = lane.names.get(name)
         now = self._context.now()
         of_place = bool(unreadable) or (code in DESTINATION_CODES and _is_of_offsets(action))
-        if code is None or not (code in _CODES or of_place):
+        if code is None or not (code in REFUSED_NAME_CODES or of_place):
             if found is not None:
                 found.begin_again(now)
             return False

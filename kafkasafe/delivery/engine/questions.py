@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import kafka.errors as kafka_errors
-
 from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster.procedures import Pause, Procedure
+from kafkasafe.codes.numbers import TOPIC_AUTHORIZATION_FAILED
 from kafkasafe.delivery.engine.context import EngineContext, another_topic
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.leader import (
@@ -195,7 +194,7 @@ class OutcomeInquiry:
             yield from self._decide()
         except NoAnswerError as failed:
             reason = failed.reason
-            if failed.code == kafka_errors.TopicAuthorizationFailedError.errno:
+            if failed.code == TOPIC_AUTHORIZATION_FAILED:
                 reason = read_needed(self._leader.address[0], len(ask.doubt), reason)
             self._lane.journal.ask_failed(ask.destination, reason, code=failed.code, now=self._context.now())
 

@@ -14,7 +14,8 @@ from kafkasafe import journal as j
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster.api import MAX_TIMESTAMP, Failure, OffsetListed
 from kafkasafe.cluster.procedures import Procedure
-from kafkasafe.codes.verdicts import TOPIC_CODES, classify_code, classify_produce
+from kafkasafe.codes.sets import TOPIC_CODES
+from kafkasafe.codes.verdicts import classify_code, classify_produce
 from kafkasafe.delivery.clocks import Clocks
 from kafkasafe.delivery.engine.context import EngineContext, another_topic, text
 from kafkasafe.delivery.engine.disk import DiskWriter

@@ -8,7 +8,8 @@ from typing import Final
 import kafka.errors as kafka_errors
 
 from kafkasafe.cluster import api as t
-from kafkasafe.codes.verdicts import TOPIC_CODES
+from kafkasafe.codes.numbers import UNKNOWN_TOPIC_OR_PARTITION
+from kafkasafe.codes.sets import TOPIC_CODES
 from kafkasafe.delivery.engine.binding import Binding
 from kafkasafe.delivery.engine.context import DeletedTopics, EngineContext
 from kafkasafe.delivery.engine.lane import Lane
@@ -17,7 +18,6 @@ from kafkasafe.delivery.engine.losses import LossWatch
 from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 
 TOPIC_POLL_S: Final = 1.0
-_UNKNOWN_TOPIC: Final = 3
 _PORTION_BYTES: Final = 8 * 1024 * 1024
 """Batches whose partitions are not chosen yet are divided in memory, one portion at a time. A portion ends once it has
 this many bytes.
@@ -84,7 +84,7 @@ class TopicKeeper:
         """Forget the state of a deleted topic after a while. Until then, ask about the topic only now and then."""
         if not error_code:
             self._asked_for.pop(topic, None)
-        if error_code != _UNKNOWN_TOPIC or self.may_create(topic):
+        if error_code != UNKNOWN_TOPIC_OR_PARTITION or self.may_create(topic):
             self._deleted.forget(topic)
             return
         since = self._deleted.note(topic, self._context.clock.monotonic())

@@ -12,7 +12,9 @@ from kafkasafe import journal as j
 from kafkasafe import units as u
 from kafkasafe.cluster import api as t
 from kafkasafe.cluster import transactions as x
-from kafkasafe.codes.verdicts import DESTINATION_CODES, FENCED_CODES, Scope, classify_code, classify_produce
+from kafkasafe.codes.numbers import NONE, OPERATION_NOT_ATTEMPTED
+from kafkasafe.codes.sets import DESTINATION_CODES, GONE_CODES, LOST_TRANSACTION_CODES, REFUSED_ID_CODES
+from kafkasafe.codes.verdicts import Scope, classify_code, classify_produce
 from kafkasafe.delivery.engine.context import EngineContext, text
 from kafkasafe.delivery.engine.disk import DiskWriter
 from kafkasafe.delivery.engine.lane import Lane
@@ -27,14 +29,11 @@ from kafkasafe.record import batch as codec
 
 _OURS: Final = "kafkasafe-"
 _EVIDENCE_BYTES: Final = 64 * 1024
-_OVER: Final = FENCED_CODES | {0, 48, 49}
-_NOT_THERE: Final = frozenset({1, 3, 100})
-"""Error codes that mean that a batch's offset or topic does not exist any more."""
-_NOT_REFUSED: Final = frozenset({0, 55})
-"""Error codes of partitions that AddPartitionsToTxn did not refuse: 0, or 55 (OPERATION_NOT_ATTEMPTED) if it refused
-another partition of the request.
+_OVER: Final = LOST_TRANSACTION_CODES | {NONE}
+_NOT_REFUSED: Final = frozenset({NONE, OPERATION_NOT_ATTEMPTED})
+"""Error codes of partitions that AddPartitionsToTxn did not refuse. OPERATION_NOT_ATTEMPTED: it refused another
+partition of the request.
 """
-_REFUSED_NAMES: Final = frozenset({31, 50, 53})
 
 
 def marker_group(transactional_id: str) -> str:
@@ -423,7 +422,7 @@ class Transactor:
         elif not action.by_log:
             # The log cannot show the outcome. There is no marker, so the transaction was not committed.
             lane.journal.units.outcome_found(action, committed=False)
-        elif code in _NOT_THERE:
+        elif code in GONE_CODES:
             lane.journal.units.outcome_found(action, committed=None)
         else:
             self._failed(lane, action, code, f"{classify_code(code).name} ({code})")
@@ -471,7 +470,7 @@ class Transactor:
 
     def _name_failed(self, name: str, code: int | None, reason: str) -> None:
         """Report permanent refusals of a user's transactional id to callers."""
-        if code in _REFUSED_NAMES:
+        if code in REFUSED_ID_CODES:
             error: BaseException = for_code(code)(reason)
             self._ledger.name_answered(name, error)
         else:

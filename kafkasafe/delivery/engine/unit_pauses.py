@@ -9,14 +9,13 @@ from typing import Final
 
 from kafkasafe import events
 from kafkasafe import units as u
-from kafkasafe.codes.verdicts import MISSING_CODES
+from kafkasafe.codes.sets import MISSING_CODES, TRANSACTION_ENDING_CODES
 from kafkasafe.delivery.engine.context import EngineContext, another_topic
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import UnitDue
 
 _SOON_S: Final = 0.01
-"""Pause if the coordinator or a leader is still completing the previous transaction. That takes milliseconds."""
-_SOON: Final = frozenset({19, 51, 88})
+"""Pause if the coordinator or a leader is still completing the previous transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class UnitPauses:
         """Begin the pause before the next attempt of a unit, or of one of its requests. At its end, `retry` is due."""
         backoff = self._context.slow_backoff if again.slow else self._context.backoff
         pause_s = backoff.pause_s(again.attempt)
-        if again.code in _SOON and again.attempt <= 6:
+        if again.code in TRANSACTION_ENDING_CODES and again.attempt <= 6:
             pause_s = min(pause_s, _SOON_S * again.attempt)
         self._context.stats.pauses.add()
         self._context.stats.backoff_s["transaction"] += pause_s
