@@ -306,6 +306,19 @@ class TopicsListed:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicCreated:
+    """The answer to CreateTopics.
+
+    Attributes:
+        error_code: Kafka's error code; 0 for success. 36: the topic exists.
+        error_message: The broker's description of the error, if it sent one.
+    """
+
+    error_code: int
+    error_message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetListed:
     """The answer to ListOffsets. `offset` is -1 if no offset matches; `leader_epoch` is -1 if unknown.
 

@@ -64,6 +64,7 @@ from kafkasafe.cluster.answers import (
     Reached,
     RecordsFetched,
     Reply,
+    TopicCreated,
     TopicInfo,
     TopicsListed,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "RecordsFetched",
     "Reply",
     "StaleFenceError",
+    "TopicCreated",
     "TopicInfo",
     "TopicsListed",
     "in_words",
@@ -259,6 +261,25 @@ class Cluster(Protocol):
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         """Asks any broker for all topics, without watching them."""
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        config: Mapping[str, str],
+        timeout_ms: int,
+        reply: Reply[TopicCreated],
+    ) -> None:
+        """Creates a topic with the brokers' default replication. Brokers before 2.4 cannot do this; `reply` then gets a
+        `Failure` whose `unsupported` is true.
+
+        Args:
+            name: Topic name.
+            partitions: Number of partitions.
+            config: Settings of the topic. Other settings have the brokers' defaults.
+            timeout_ms: How long the broker may wait until the topic is created, in ms.
+            reply: Gets `TopicCreated` or `Failure`.
+        """
 
     # -- writing -------------------------------------------------------------------------------------------------
 

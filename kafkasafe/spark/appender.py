@@ -39,8 +39,7 @@ from typing import Any, Final
 from kafka.errors import ProducerFencedError
 
 from kafkasafe.classification import classify
-from kafkasafe.cluster.api import Failure, HeadersFetched, ProduceReply, ProduceRequest
-from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.api import Cluster, Failure, HeadersFetched, ProduceReply, ProduceRequest
 from kafkasafe.cluster.inquiry import coded, pause_s
 from kafkasafe.codes.numbers import MESSAGE_TOO_LARGE, OFFSET_NOT_AVAILABLE
 from kafkasafe.codes.sets import FENCED_CODES, SPOILT_CODES
@@ -205,7 +204,7 @@ class Appender:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Cluster,
         grant: WriterIdentity,
         options: SinkOptions,
         *,

@@ -9,18 +9,16 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 from kafkasafe.cluster.api import Cluster
-
-C = TypeVar("C", bound=Cluster)
 
 # The process id is part of each key, because a worker may be forked from a process that had connections.
 _kept: dict[tuple[int, Callable[..., Cluster], str], Cluster] = {}
 _lock: Final = threading.Lock()
 
 
-def kept(options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], C]) -> C:
+def kept(options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Cluster]) -> Cluster:
     """Returns this process's connections for these options.
 
     Args:
@@ -36,7 +34,7 @@ def kept(options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], C]) -> 
                 del _kept[other]
             cluster = _kept[key] = make(options)
             cluster.start()
-        return cast(C, cluster)
+        return cluster
 
 
 def close_connections() -> None:

@@ -16,13 +16,13 @@ from kafkasafe.classification import classify
 from kafkasafe.cluster.api import (
     EARLIEST,
     LATEST,
+    Cluster,
     OffsetListed,
     ProduceReply,
     ProduceRequest,
     RecordsFetched,
     Reply,
 )
-from kafkasafe.cluster.client import Transport
 from kafkasafe.cluster.inquiry import coded
 from kafkasafe.codes.numbers import (
     OFFSET_NOT_AVAILABLE,
@@ -56,7 +56,7 @@ class MarkerStore:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Cluster,
         requests: TransactionRequests,
         options: SinkOptions,
         app_id: str,

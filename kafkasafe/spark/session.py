@@ -18,7 +18,7 @@ from typing import Final, Literal, NoReturn, TypeAlias
 from kafka.errors import KafkaTimeoutError
 
 from kafkasafe.classification import classify
-from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.api import Cluster
 from kafkasafe.codes.sets import FENCED_CODES, SPOILT_CODES
 from kafkasafe.errors import CheckpointMismatchError, WaitTimeoutError
 from kafkasafe.kafkapython.connect import over_sockets
@@ -282,7 +282,7 @@ class Session:
         self._options = options
         self._app_id = app_id
         self._id = f"kafkasafe-spark-{app_id}"
-        self.transport: Transport = over_sockets(
+        self.transport: Cluster = over_sockets(
             {**options.connection, "client_id": options.connection.get("client_id", "kafkasafe-spark-driver")}
         )
         requests = TransactionRequests(self.transport, self._id, timeout_s=options.api_timeout_s)

@@ -14,7 +14,7 @@ from typing import Final
 
 from kafka.errors import KafkaError
 
-from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.api import Cluster
 from kafkasafe.codes.numbers import INVALID_TRANSACTION_TIMEOUT, UNKNOWN_TOPIC_OR_PARTITION
 from kafkasafe.spark.appender import Appender, RestartError
 from kafkasafe.spark.marker_store import MarkerStore
@@ -44,7 +44,7 @@ class SinkTransaction:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Cluster,
         requests: TransactionRequests,
         markers: MarkerStore,
         options: SinkOptions,

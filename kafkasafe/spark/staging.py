@@ -22,8 +22,7 @@ from typing import Any, Final
 import crc32c
 
 from kafkasafe.classification import classify
-from kafkasafe.cluster.api import EARLIEST, Failure, OffsetListed, ProducerIdGranted, RecordsFetched
-from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.api import EARLIEST, Cluster, Failure, OffsetListed, ProducerIdGranted, RecordsFetched
 from kafkasafe.cluster.inquiry import pause_s
 from kafkasafe.codes.numbers import OFFSET_OUT_OF_RANGE, TOPIC_AUTHORIZATION_FAILED
 from kafkasafe.errors import SparkError
@@ -83,7 +82,7 @@ class Stager:
         KafkaError: The topic or a producer id is not available.
     """
 
-    def __init__(self, transport: Transport, options: SinkOptions) -> None:
+    def __init__(self, transport: Cluster, options: SinkOptions) -> None:
         self._topic = options.staging_topic
         self._partition = random.randrange(_ensure(transport, options))
         granted: ProducerIdGranted = retry_for(
@@ -145,7 +144,7 @@ class _reporting:  # noqa: N801  # reads as a statement
             ) from raised
 
 
-def _ensure(transport: Transport, options: SinkOptions) -> int:
+def _ensure(transport: Cluster, options: SinkOptions) -> int:
     """Returns the number of the staging topic's partitions. Creates the topic if it does not exist."""
     topic = options.staging_topic
     known = transport.topic(topic)
@@ -182,7 +181,7 @@ def _ensure(transport: Transport, options: SinkOptions) -> int:
 
 
 def fetch_staged(
-    transport: Transport, options: SinkOptions, wanted: Iterable[StagedBatch]
+    transport: Cluster, options: SinkOptions, wanted: Iterable[StagedBatch]
 ) -> Iterator[tuple[StagedBatch, bytearray]]:
     """Yields each staged batch with its bytes. The order is by partition of the staging topic, then by offset.
 
@@ -208,7 +207,7 @@ class _Fetching:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Cluster,
         options: SinkOptions,
         partition: int,
         pieces: Sequence[StagedBatch],

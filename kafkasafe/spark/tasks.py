@@ -29,7 +29,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType
 
-from kafkasafe.cluster.client import Transport
+from kafkasafe.cluster.api import Cluster
 from kafkasafe.kafkapython.connect import over_sockets
 from kafkasafe.record import arrow_encode
 from kafkasafe.record.arrow_encode import Rows
@@ -77,7 +77,7 @@ _TOO_LARGE: Final = -1  # column `slot` of the only row that a task returns if i
 _arrow: Any = pa
 
 
-def transport_of(options: SinkOptions) -> Transport:
+def transport_of(options: SinkOptions) -> Cluster:
     """Returns this process's connections for these options."""
     return kept({"client_id": "kafkasafe-spark-task", **options.connection}, over_sockets)
 

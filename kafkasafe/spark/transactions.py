@@ -18,10 +18,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 import tenacity
 from kafka.errors import KafkaError
 
-from kafkasafe.cluster.api import Failure, MetadataRefreshed, ProducersDescribed, Reply
+from kafkasafe.cluster.api import Cluster, Failure, MetadataRefreshed, ProducersDescribed, Reply, TopicCreated
 from kafkasafe.cluster.backoff import PAUSES, Backoff
-from kafkasafe.cluster.client import Transport
-from kafkasafe.cluster.coordinators import Question
 from kafkasafe.cluster.inquiry import coded
 from kafkasafe.cluster.transactions import (
     OffsetCommitted,
@@ -183,7 +181,7 @@ class TransactionRequests:
         timeout_s: Maximum duration of one call of a method, in seconds.
     """
 
-    def __init__(self, transport: Transport, transactional_id: str, *, timeout_s: float) -> None:
+    def __init__(self, transport: Cluster, transactional_id: str, *, timeout_s: float) -> None:
         self._transport = transport
         self._transactions = transport.transactions
         self._id = transactional_id
@@ -372,26 +370,14 @@ class TransactionRequests:
     def create_topic(self, name: str, *, partitions: int, config: Mapping[str, str]) -> None:
         """Creates a topic with the brokers' default replication. Does nothing if the topic exists."""
 
-        def parse(response: Any) -> None:
-            answer = response.topics[0]
+        def attempt(left_s: float) -> None:
+            timeout_ms = int(min(30.0, left_s) * 1000)
+            answer: TopicCreated = call(
+                lambda reply: self._transport.create_topic(name, partitions, config, timeout_ms, reply),
+                left_s,
+            )
             if answer.error_code not in {NONE, TOPIC_ALREADY_EXISTS}:
                 raise _error(answer.error_code, f"CreateTopics of {name}: {answer.error_message or ''}")
-
-        def attempt(left_s: float) -> None:
-            topic = {
-                "name": name,
-                "num_partitions": partitions,
-                "replication_factor": -1,
-                "assignments": [],
-                "configs": [{"name": key, "value": value} for key, value in config.items()],
-            }
-            fields = {
-                "topics": [topic],
-                "timeout_ms": int(min(30.0, left_s) * 1000),
-                "validate_only": False,
-            }
-            question = Question("CreateTopics", fields, parse, 4)
-            call(lambda reply: self._transport.ask(question, reply), left_s)
 
         retry_for(self._timeout_s, attempt, what=f"CreateTopics of {name}", api="CreateTopics")
 

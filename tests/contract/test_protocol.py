@@ -3,6 +3,8 @@
 What brokers answer to raw requests is in test_contract.py. Where the backends differ the fake is wrong.
 """
 
+import uuid
+
 import pytest
 from backends import CURRENT, OLD, TOO_LARGE, Backend
 from kafka.errors import TopicAlreadyExistsError
@@ -98,6 +100,21 @@ def test_a_topic_that_is_not_there(backend):
     backend.client.unwatch("is-not-there")
     impossible = backend.once(backend.client.refresh_metadata, ["x" * 300])
     assert (type(impossible.error).__name__, impossible.sent) == ("InvalidTopicError", False)
+
+
+def test_a_topic_that_is_created(backend):
+    name, create = f"created-{uuid.uuid4().hex[:6]}", backend.client.create_topic
+    answers = [backend.once(create, name, 2, {"retention.ms": "7000"}, 30_000) for _ in range(2)]
+    assert [answer.error_code for answer in answers] == [0, 36]
+    assert answers[1].error_message
+
+    def partitions():
+        refreshed = backend.once(backend.client.refresh_metadata, [name])
+        return set() if isinstance(refreshed, Failure) else set(refreshed.topics[name].partitions)
+
+    backend.until(lambda: partitions() == {0, 1})
+    wrong = backend.once(create, f"{name}-wrong", 1, {"no.such.setting": "1"}, 30_000)
+    assert wrong.error_code == 40
 
 
 def recreate(backend, topic):

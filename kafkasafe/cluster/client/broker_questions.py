@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import kafka.errors as kafka_errors
 
-from kafkasafe.cluster.api import Broker, Failure, ProducerIdGranted, Reply, TopicInfo, TopicsListed
+from kafkasafe.cluster.api import (
+    Broker,
+    Failure,
+    ProducerIdGranted,
+    Reply,
+    TopicCreated,
+    TopicInfo,
+    TopicsListed,
+)
 from kafkasafe.cluster.client.calls import QuestionCall
 from kafkasafe.cluster.client.link import BrokerLink
 from kafkasafe.cluster.client.links import Links
@@ -43,6 +52,29 @@ class BrokerQuestions:
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         self.ask(metadata_question(None, topics_listed), reply)
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        config: Mapping[str, str],
+        timeout_ms: int,
+        reply: Reply[TopicCreated],
+    ) -> None:
+        def parse(response: Any) -> TopicCreated:
+            answer = response.topics[0]
+            return TopicCreated(answer.error_code, answer.error_message)
+
+        topic = {
+            "name": name,
+            "num_partitions": partitions,
+            "replication_factor": -1,
+            "assignments": [],
+            "configs": [{"name": key, "value": value} for key, value in config.items()],
+        }
+        fields = {"topics": [topic], "timeout_ms": timeout_ms, "validate_only": False}
+        # v4 is the first version with the brokers' default replication (KIP-464, Kafka 2.4).
+        self.ask(Question("CreateTopics", fields, parse, 4), reply)
 
     def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
         self.ask(producer_id_question(), reply)

@@ -21,6 +21,7 @@ from kafkasafe.cluster.api import (
     Reached,
     RecordsFetched,
     Reply,
+    TopicCreated,
     TopicInfo,
     TopicsListed,
 )
@@ -33,7 +34,7 @@ from kafkasafe.cluster.client.reachability import Reachability
 from kafkasafe.cluster.client.refresher import Refresher
 from kafkasafe.cluster.client.schedule import RefreshSchedule
 from kafkasafe.cluster.client.watched_topics import WatchedTopics
-from kafkasafe.cluster.coordinators import CoordinatorQuestions, Node, Question
+from kafkasafe.cluster.coordinators import CoordinatorQuestions
 from kafkasafe.cluster.leaders import Leaders
 from kafkasafe.cluster.network import Network
 from kafkasafe.cluster.pin import ClusterPin
@@ -205,9 +206,15 @@ class Transport:
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
         self._broker_questions.topic_at(node, topic, reply)
 
-    def ask(self, question: Question, reply: Reply[Any], *, node: Node | None = None) -> None:
-        """Asks a certain broker, or any broker; see `BrokerQuestions.ask`."""
-        self._broker_questions.ask(question, reply, node=node)
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        config: Mapping[str, str],
+        timeout_ms: int,
+        reply: Reply[TopicCreated],
+    ) -> None:
+        self._broker_questions.create_topic(name, partitions, config, timeout_ms, reply)
 
     def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
         self._broker_questions.init_producer_id(reply)
