@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kafkasafe import events
-from kafkasafe._consuming.reports import _level_of
+from kafkasafe._consuming.event_table import ROWS
 from tests.pages import DOCS, PACKAGE
 
 _LEVELS: Final = {"exception": "ERROR"}
@@ -69,5 +69,5 @@ def of_consumer_events() -> dict[str, set[str]]:
         fields = [field.name for field in dataclasses.fields(each)]
         samples = [each(**dict.fromkeys(fields, value)) for value in (None, (0, 0))]
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", each.__name__).lower()
-        found[name] = {logging.getLevelName(_level_of(sample)) for sample in samples}
+        found[name] = {logging.getLevelName(ROWS[each].level_of(sample)) for sample in samples}
     return found

@@ -3,7 +3,8 @@
 `reading.py` makes the objects. The constructor of each object takes the other objects that this object uses. In this
 list, each module comes after the modules that it uses:
 
-- `reports.py`, `followers.py`: the destinations of events, and the followers from which the consumer may read.
+- `event_table.py`, `reports.py`, `followers.py`: the level and the metrics of each event, the destinations of events,
+  and the followers from which the consumer may read.
 - `history.py`, `partition.py`: the state of one partition.
 - `connections.py`, `log_checks.py`, `look_ups.py`: our own connections, and the procedures that ask brokers over them.
 - `lineage_file.py`, `parts.py`, `commits.py`, `rereading.py`, `status.py`: kept histories, assigned partitions and

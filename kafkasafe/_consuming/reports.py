@@ -8,17 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kafkasafe.events import (
-    ConsumerEvent,
-    EndOffsetHeld,
-    EndOffsetRegressed,
-    LogDiverged,
-    LossCheckInconclusive,
-    PartitionNotReady,
-    PartitionReady,
-    PositionReset,
-    PositionRewound,
-)
+from kafkasafe._consuming.event_table import ROWS
+from kafkasafe.events import ConsumerEvent
 from kafkasafe.logs import EventLog
 from kafkasafe.stats import ConsumerStats
 
@@ -52,8 +43,10 @@ class Reports:
 
     def emit(self, event: ConsumerEvent) -> None:
         self.counters[type(event).__name__] += 1
-        self._count(event)
-        self._say(_level_of(event), event)
+        row = ROWS[type(event)]
+        if row.count is not None:
+            row.count(self.stats, event)
+        self._say(row.level_of(event), event)
         if self._on_event is None:
             return
         try:
@@ -75,45 +68,3 @@ class Reports:
             self.log.warning("%s", event, event=name, **fields)
         else:
             self.log.error("%s", event, event=name, **fields)
-
-    def _count(self, event: ConsumerEvent) -> None:
-        stats, topic = self.stats, event.topic
-        match event:
-            case LogDiverged(rolled_back=(first, last)):
-                stats.divergences[topic] += 1
-                stats.diverged_records[topic] += last - first + 1
-            case EndOffsetRegressed(reason=reason, look_up="latest"):
-                stats.regressions[topic, reason] += 1
-            case EndOffsetHeld(reason=reason, look_up="latest"):
-                stats.held[topic, reason] += 1
-            case EndOffsetRegressed() | EndOffsetHeld():
-                pass  # the metrics of regressions are only about end offsets
-            case PositionReset(reason=reason, skipped=skipped):
-                stats.resets[topic, reason] += 1
-                if skipped is not None:
-                    stats.skipped_records[topic] += skipped[1] - skipped[0] + 1
-            case PartitionReady(after_s=after_s):
-                stats.not_ready_s[topic] += after_s
-            case PositionRewound():
-                pass  # no record is lost or skipped; the producer counts its dropped batches
-            case PartitionNotReady():
-                pass  # `PartitionReady` counts it
-            case LossCheckInconclusive():
-                stats.history_trimmed[topic] += 1
-
-
-def _level_of(event: ConsumerEvent) -> int:
-    """Return the level at which an event is logged. docs/log-events.md lists the levels."""
-    match event:
-        case LogDiverged() | EndOffsetRegressed():
-            return logging.ERROR
-        case PositionReset(skipped=skipped):
-            return logging.INFO if skipped is None else logging.WARNING
-        case (
-            EndOffsetHeld()
-            | LossCheckInconclusive()
-            | PartitionNotReady()
-            | PartitionReady()
-            | PositionRewound()
-        ):
-            return logging.INFO
