@@ -119,9 +119,6 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments
                 could not be read for this long. Default: the consumer keeps trying.
 
-    Attributes:
-        counters: Number of events of each kind, by name.
-
     Raises:
         ConfigError: An option is unknown or has a value that cannot work.
         LineageFileError: The file `lineage_path` is damaged, comes from a newer version, or is in use.
@@ -188,7 +185,6 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         self._reports = Reports(
             options.get("client_id", KafkaConsumer.DEFAULT_CONFIG["client_id"]), self._safe.on_event
         )
-        self.counters: collections.Counter[str] = self._reports.counters
         self._memory = LineageMemory(self._safe.lineage_path)
         parent: Any = super()
         try:
@@ -227,6 +223,11 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     def client_id(self) -> str:
         """The option `client_id`, which is also a label of the metrics."""
         return str(self.config["client_id"])
+
+    @property
+    def counters(self) -> collections.Counter[str]:
+        """Number of events of each kind, by name. Each access returns a copy."""
+        return self._reports.stats.named()
 
     def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True

@@ -554,6 +554,8 @@ class ConsumerStats(RetryStats):
     Threads other than the polling thread may look up offsets. An increment may then be lost, which is harmless.
 
     Attributes:
+        events: By name of the event's class: number of events.
+        lineage_write_errors: Number of failed writes of the file `lineage_path`.
         resets: By (topic, reason): how often `auto_offset_reset` set a position.
         skipped_records: By topic: number of offsets that position resets skipped.
         regressions: By (topic, reason): how often an end offset was proven to have decreased.
@@ -569,6 +571,8 @@ class ConsumerStats(RetryStats):
 
     def __init__(self) -> None:
         super().__init__()
+        self.events: collections.Counter[str] = collections.Counter()
+        self.lineage_write_errors = Count()
         self.resets: collections.Counter[tuple[str, str]] = collections.Counter()
         self.skipped_records: collections.Counter[str] = collections.Counter()
         self.regressions: collections.Counter[tuple[str, str]] = collections.Counter()
@@ -578,6 +582,13 @@ class ConsumerStats(RetryStats):
         self.history_trimmed: collections.Counter[str] = collections.Counter()
         self.unavailable_s: collections.defaultdict[str, float] = collections.defaultdict(float)
         self.not_ready_s: collections.defaultdict[str, float] = collections.defaultdict(float)
+
+    def named(self) -> collections.Counter[str]:
+        """Return the counters that `SafeConsumer.metrics()` shows. A counter that is 0 is left out."""
+        found = self.events.copy()
+        if self.lineage_write_errors.value:
+            found["lineage_write_errors"] = self.lineage_write_errors.value
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import logging
 import re
 from collections.abc import Callable
@@ -25,24 +24,21 @@ class Reports:
 
     Attributes:
         log: The consumer's log.
-        counters: Maps the name of each kind of event to the number of such events. Also counts failed writes of the
-            file `lineage_path`.
-        stats: What the metrics show.
+        stats: The consumer's counters.
     """
 
-    __slots__ = ("_on_event", "counters", "log", "stats")
+    __slots__ = ("_on_event", "log", "stats")
 
     def __init__(self, client_id: Any, on_event: Callable[[Any], object] | None) -> None:
         self._on_event = on_event
         self.log = log.bind(client_id=client_id)
-        self.counters: collections.Counter[str] = collections.Counter()
         self.stats = ConsumerStats()
 
     def lineage_not_written(self) -> None:
-        self.counters["lineage_write_errors"] += 1
+        self.stats.lineage_write_errors.add()
 
     def emit(self, event: ConsumerEvent) -> None:
-        self.counters[type(event).__name__] += 1
+        self.stats.events[type(event).__name__] += 1
         row = ROWS[type(event)]
         if row.count is not None:
             row.count(self.stats, event)
