@@ -9,7 +9,7 @@ creates them. kafka-python's `poll` calls its fetcher three times: to reset posi
 fetch. In the first two calls, `kafkapython.fetcher.Fetcher` calls `Results.carry_on`. `carry_on` starts procedures
 (`Positions.begin`, `cluster.inquiry`), at most one per partition, and applies their results. `Responses.accept` gets
 each fetch response before kafka-python does. While a partition is being checked, the consumer does not fetch from it
-(`KafkaPython.hold`), but still fetches from the others. All decisions are made on the thread that polls. Only the
+(`Assignments.hold`), but still fetches from the others. All decisions are made on the thread that polls. Only the
 encoding of the lineage for a commit can also run on kafka-python's I/O thread, under the lock of the `History` object.
 The lineage is the history of the records that were read; it is encoded as text.
 """
@@ -573,7 +573,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         self._check_process()
         if not isinstance(partition, TopicPartition):
             raise TypeError("partition must be a TopicPartition namedtuple")
-        if self._reading.port.state(partition) is None:
+        if self._reading.assignments.state(partition) is None:
             raise kafka_errors.IllegalStateError("Partition is not assigned")
         timeout_s = seconds_of(self.config["request_timeout_ms"] if timeout_ms is None else timeout_ms)
         deadline = time.monotonic() + timeout_s
@@ -581,7 +581,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         while True:
             reading.positions.refresh_committed(max(0.0, deadline - time.monotonic()) * 1000)
             reading.results.carry_on(partition)
-            state = reading.port.state(partition)
+            state = reading.assignments.state(partition)
             if state is None:
                 raise kafka_errors.IllegalStateError("Partition is no longer assigned")
             left_s = deadline - time.monotonic()

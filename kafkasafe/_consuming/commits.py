@@ -9,9 +9,9 @@ from typing import Any, Final
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from kafkasafe._consuming.parts import AssignedPartitions
+from kafkasafe._consuming.ports import Assignments, Metadata
 from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.history.epochs.lineage import METADATA_BYTES
-from kafkasafe.kafkapython.adapter import KafkaPython
 
 _NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
 
@@ -19,10 +19,11 @@ _NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
 class Commits:
     """Decides about the commits of one consumer. Any thread may call the methods."""
 
-    __slots__ = ("_carries_lineage", "_lock", "_parts", "_port")
+    __slots__ = ("_assignments", "_carries_lineage", "_lock", "_metadata", "_parts")
 
-    def __init__(self, port: KafkaPython, parts: AssignedPartitions) -> None:
-        self._port = port
+    def __init__(self, assignments: Assignments, metadata: Metadata, parts: AssignedPartitions) -> None:
+        self._assignments = assignments
+        self._metadata = metadata
         self._parts = parts
         self._lock = threading.Lock()
         self._carries_lineage = True
@@ -80,7 +81,7 @@ class Commits:
         position has not been checked yet. While the metadata still contain the id of the topic that was read, commits
         carry this id (`_described`).
         """
-        return self._port.consumed(unhanded, self._is_allowed)
+        return self._assignments.consumed(unhanded, self._is_allowed)
 
     def _is_allowed(self, tp: TopicPartition, offset: int) -> bool:
         return not (self.is_withheld(tp, offset) or self._is_another_topic(tp))
@@ -93,7 +94,7 @@ class Commits:
 
     def _is_another_topic(self, tp: TopicPartition) -> bool:
         """Return whether the topic in the metadata is newer than the topic that was read."""
-        part, leadership = self._parts.get(tp), self._port.leadership(tp)
+        part, leadership = self._parts.get(tp), self._metadata.leadership(tp)
         if part is None or part.history.topic_id is None or leadership is None:
             return False
         return leadership[0] not in {None, part.history.topic_id, *part.history.former.ids}

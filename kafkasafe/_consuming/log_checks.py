@@ -16,6 +16,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.history import HistoryCopy, headers
 from kafkasafe._consuming.partition import LocalStart, LogCompared, LogRange, ResetReason, ResetTo
+from kafkasafe._consuming.ports import Metadata
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.classification import Verdict
 from kafkasafe.cluster.api import (
@@ -44,7 +45,6 @@ from kafkasafe.history.epochs import (
     Same,
     Unknown,
 )
-from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
 _NOTHING: Final = Unknown("nothing was asked")
@@ -57,7 +57,7 @@ class LogChecks:
     """Makes the procedures with which one consumer checks logs.
 
     Args:
-        port: Gives kafka-python's metadata, which are separate from the metadata of our connections.
+        metadata: kafka-python's metadata, which are separate from the metadata of our connections.
         hold_timeout_s: An end offset that is lower than an earlier one is not believed for this many seconds.
         isolation: Isolation level. With 1 (read_committed), the end of a log is its last stable offset.
     """
@@ -67,7 +67,7 @@ class LogChecks:
         *,
         network: Callable[[], Cluster],
         lookups: LookUps,
-        port: KafkaPython,
+        metadata: Metadata,
         reports: Reports,
         tracker: EndOffsetTracker,
         hold_timeout_s: float,
@@ -75,7 +75,7 @@ class LogChecks:
     ) -> None:
         self._network = network
         self._lookups = lookups
-        self._port = port
+        self._metadata = metadata
         self._reports = reports
         self._tracker = tracker
         self._hold_timeout_s = hold_timeout_s
@@ -153,7 +153,7 @@ class LogChecks:
         topic_id = read.topic_id
         tries = 0
         while True:
-            leadership = self._port.leadership(tp)
+            leadership = self._metadata.leadership(tp)
             # kafka-python's metadata may be minutes old.
             info = yield from self._fresh(tp.topic)
             leader = info.partitions.get(tp.partition)
@@ -162,7 +162,7 @@ class LogChecks:
             ids = {fresh_id, leadership[0] if leadership else None} - {None}
             named = next(iter(ids)) if len(ids) == 1 else None
             if read.former.name(named, time.monotonic()) or len(ids) > 1:
-                self._port.request_metadata()
+                self._metadata.request()
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
@@ -176,7 +176,7 @@ class LogChecks:
                     current = self._newest_epoch(tp)
                     walked = yield from self._walk_one_leader(tp, read, position, current)
             except LeaderChangedError:
-                self._port.request_metadata()
+                self._metadata.request()
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
@@ -295,7 +295,7 @@ class LogChecks:
 
     def _newest_epoch(self, tp: TopicPartition) -> int:
         """Return the newer of two leader epochs: that in kafka-python's metadata, and that in our transport's own."""
-        leadership = self._port.leadership(tp)
+        leadership = self._metadata.leadership(tp)
         info = self._network().topic(tp.topic)
         leader = info.partitions.get(tp.partition) if info is not None else None
         return max(

@@ -10,19 +10,22 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.log_checks import LogChecks
 from kafkasafe._consuming.partition import AssignedPartition
+from kafkasafe._consuming.ports import Assignments, Metadata
 from kafkasafe._consuming.position_table import Action, PositionEvent
 from kafkasafe.cluster.inquiry import ProcedureRunner, pause_s
 from kafkasafe.cluster.procedures import Procedure
-from kafkasafe.kafkapython.adapter import KafkaPython
 
 
 class Moves:
     """Moves positions from state to state, and carries out the actions. Only the polling thread calls this object."""
 
-    __slots__ = ("_checks", "_port", "_runner")
+    __slots__ = ("_assignments", "_checks", "_metadata", "_runner")
 
-    def __init__(self, port: KafkaPython, runner: ProcedureRunner, checks: LogChecks) -> None:
-        self._port = port
+    def __init__(
+        self, assignments: Assignments, metadata: Metadata, runner: ProcedureRunner, checks: LogChecks
+    ) -> None:
+        self._assignments = assignments
+        self._metadata = metadata
         self._runner = runner
         self._checks = checks
 
@@ -53,17 +56,17 @@ class Moves:
         for action in actions:
             match action:
                 case Action.HOLD:
-                    self._port.hold(part.state)
+                    self._assignments.hold(part.state)
                 case Action.RELEASE:
-                    self._port.release(part.state)
+                    self._assignments.release(part.state)
                 case Action.PAUSE:
                     part.failures.rest(time.monotonic() + pause_s(part.failures.count))
                 case Action.REQUEST_METADATA:
-                    self._port.request_metadata()
+                    self._metadata.request()
                 case Action.REQUEST_RESET:
-                    self._port.reset(tp, strategy)
+                    self._assignments.reset(tp, strategy)
                 case Action.REPOSITION:
-                    self._port.reposition(part.state, part.position)
+                    self._assignments.reposition(part.state, part.position)
                 case _:
                     part.begin(self._runner.begin(self._procedure(tp, part, action)))
 

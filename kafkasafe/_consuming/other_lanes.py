@@ -35,9 +35,9 @@ from typing import Final
 
 from kafka.structs import TopicPartition
 
+from kafkasafe._consuming.ports import Group
 from kafkasafe.delivery.readings import Carrier, Earlier, OffsetClaim, OffsetsFate, ProducerLane, ReadingRun
 from kafkasafe.errors import UsageError, WaitTimeoutError
-from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.spool.own_lane import OwnLane
 
 _LOOK_S: Final = 0.01
@@ -81,12 +81,12 @@ class OtherLanes:
     """Lets only one lane at a time move the offsets; see the module's docstring. Only the polling thread uses it.
 
     Args:
-        port: kafka-python.
+        group: The consumer's group.
         timeout_ms: How long `make_way` may wait.
     """
 
-    def __init__(self, port: KafkaPython, timeout_ms: float) -> None:
-        self._port = port
+    def __init__(self, group: Group, timeout_ms: float) -> None:
+        self._group = group
         self._timeout_ms = timeout_ms
         self._earlier: Earlier[TopicPartition] = Earlier()
 
@@ -122,7 +122,7 @@ class OtherLanes:
                 _await_lane(claim.carrier.lane, mine.lane, (group, *tp), deadline)
                 self._earlier.forget(tp, claim)
         if way is Way.LEFT_GROUP:
-            self._port.leave_group(_LEAVES, self._timeout_ms)
+            self._group.leave(_LEAVES, self._timeout_ms)
         return way
 
 

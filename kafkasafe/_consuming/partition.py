@@ -8,12 +8,12 @@ from collections.abc import Collection
 from typing import Any, Final, Literal, NamedTuple
 
 from kafkasafe._consuming.history import History
+from kafkasafe._consuming.ports import AssignmentState, Leadership
 from kafkasafe._consuming.position_table import BEGIN, Action, Activity, At, PositionEvent, Standing
 from kafkasafe.cluster.inquiry import RunningProcedure
 from kafkasafe.events import LogDiverged
 from kafkasafe.history.epochs import Outcome
 from kafkasafe.history.memory import Remembered
-from kafkasafe.kafkapython.adapter import Leadership
 
 ResetReason = tuple[Literal["no_position", "retention", "beyond_end", "recreated"], int | None]
 """The reason for a reset, and the position before the reset."""
@@ -210,8 +210,8 @@ class AssignedPartition:
         "undecided",
     )
 
-    def __init__(self, state: Any, known: Remembered | None = None) -> None:
-        self.state: Any = state
+    def __init__(self, state: AssignmentState, known: Remembered | None = None) -> None:
+        self.state = state
         self.at: At = BEGIN
         self.history = History(known)
         self.failures = Failures()

@@ -10,8 +10,8 @@ from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.lineage_file import LineageMemory
 from kafkasafe._consuming.partition import AssignedPartition, PlaceLeft
+from kafkasafe._consuming.ports import Assignments, AssignmentState
 from kafkasafe._consuming.position_table import PositionEvent
-from kafkasafe.kafkapython.adapter import KafkaPython
 
 
 class AssignedPartitions:
@@ -19,10 +19,10 @@ class AssignedPartitions:
     the methods whose docstrings permit it.
     """
 
-    __slots__ = ("_left", "_memory", "_parts", "_port", "_unhanded")
+    __slots__ = ("_assignments", "_left", "_memory", "_parts", "_unhanded")
 
-    def __init__(self, port: KafkaPython, memory: LineageMemory) -> None:
-        self._port = port
+    def __init__(self, assignments: Assignments, memory: LineageMemory) -> None:
+        self._assignments = assignments
         self._memory = memory
         self._parts: dict[TopicPartition, AssignedPartition] = {}
         self._left: dict[TopicPartition, PlaceLeft] = {}
@@ -53,7 +53,7 @@ class AssignedPartitions:
 
     def renewed(self, tp: TopicPartition) -> None:
         """Record that a partition counts as newly assigned, and that its former position must not be reported again."""
-        self._of(tp, self._port.state(tp))
+        self._of(tp, self._assignments.state(tp))
         self._left.pop(tp, None)
 
     def get(self, tp: TopicPartition) -> AssignedPartition | None:
@@ -70,9 +70,9 @@ class AssignedPartitions:
 
     def of(self, tp: TopicPartition) -> AssignedPartition | None:
         """Return the state for a partition's present assignment; None if the partition is not assigned."""
-        return self._of(tp, self._port.state(tp))
+        return self._of(tp, self._assignments.state(tp))
 
-    def _of(self, tp: TopicPartition, state: Any) -> AssignedPartition | None:
+    def _of(self, tp: TopicPartition, state: AssignmentState | None) -> AssignedPartition | None:
         part = self._parts.get(tp)
         if state is None or part is None or part.state is not state:
             if part is not None:
@@ -95,7 +95,7 @@ class AssignedPartitions:
 
     def present(self) -> list[tuple[TopicPartition, AssignedPartition]]:
         """Return the assigned partitions and their states. Drop the others, but keep their histories."""
-        assigned = self._port.assigned()
+        assigned = self._assignments.assigned()
         for tp in self._parts.keys() - assigned.keys():
             self._of(tp, None)
         return [(tp, part) for tp, state in assigned.items() if (part := self._of(tp, state)) is not None]
@@ -126,7 +126,7 @@ class AssignedPartitions:
             if (
                 part.error is None
                 or (only is not None and tp != only)
-                or self._port.state(tp) is not part.state
+                or self._assignments.state(tp) is not part.state
             ):
                 continue
             position = part.state.position
@@ -149,7 +149,7 @@ class AssignedPartitions:
 
     def has_others(self) -> bool:
         """Return whether records can come from a partition that does not wait for a decision."""
-        for tp, state in self._port.assigned().items():
+        for tp, state in self._assignments.assigned().items():
             part = self._parts.get(tp)
             if not state.paused and (part is None or part.state is not state or part.error is None):
                 return True

@@ -10,12 +10,12 @@ from kafka.structs import TopicPartition
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.parts import AssignedPartitions
+from kafkasafe._consuming.ports import Assignments, Group, Leadership, Metadata
 from kafkasafe._consuming.position_table import Activity, PositionEvent
 from kafkasafe._consuming.rereading import Rereading
 from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.cluster.at_once import at_once
 from kafkasafe.history.epochs import UNDEFINED
-from kafkasafe.kafkapython.adapter import KafkaPython, Leadership
 
 
 class Positions:
@@ -23,18 +23,31 @@ class Positions:
     `lost`.
     """
 
-    __slots__ = ("_has_group", "_lost_nodes", "_moves", "_parts", "_port", "_rereading")
+    __slots__ = (
+        "_assignments",
+        "_group",
+        "_has_group",
+        "_lost_nodes",
+        "_metadata",
+        "_moves",
+        "_parts",
+        "_rereading",
+    )
 
     def __init__(
         self,
-        port: KafkaPython,
+        assignments: Assignments,
+        group: Group,
+        metadata: Metadata,
         parts: AssignedPartitions,
         moves: Moves,
         rereading: Rereading,
         *,
         has_group: bool,
     ) -> None:
-        self._port = port
+        self._assignments = assignments
+        self._group = group
+        self._metadata = metadata
         self._parts = parts
         self._moves = moves
         self._rereading = rereading
@@ -55,13 +68,13 @@ class Positions:
     def refresh_committed(self, timeout_ms: float | None = None) -> bool:
         """Do what kafka-python's method of this name does, but keep a committed offset's leader epoch and lineage."""
         self._rereading.settle(timeout_ms)
-        if self._port.is_placed():
+        if self._is_placed():
             return True
-        missing = self._port.missing()
+        missing = self._missing()
         if missing and self._has_group:
             number = self._rereading.draw(missing)
             try:
-                committed = self._port.committed(missing, timeout_ms)
+                committed = self._group.committed(set(missing), timeout_ms)
             except kafka_errors.KafkaTimeoutError:
                 return False
             except BaseException:
@@ -77,21 +90,34 @@ class Positions:
                 if part.state.position is not None or part.state.awaiting_reset:
                     continue  # an event hook has called `seek` meanwhile
                 epoch = UNDEFINED if offset.leader_epoch is None else offset.leader_epoch
-                self._port.place(tp, offset.offset, epoch)
+                self._assignments.place(tp, offset.offset, epoch)
                 part.history.restore(offset.metadata, epoch, offset.offset)
                 self._rereading.resumed(tp, offset.offset)
-        for tp in self._port.missing():
+        for tp in self._missing():
             part = self._parts.of(tp)
             if part is not None:
                 left = self._rereading.left(tp) or part.place_left
-                leadership = self._port.leadership(tp)
+                leadership = self._metadata.leadership(tp)
                 topic_id = None if leadership is None else leadership[0]
                 previous = left.offset if left is not None and left.is_in(topic_id) else None
                 part.resets(("no_position", previous), left)
-        return self._port.reset_missing()
+        self._assignments.reset_missing()
+        return self._is_placed()
+
+    def _is_placed(self) -> bool:
+        """Return whether all partitions have a position."""
+        return all(state.has_valid_position for state in self._assignments.assigned().values())
+
+    def _missing(self) -> list[TopicPartition]:
+        """Return the partitions that have no position, and no requested reset."""
+        states = self._assignments.assigned()
+        return [tp for tp, state in states.items() if state.is_missing_position()]
 
     def begin(self) -> None:
-        if resetting := self._port.resetting():
+        states = self._assignments.assigned()
+        if resetting := [
+            tp for tp, state in states.items() if state.awaiting_reset and state.is_reset_allowed()
+        ]:
             with at_once():
                 for tp in resetting:
                     part = self._parts.of(tp)
@@ -114,7 +140,7 @@ class Positions:
                 part.mend()
             if part.at.activity is not Activity.IDLE or part.state.position is None:
                 continue
-            leadership = self._port.leadership(tp)
+            leadership = self._metadata.leadership(tp)
             if leadership is None:
                 if part.checked is None and part.history.lineage.entries:
                     # New metadata may arrive before the fetch is sent. But records may be read only after the check, so
@@ -153,7 +179,7 @@ class Positions:
         2. The new topic gets 15 records, all of them after the consumer chose to begin at the end.
         3. Offset 10 exists in the new log, too. If the consumer continued there, it would skip the records 0 to 9.
         """
-        if self._port.strategy not in {EARLIEST, LATEST}:
+        if self._assignments.strategy not in {EARLIEST, LATEST}:
             part.place(position)
             self._moves.carry_out(tp, part, part.strand(kafka_errors.OffsetOutOfRangeError({tp: position})))
             return

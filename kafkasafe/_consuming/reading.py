@@ -18,6 +18,7 @@ from kafkasafe._consuming.look_ups import OffsetLookUps
 from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import Pauses
+from kafkasafe._consuming.ports import Port
 from kafkasafe._consuming.positions import Positions
 from kafkasafe._consuming.reports import Reports
 from kafkasafe._consuming.rereading import Rereading
@@ -27,7 +28,6 @@ from kafkasafe._consuming.status import Polls, Status
 from kafkasafe.cluster.inquiry import ProcedureRunner
 from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.config import ConsumerConfig
-from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.offsets import EndOffsetTracker
 
 _DECIDED_S: Final = 0.1
@@ -53,7 +53,7 @@ class Reading:
         *,
         safe: ConsumerConfig,
         config: Mapping[str, Any],
-        port: KafkaPython,
+        port: Port,
         tracker: EndOffsetTracker,
         memory: LineageMemory,
         reports: Reports,
@@ -62,7 +62,8 @@ class Reading:
         is_closed: Callable[[], bool],
     ) -> None:
         client_id, group_id = str(config["client_id"]), config["group_id"]
-        self.port = port
+        assignments, group, metadata = port.assignments, port.group, port.metadata
+        self.assignments = assignments
         self.reports = reports
         self.polls = Polls()
         self.runner = ProcedureRunner(port.wake)
@@ -72,7 +73,7 @@ class Reading:
         self._has_rack = bool(config["client_rack"])
         # Do not pass the detected broker version on: brokers may be upgraded while this consumer runs.
         options = {**config, "api_version": safe.kafka.get("api_version")}
-        self.connections = Connections(options, is_closed, port.may_create)
+        self.connections = Connections(options, is_closed, metadata.may_create)
         lookups = LookUps(
             self.connections.network,
             tracker,
@@ -87,23 +88,26 @@ class Reading:
         checks = LogChecks(
             network=self.connections.network,
             lookups=lookups,
-            port=port,
+            metadata=metadata,
             reports=reports,
             tracker=tracker,
             hold_timeout_s=safe.offsets_hold_timeout_s,
             isolation=port.isolation,
         )
-        self.parts = AssignedPartitions(port, memory)
-        self.commits = Commits(port, self.parts)
+        self.parts = AssignedPartitions(assignments, memory)
+        self.commits = Commits(assignments, metadata, self.parts)
         self.rereading = Rereading(
-            port, self.parts, self.commits, reports.emit, rewound, config["request_timeout_ms"]
+            assignments, group, self.parts, self.commits, reports.emit, rewound, config["request_timeout_ms"]
         )
-        moves = Moves(port, self.runner, checks)
+        moves = Moves(assignments, metadata, self.runner, checks)
         pauses = Pauses(moves, reports, safe.remote_storage_timeout_s)
-        self.positions = Positions(port, self.parts, moves, self.rereading, has_group=group_id is not None)
-        self.responses = Responses(port, self.parts, moves, pauses, self.followers)
+        self.positions = Positions(
+            assignments, group, metadata, self.parts, moves, self.rereading, has_group=group_id is not None
+        )
+        self.responses = Responses(metadata, self.parts, moves, pauses, self.followers)
         self.results = Results(
-            port=port,
+            assignments=assignments,
+            metadata=metadata,
             runner=self.runner,
             parts=self.parts,
             moves=moves,
@@ -115,7 +119,9 @@ class Reading:
             seek=seek,
         )
         self.status = Status(
-            port=port,
+            assignments=assignments,
+            metadata=metadata,
+            isolation=port.isolation,
             parts=self.parts,
             polls=self.polls,
             tracker=tracker,

@@ -44,11 +44,11 @@ from kafkasafe._consuming.commits import Commits
 from kafkasafe._consuming.other_lanes import OtherLanes, Way
 from kafkasafe._consuming.partition import PlaceLeft
 from kafkasafe._consuming.parts import AssignedPartitions
+from kafkasafe._consuming.ports import Assignments, AssignmentState, Group
 from kafkasafe.delivery.process_readings import NUMBERS
 from kafkasafe.delivery.readings import NONE, Carrier, OffsetClaim, OffsetsFate, ProducerLane, Readings
 from kafkasafe.errors import BatchDroppedError
 from kafkasafe.events import PositionRewound
-from kafkasafe.kafkapython.adapter import KafkaPython
 
 _REREAD: Final = (
     "An atomic batch with offsets of this consumer was dropped, or other members had its partitions meanwhile: the"
@@ -74,22 +74,24 @@ class Rereading:
 
     def __init__(
         self,
-        port: KafkaPython,
+        assignments: Assignments,
+        group: Group,
         parts: AssignedPartitions,
         commits: Commits,
         emit: Callable[[Any], None],
         rewound: Callable[[], None],
         timeout_ms: float,
     ) -> None:
-        self._port = port
+        self._assignments = assignments
+        self._group = group
         self._parts = parts
         self._commits = commits
         self._emit = emit
         self._rewound = rewound
         self._timeout_ms = timeout_ms
         self._readings: Readings[TopicPartition] = Readings(NUMBERS)
-        self._other_lanes = OtherLanes(port, timeout_ms)
-        self._states: dict[TopicPartition, Any] = {}
+        self._other_lanes = OtherLanes(group, timeout_ms)
+        self._states: dict[TopicPartition, AssignmentState] = {}
         """By partition, kafka-python's state object when the reading began. A new object means a new assignment."""
         self._restart: dict[TopicPartition, int] = {}
         """For each partition that must be read again: its position when the error was raised."""
@@ -138,7 +140,7 @@ class Rereading:
         beginning or the end.
         """
         run = self._readings.get(tp)
-        if run is not None and self._states.get(tp) is self._port.state(tp):
+        if run is not None and self._states.get(tp) is self._assignments.state(tp):
             run.place(offset)
 
     def unassigned(self) -> None:
@@ -160,7 +162,7 @@ class Rereading:
             number: A number from `draw`.
             offset: The group's offset; None if it has none.
         """
-        state = self._port.state(tp)
+        state = self._assignments.state(tp)
         if state is not None:
             self._readings.begin(tp, number, NONE if offset is None else offset)
             self._states[tp] = state
@@ -184,11 +186,11 @@ class Rereading:
         the group's offset or at a reset.
         """
         left = self._parts.take_left(tp)
-        return left if self._port.is_subscribed() else None
+        return left if self._assignments.is_subscribed() else None
 
     def moved(self, tp: TopicPartition) -> None:
         """Begin a reading at a position that the application chose. It does not continue an earlier reading."""
-        state = self._port.state(tp)
+        state = self._assignments.state(tp)
         if state is None:
             return
         self._restart.pop(tp, None)
@@ -234,7 +236,7 @@ class Rereading:
             return
         self.draw(compared)
         try:
-            committed = self._port.committed(set(compared), timeout_ms)
+            committed = self._group.committed(set(compared), timeout_ms)
         except kafka_errors.KafkaTimeoutError:
             return
         except BaseException:
@@ -279,8 +281,8 @@ class Rereading:
         # line, the group refuses the offsets, because they carry the old generation.
         group = metadata()
         # If the application assigns the partitions itself (`assign`), the consumer is not a member.
-        is_assigned = not self._port.is_subscribed()
-        positions = self._port.committable()
+        is_assigned = not self._assignments.is_subscribed()
+        positions = self._assignments.committable()
         member = (int(group.generation_id), str(group.member_id)) if group.generation_id >= 0 else None
         carrier = Carrier(lane, member)
         self._readings.use()
@@ -364,7 +366,7 @@ class Rereading:
             return None
         self._forget_requests()
         try:
-            committed = self._port.committed(set(asked), self._timeout_ms)
+            committed = self._group.committed(set(asked), self._timeout_ms)
         except kafka_errors.KafkaTimeoutError:
             return set(asked)
         overtaken = set()
@@ -375,9 +377,9 @@ class Rereading:
                 overtaken.add(tp)
         return overtaken
 
-    def _look(self) -> dict[TopicPartition, Any]:
+    def _look(self) -> dict[TopicPartition, AssignmentState]:
         """Return the assignment, and end the readings of revoked partitions."""
-        assigned = self._port.assigned()
+        assigned = self._assignments.assigned()
         for tp, state in [each for each in self._states.items() if assigned.get(each[0]) is not each[1]]:
             # If the program still holds records of this partition, this or another consumer will read them again.
             self._stale |= self._holds_records(tp, state)
@@ -386,7 +388,7 @@ class Rereading:
         return assigned
 
     def _note_generation(self) -> None:
-        made = self._port.generation()
+        made = self._group.generation()
         if made != self._generation:
             if self._generation is not None:
                 self._readings.suspect()
@@ -399,11 +401,11 @@ class Rereading:
             raise RuntimeError(f"nothing of {tp} is read")
         return run
 
-    def _again(self, tp: TopicPartition, state: Any, reason: Any) -> None:
+    def _again(self, tp: TopicPartition, state: AssignmentState, reason: Any) -> None:
         """Treat a partition as newly assigned, so that its position is set to the group's offset."""
         position = None if state.position is None else int(state.position.offset)
         self._stale |= self._holds_records(tp, state)
-        if not self._port.renew(tp, state):
+        if not self._assignments.renew(tp, state):
             return
         self._forget_requests()
         self._rewound()
@@ -414,10 +416,10 @@ class Rereading:
 
     def _forget_requests(self) -> None:
         """Ignore the answers to earlier requests: such an answer may not contain the offsets of the last batch yet."""
-        self._port.forget_committed()
+        self._group.forget_committed()
         self._asked.clear()
 
-    def _holds_records(self, tp: TopicPartition, state: Any) -> bool:
+    def _holds_records(self, tp: TopicPartition, state: AssignmentState) -> bool:
         """Whether the program may still have records of the partition that are in no batch. Records that the program
         has discarded after an error do not count.
         """
@@ -441,7 +443,7 @@ class Rereading:
         self._informed.discard(tp)
         self._held.discard(tp)
 
-    def _release(self, tp: TopicPartition, state: Any) -> None:
+    def _release(self, tp: TopicPartition, state: AssignmentState) -> None:
         self._informed.discard(tp)
         if tp in self._held:
             self._held.discard(tp)

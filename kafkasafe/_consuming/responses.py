@@ -14,28 +14,28 @@ from kafkasafe._consuming.moves import Moves
 from kafkasafe._consuming.partition import AssignedPartition
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import Pauses
+from kafkasafe._consuming.ports import Metadata
 from kafkasafe._consuming.position_table import PositionEvent
 from kafkasafe.codes.numbers import NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE, TOPIC_AUTHORIZATION_FAILED
 from kafkasafe.codes.sets import OTHER_TOPIC_CODES
 from kafkasafe.codes.verdicts import classify_code
-from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.limits.fetch_ahead import AheadOffset
 
 
 class Responses:
     """Inspects a consumer's fetch responses before kafka-python does. Only the polling thread calls this object."""
 
-    __slots__ = ("_followers", "_moves", "_parts", "_pauses", "_port")
+    __slots__ = ("_followers", "_metadata", "_moves", "_parts", "_pauses")
 
     def __init__(
         self,
-        port: KafkaPython,
+        metadata: Metadata,
         parts: AssignedPartitions,
         moves: Moves,
         pauses: Pauses,
         followers: Followers[TopicPartition],
     ) -> None:
-        self._port = port
+        self._metadata = metadata
         self._parts = parts
         self._moves = moves
         self._pauses = pauses
@@ -78,7 +78,7 @@ class Responses:
             # once.
             self._followers.leave([tp], time.monotonic())
             if code != OFFSET_OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
-                self._port.request_metadata()
+                self._metadata.request()
             return
         if code == OFFSET_OUT_OF_RANGE:
             part.place(position)
@@ -93,11 +93,11 @@ class Responses:
             # The broker whose log was compared does not lead any more. If it soon becomes the leader again, the
             # metadata may never show that another broker was the leader.
             part.doubt_leader()
-        self._port.learn_leader(tp, data)
+        self._metadata.learn_leader(tp, data)
         if code in OTHER_TOPIC_CODES:
             self._moves.on(tp, part, PositionEvent.OTHER_TOPIC)
         if verdict.refresh_metadata:
-            self._port.request_metadata()
+            self._metadata.request()
         self._pauses.begin(tp, part, code, verdict.name, verdict.explanation)
 
 

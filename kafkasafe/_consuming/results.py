@@ -20,6 +20,7 @@ from kafkasafe._consuming.partition import (
 )
 from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.pauses import Pauses
+from kafkasafe._consuming.ports import Assignments, Metadata
 from kafkasafe._consuming.position_table import Activity, PositionEvent
 from kafkasafe._consuming.positions import Positions
 from kafkasafe._consuming.reports import Reports
@@ -30,7 +31,6 @@ from kafkasafe.codes.numbers import OFFSET_OUT_OF_RANGE
 from kafkasafe.errors import LogDivergedError
 from kafkasafe.events import LogDiverged, LossCheckInconclusive, PositionReset
 from kafkasafe.history.epochs import Diverged, Outcome, Unknown
-from kafkasafe.kafkapython.adapter import KafkaPython
 
 _STRATEGY: Final[dict[int, Literal["earliest", "latest"]]] = {EARLIEST: "earliest", LATEST: "latest"}
 
@@ -46,7 +46,8 @@ class Results:
     def __init__(
         self,
         *,
-        port: KafkaPython,
+        assignments: Assignments,
+        metadata: Metadata,
         runner: ProcedureRunner,
         parts: AssignedPartitions,
         moves: Moves,
@@ -57,7 +58,8 @@ class Results:
         policy: str | Callable[[LogDiverged], int | None],
         seek: Callable[[TopicPartition, int], None],
     ) -> None:
-        self._port = port
+        self._assignments = assignments
+        self._metadata = metadata
         self._runner = runner
         self._parts = parts
         self._moves = moves
@@ -98,7 +100,7 @@ class Results:
     def _apply(self, tp: TopicPartition, part: AssignedPartition, inquiry: RunningProcedure[Any]) -> None:
         result = inquiry.result
         is_closed = isinstance(inquiry.error, kafka_errors.IllegalStateError)
-        if is_closed or self._port.state(tp) is not part.state:
+        if is_closed or self._assignments.state(tp) is not part.state:
             part.on(PositionEvent.ENDED)
         elif inquiry.error is not None:
             self._on_failed(tp, part, inquiry.error)
@@ -120,7 +122,7 @@ class Results:
         if part.state.awaiting_reset or not isinstance(error, kafka_errors.KafkaError):
             part.on(PositionEvent.ENDED)
             raise error
-        part.check(self._port.leadership(tp))
+        part.check(self._metadata.leadership(tp))
         self._moves.on(tp, part, PositionEvent.FAILED)
         # A log record suffices: if the client lacks a permission, the fetches fail, too, and `poll` raises their error.
         # If a broker refuses to answer about leader epochs, the walk handles the error itself.
@@ -142,7 +144,7 @@ class Results:
         if not state.awaiting_reset or state.reset_strategy != to.strategy:
             part.on(PositionEvent.ENDED)
             return
-        leadership = self._port.leadership(tp)
+        leadership = self._metadata.leadership(tp)
         history = part.history
         read_to = history.lineage.end_offset
         has_read = part.reset is not None and part.reset[0] == "no_position" and bool(history.lineage.entries)
@@ -154,7 +156,7 @@ class Results:
         # records that were read. So if the new end became the position, a check would find no loss.
         ends_early = has_read and to.strategy == LATEST and to.offset < read_to
         offset = read_to if is_gone or ends_early else to.offset
-        self._port.place(tp, offset)
+        self._assignments.place(tp, offset)
         self._rereading.placed(tp, offset)
         part.on(PositionEvent.RESET_FOUND)
         if leadership is not None:
@@ -192,7 +194,7 @@ class Results:
                 "in the log, but its remote segment is not found (yet)",
             )
             return
-        strategy = self._port.strategy
+        strategy = self._assignments.strategy
         if strategy not in _STRATEGY:
             error = kafka_errors.OffsetOutOfRangeError({tp: part.position})
             self._moves.carry_out(tp, part, part.strand(error))
@@ -211,7 +213,7 @@ class Results:
         part.check(None if seen is None else (seen[0], seen[1], walked.epoch))
         topic_id = part.history.topic_id
         if topic_id is not None and walked.topic_id != topic_id:
-            self._port.request_metadata()
+            self._metadata.request()
         if not part.history.reaches_below(part.position):
             is_another = part.history.is_of_another(walked.topic_id)
             if is_another:
@@ -286,7 +288,7 @@ class Results:
                 return
         else:
             target = event.divergent_offset if self._policy == "seek" else None
-        if target is not None and self._port.state(tp) is part.state:  # not unassigned meanwhile
+        if target is not None and self._assignments.state(tp) is part.state:  # not unassigned meanwhile
             self._seek(tp, target)
 
 

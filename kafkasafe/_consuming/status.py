@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from kafka.structs import TopicPartition
 
 from kafkasafe._consuming.parts import AssignedPartitions
+from kafkasafe._consuming.ports import Assignments, Metadata
 from kafkasafe._consuming.reports import Reports
 from kafkasafe.delivery.metric_samples import consumer_samples
 from kafkasafe.health.states import ConsumerHealth, ConsumerSeen, consumer_health
-from kafkasafe.kafkapython.adapter import KafkaPython
-from kafkasafe.offsets import EndOffsetTracker
+from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 from kafkasafe.stats import PartitionProgress, Sample
 
 
@@ -49,12 +49,24 @@ class Status:
         max_poll_interval_s: The option `max_poll_interval_ms`, in seconds; infinite without a group.
     """
 
-    __slots__ = ("_group_id", "_max_poll_interval_s", "_parts", "_polls", "_port", "_reports", "_tracker")
+    __slots__ = (
+        "_assignments",
+        "_group_id",
+        "_isolation",
+        "_max_poll_interval_s",
+        "_metadata",
+        "_parts",
+        "_polls",
+        "_reports",
+        "_tracker",
+    )
 
     def __init__(
         self,
         *,
-        port: KafkaPython,
+        assignments: Assignments,
+        metadata: Metadata,
+        isolation: IsolationLevel,
         parts: AssignedPartitions,
         polls: Polls,
         tracker: EndOffsetTracker,
@@ -62,7 +74,9 @@ class Status:
         group_id: str | None,
         max_poll_interval_s: float,
     ) -> None:
-        self._port = port
+        self._assignments = assignments
+        self._metadata = metadata
+        self._isolation = isolation
         self._parts = parts
         self._polls = polls
         self._tracker = tracker
@@ -74,12 +88,12 @@ class Status:
         stopped = {
             (tp.topic, tp.partition): str(part.error)
             for tp, part in self._parts.items()
-            if part.error is not None and self._port.state(tp) is part.state
+            if part.error is not None and self._assignments.state(tp) is part.state
         }
         return consumer_health(
             ConsumerSeen(
                 closed=closed,
-                connected=self._port.is_connected(),
+                connected=self._metadata.is_connected(),
                 last_poll_age_s=self._polls.age_s(),
                 max_poll_interval_s=self._max_poll_interval_s,
                 stopped=stopped,
@@ -92,9 +106,9 @@ class Status:
 
     def _progress(self) -> dict[TopicPartition, PartitionProgress]:
         now, found = time.monotonic(), {}
-        for tp, state in self._port.assigned().items():
+        for tp, state in self._assignments.assigned().items():
             part, position = self._parts.get(tp), state.position
-            known = self._tracker.end_offset(tp.topic, tp.partition, isolation_level=self._port.isolation)
+            known = self._tracker.end_offset(tp.topic, tp.partition, isolation_level=self._isolation)
             ends = [end for end in (known, state.highwater) if end is not None]
             failures = None if part is None or not part.failures.count else part.failures
             found[tp] = PartitionProgress(

@@ -15,6 +15,7 @@ from kafka.future import Future
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
 from kafkasafe.kafkapython.owner import Owner
+from kafkasafe.kafkapython.subscription import Subscription
 
 
 class Coordinator(ConsumerCoordinator):
@@ -49,7 +50,7 @@ class Coordinator(ConsumerCoordinator):
         parent: Any = super()
         me: Any = self
         is_joining = me.rejoining or self._joining is not None
-        return bool(parent.need_rejoin() or (is_joining and me.owner.port.is_subscribed()))
+        return bool(parent.need_rejoin() or (is_joining and me._subscription.partitions_auto_assigned()))
 
     def generation_if_stable(self) -> Any:
         """Return the generation for a commit; None if the member's assignment in this generation is not applied yet.
@@ -127,8 +128,9 @@ class Coordinator(ConsumerCoordinator):
 
     async def _renew_overtaken(self) -> None:
         """If the group's offset of a partition is larger than the position, begin at the group's offset."""
-        port = self.owner.port
-        placed = {tp: state for tp, state in port.assigned().items() if state.position is not None}
+        me: Any = self
+        subscription: Subscription = me._subscription
+        placed = {tp: state for tp, state in subscription.states().items() if state.position is not None}
         if not placed:
             return
         try:
@@ -144,7 +146,7 @@ class Coordinator(ConsumerCoordinator):
                 committed is not None and (tp not in committed or committed[tp].offset <= position.offset)
             ):
                 continue
-            port.renew(tp, state)
+            subscription.renew(tp, state)
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
         """Find the coordinator. If the look-up fails, and then a metadata request fails too, try again. kafka-python

@@ -164,7 +164,7 @@ class Fetcher(KafkaFetcher):
                 self._reset_task = Future()
             awaited.append(self._reset_task)
             if self.owner.runner.has_work:
-                self.owner.port.wake()
+                self.wake()
         else:
             self._reset_task = None
         if not awaited:
@@ -174,6 +174,15 @@ class Fetcher(KafkaFetcher):
         with contextlib.suppress(kafka_errors.KafkaTimeoutError):
             self._manager.run(self._await_first, awaited, timeout_ms)
         return True
+
+    def wake(self) -> None:
+        """Wake `poll`. Any thread may call this method, but only kafka-python's own thread may complete kafka-python's
+        futures.
+        """
+        alarm = self._reset_task
+        if isinstance(alarm, Future) and not alarm.is_done:
+            with contextlib.suppress(RuntimeError):  # kafka-python's loop was closed meanwhile
+                self._manager.call_soon(_complete, alarm)
 
     async def _await_first(self, futures: Iterable[Future], timeout_ms: float | None) -> None:
         """Waits on the I/O thread until the first future is done.
@@ -455,9 +464,9 @@ class Fetcher(KafkaFetcher):
 
     def _leave_followers(self, now: float) -> None:
         """Fetch from the leader if a partition's follower cannot be used. Refresh the metadata in this case."""
-        followers, port = self.owner.followers, self.owner.port
+        followers = self.owner.followers
         left = set(followers.hang(now))
-        for tp, state in port.assigned().items():
+        for tp, state in self._subscriptions.states().items():
             named = state.preferred_read_replica()
             if named is None:
                 continue
@@ -469,7 +478,7 @@ class Fetcher(KafkaFetcher):
                 state.clear_preferred_read_replica()
         if left:
             followers.leave(left, now)
-            port.request_metadata()
+            self._manager.cluster.request_update()
 
     def _handle_fetch_response(
         self, node_id: int, fetch_offsets: Any, send_time: float, response: Any
@@ -499,7 +508,7 @@ class Fetcher(KafkaFetcher):
         parent: Any = super()
         parent._handle_fetch_error(node_id, exception)
         if self.owner.followers.failed(node_id, time.monotonic()):
-            self.owner.port.request_metadata()
+            self._manager.cluster.request_update()
         self.owner.positions.lost(node_id)
 
     def _clear_pending_fetch_request(self, node_id: int, result: Any) -> None:
@@ -508,3 +517,8 @@ class Fetcher(KafkaFetcher):
         self.owner.followers.answered(node_id)
         self._ahead.answered(node_id)
         parent._clear_pending_fetch_request(node_id, result)
+
+
+def _complete(alarm: Future) -> None:
+    if not alarm.is_done:
+        alarm.success(None)

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from kafkasafe.kafkapython.adapter import KafkaPython
 from kafkasafe.logs import EventLog
 
 
@@ -65,10 +64,6 @@ class _Reports(Protocol):
 
 class Owner(Protocol):
     """The objects that make one consumer's decisions."""
-
-    @property
-    def port(self) -> KafkaPython:
-        """Gives access to kafka-python's states of partitions, group and metadata."""
 
     @property
     def followers(self) -> _Followers:

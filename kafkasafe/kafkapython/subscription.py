@@ -28,6 +28,29 @@ class Subscription(SubscriptionState):
         """Return the offsets for a commit without explicit offsets."""
         return self._committable()
 
+    def states(self) -> dict[TopicPartition, Any]:
+        """Return a copy of the assignment: states by partition. Any thread may call this method.
+
+        The copy is made under kafka-python's lock, because kafka-python's I/O thread changes the assignment.
+        """
+        me: Any = self
+        with me._lock:
+            return dict(me.assignment)
+
+    def renew(self, tp: TopicPartition, state: Any) -> bool:
+        """If `state` is the partition's current state, treat the partition as newly assigned. Return whether it was the
+        current state.
+        """
+        me: Any = self
+        with me._lock:
+            if me.assignment.get(tp) is not state:
+                return False
+            fresh = type(state)()
+            if state.paused:
+                fresh.pause()
+            me.assignment[tp] = fresh
+        return True
+
     def joined(self, generation: int) -> bool:
         """Stores the group's new generation, before its assignment is applied. Returns whether the consumer missed a
         generation of the group since its current assignment.

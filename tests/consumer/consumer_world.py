@@ -1,9 +1,9 @@
 """A consumer's decisions in seeded histories, in virtual time: the objects of `kafkasafe._consuming` on the fake cluster.
 
 What decides is the product's own, `Reading` with all its objects, and so are kafka-python's subscription and states of
-partitions, through the product's own adapter. Only what has threads and sockets is replaced: the fetcher, the group's
-coordinator and the metadata are the small classes `Fetches`, `Group` and `Metadata`. `World.poll` does what
-kafka-python's `poll` does, in the same order (`KafkaConsumer._poll_once`).
+partitions, through the product's own adapter. Only what has threads and sockets is replaced: the fetcher by the small
+class `Fetches`, the group's coordinator and the metadata by `VirtualGroup` and `VirtualMetadata` (virtual_port.py).
+`World.poll` does what kafka-python's `poll` does, in the same order (`KafkaConsumer._poll_once`).
 
 `Book` checks what a consumer promises. `play` plays the history of a seed. `make simulate KIND=consumer SEEDS=1000` plays
 many, and `make simulate KIND=consumer SEED=7` shows one (tests/simulation).
@@ -35,7 +35,7 @@ from kafkasafe.cluster.api import Failure, ProduceRequest, RecordsFetched
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.config import validate_consumer
 from kafkasafe.errors import LogDivergedError, RemoteStorageNotReadyError
-from kafkasafe.kafkapython.adapter import KafkaPython
+from kafkasafe.kafkapython.adapter import KafkaAssignments
 from kafkasafe.kafkapython.connect import announced
 from kafkasafe.kafkapython.fetching_ahead import end_of
 from kafkasafe.kafkapython.given_records import TakenRecords
@@ -45,6 +45,7 @@ from kafkasafe.offsets import EndOffsetTracker
 from kafkasafe.record import batch
 from kafkasafe.testing.fake import VirtualCluster
 from kafkasafe.testing.fake.checks import RefusedError
+from tests.consumer.virtual_port import VirtualGroup, VirtualMetadata, VirtualPort
 
 TOPIC = "t"
 PLACES = [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)]
@@ -79,64 +80,8 @@ class Ordered(Subscription):
         self.assignment.update(sorted(former.items()))
 
 
-class Metadata:
-    """kafka-python's metadata: what some moment of the past was, until they are refreshed.
-
-    Args:
-        world: Has the truth.
-    """
-
-    need_all_topic_metadata = False
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._seen: dict[TopicPartition, tuple[int, int]] = {}
-        self._ids: dict[str, Any] = {}
-        self._due = False
-
-    def request_update(self) -> None:
-        if not self._due:
-            self._due = True
-            self._world.later(self._world.rng.choice([0.005, 0.05, 1.0]), self.refresh)
-
-    def refresh(self) -> None:
-        """Take what the brokers say now."""
-        self._due = False
-        found = self._world.truth()
-        known = found is not None and self._world.has_epochs
-        self._ids = {TOPIC: SimpleNamespace(bytes=found.id)} if known else {}
-        self._seen = {} if found is None else {tp: found.leader(tp) for tp in PLACES}
-
-    def leader_for_partition(self, tp: TopicPartition) -> int | None:
-        return self._seen.get(tp, (None, -1))[0]
-
-    def leader_epoch_for_partition(self, tp: TopicPartition) -> int | None:
-        return self._seen.get(tp, (None, None))[1] if self._world.has_epochs else None
-
-    def topic_id(self, topic: str) -> Any:
-        return self._ids.get(topic)
-
-
-class Group:
-    """The group's coordinator: the committed offsets, of which an answer may be lost."""
-
-    def __init__(self) -> None:
-        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
-        self.answers = True
-        self._offset_fetch_futures: dict[Any, Any] = {}
-        self._generation = SimpleNamespace(generation_id=1, member_id="me")
-
-    def fetch_committed_offsets(self, partitions: Any, timeout_ms: float | None = None) -> dict[Any, Any]:
-        if not self.answers:
-            raise kafka_errors.KafkaTimeoutError
-        return {tp: self.committed[tp] for tp in partitions if tp in self.committed}
-
-
 class Fetches:
     """kafka-python's fetcher: one request for each partition and broker at a time, and the answers that have come."""
-
-    _isolation_level = 0
-    _reset_task = None
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -144,9 +89,6 @@ class Fetches:
         self._ahead: FetchAhead[TopicPartition] = FetchAhead()
         self.arrived: deque[Any] = deque()
         self.taken = TakenRecords(None)
-
-    def _maybe_update_current_leader(self, tp: TopicPartition, data: Any) -> None:
-        pass  # the fake's answers name no leader here
 
     def send_ahead(self) -> None:
         """Fetch on from the end of each response that waits, as the product does."""
@@ -163,9 +105,9 @@ class Fetches:
 
     def send(self, tp: TopicPartition, offset: int) -> None:
         """Fetch from the leader of the metadata."""
-        leadership = self._world.port.leadership(tp)
+        leadership = self._world.metadata.leadership(tp)
         if leadership is None:
-            self._world.metadata.request_update()
+            self._world.metadata.request()
             return
         if (asked := (tp, leadership[1])) in self._asked:
             return
@@ -180,7 +122,7 @@ class Fetches:
             self._asked.discard(asked)
             if isinstance(reply, Failure):
                 self._world.reading.positions.lost(leadership[1])
-                self._world.metadata.request_update()
+                self._world.metadata.request()
                 return
             diverging = None
             if reply.diverging is not None:
@@ -208,7 +150,7 @@ class Fetches:
         self._asked.discard((tp, node))
         if not self._world.cluster.is_running(node):
             self._world.reading.positions.lost(node)
-            self._world.metadata.request_update()
+            self._world.metadata.request()
             return
         data = SimpleNamespace(
             error_code=6, records=b"", diverging_epoch=None, high_watermark=-1, log_start_offset=-1
@@ -451,7 +393,10 @@ class World:
         self.writer, self.fetcher_client = self._client(), self._client()
         self.writer.start()
         self.fetcher_client.start()
-        self.metadata, self.group, self.fetches = Metadata(self), Group(), Fetches(self)
+        self.metadata = VirtualMetadata(
+            self.truth, PLACES, has_epochs=self.has_epochs, later=self.later, rng=self.rng
+        )
+        self.group, self.fetches = VirtualGroup(), Fetches(self)
         self.metadata.refresh()
         safe = validate_consumer(
             {
@@ -464,8 +409,7 @@ class World:
         )
         self.subscription = SubscriptionState(self.reset)
         self.subscription.__class__ = Ordered
-        manager = SimpleNamespace(cluster=self.metadata, connection_delay=lambda _: 0, has_connection=True)
-        self.port = KafkaPython(self.subscription, self.fetches, self.group, manager)
+        self.assignments = KafkaAssignments(self.subscription, self.fetches)
         config = {
             "client_id": "world", "group_id": "g", "client_rack": "", "fetch_max_wait_ms": 500, "request_timeout_ms": 2000,
             "bootstrap_servers": SERVERS, "max_poll_interval_ms": 300_000,
@@ -474,7 +418,7 @@ class World:
         self.reading = Reading(
             safe=safe,
             config=config,
-            port=self.port,
+            port=VirtualPort(self.assignments, self.group, self.metadata),
             tracker=EndOffsetTracker(None, hold_timeout_s=safe.offsets_hold_timeout_s),
             memory=LineageMemory(None),
             reports=self.reports,
@@ -570,7 +514,7 @@ class World:
                 self.seek(tp, self._start(tp))
             count = 0
         except kafka_errors.NoOffsetForPartitionError:
-            for tp in self.port.missing():
+            for tp in self.subscription.missing_fetch_positions():
                 self.seek(tp, self._start(tp))
             count = 0
         except RemoteStorageNotReadyError:
@@ -580,7 +524,7 @@ class World:
         return count
 
     def _decide(self, tp: TopicPartition, offset: int) -> None:
-        if self.book.places[tp].undecided is not None and self.port.state(tp) is not None:
+        if self.book.places[tp].undecided is not None and self.assignments.state(tp) is not None:
             self.seek(tp, offset)
 
     def _start(self, tp: TopicPartition) -> int:
@@ -643,10 +587,10 @@ class World:
         self.cluster.restart(self.rng.choice(self.cluster.brokers))
 
     def do_commit(self, tp: TopicPartition) -> None:
-        offsets = self.reading.commits.described(self.port.committable())
+        offsets = self.reading.commits.described(self.assignments.committable())
         for at, offset in offsets.items():
             self.book.commits(at, offset.offset)
-        self.group.committed.update(offsets)
+        self.group.offsets.update(offsets)
         self.say(f"committed { ({at.partition: each.offset for at, each in offsets.items()}) }")
 
     def do_lose_commits(self, tp: TopicPartition) -> None:
@@ -658,22 +602,22 @@ class World:
         others = [each for each in PLACES if each != tp]
         self.subscription.assign_from_subscribed(others)
         self.run(self.rng.choice([0.0, 0.5]))
-        self.book.assigned(tp, self.group.committed.get(tp))
+        self.book.assigned(tp, self.group.offsets.get(tp))
         self.subscription.assign_from_subscribed(PLACES)
 
     def do_seek(self, tp: TopicPartition) -> None:
-        if self.port.state(tp) is None or self.truth() is None:
+        if self.assignments.state(tp) is None or self.truth() is None:
             return
         found = self.cluster._handler.centre.topic(TOPIC).partitions[tp.partition].log
         self.seek(tp, self.rng.randint(found.start_offset, max(found.start_offset, found.high_watermark)))
 
     def do_pause(self, tp: TopicPartition) -> None:
-        if self.port.state(tp) is not None:
+        if self.assignments.state(tp) is not None:
             self.subscription.pause(tp)
             self.later(self.rng.uniform(0.1, 3), lambda: self._resume(tp))
 
     def _resume(self, tp: TopicPartition) -> None:
-        if self.port.state(tp) is not None:
+        if self.assignments.state(tp) is not None:
             self.subscription.resume(tp)
 
     def do_refresh(self, tp: TopicPartition) -> None:
@@ -699,7 +643,7 @@ class World:
         self.group.answers = True
         end = self.time.monotonic() + CALM_S
         while self.time.monotonic() < end:
-            self.metadata.request_update()  # as kafka-python does, when metadata are old
+            self.metadata.request()  # as kafka-python does, when metadata are old
             for tp in PLACES:
                 self._resume(tp)
             self.run(1.0)
@@ -707,7 +651,8 @@ class World:
                 break
         else:
             rest = {
-                tp.partition: (self.port.state(tp).position, self.reading.parts.of(tp).at) for tp in PLACES
+                tp.partition: (self.assignments.state(tp).position, self.reading.parts.of(tp).at)
+                for tp in PLACES
             }
             raise Violation(f"Not everything was read: {rest}")
         self.run(3.0)
@@ -716,10 +661,10 @@ class World:
             values: dict[int, bytes] = {}
             for columns in self.cluster.records(tp):
                 values.update(enumerate(columns.values, columns.header.base_offset))
-            self.book.compare(tp, log.start_offset, values, self.port.state(tp).position.offset)
+            self.book.compare(tp, log.start_offset, values, self.assignments.state(tp).position.offset)
 
     def _is_read(self, tp: TopicPartition) -> bool:
-        state = self.port.state(tp)
+        state = self.assignments.state(tp)
         log = self.cluster._handler.centre.topic(TOPIC).partitions[tp.partition].log
         part = self.reading.parts.get(tp)
         return (

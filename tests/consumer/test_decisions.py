@@ -35,94 +35,12 @@ from kafkasafe.events import (
     PositionReset,
 )
 from kafkasafe.history.epochs import Diverged, Lineage, Same, Unknown
+from tests.consumer.virtual_port import Client, State
 
 TP = TopicPartition("orders", 0)
 OLD, NEW = b"o" * 16, b"n" * 16
 GONE = Diverged(6, (6, 9), (6, 7), None, (2,))
 OUT_OF_RANGE, NOT_AVAILABLE, NO_TOPIC, NO_LEADER, NOT_LEADER = 1, 9, 3, 5, 6
-
-
-class State:
-    """As kafka-python's, of one assignment."""
-
-    def __init__(self):
-        self.position = self.reset_strategy = None
-        self.held = self.paused = False
-
-    @property
-    def awaiting_reset(self):
-        return self.reset_strategy is not None
-
-    def is_fetchable(self):
-        return self.position is not None and not self.held
-
-    def clear_preferred_read_replica(self):
-        return None
-
-
-class Client:
-    """In place of `KafkaPython`."""
-
-    def __init__(self, strategy):
-        self.strategy = strategy
-        self.states = {TP: State()}
-        self.groups = {}
-        self.leader = OLD, 1, 2
-        self.requests = 0
-
-    def assigned(self):
-        return dict(self.states)
-
-    def state(self, tp):
-        return self.states.get(tp)
-
-    def place(self, tp, offset, epoch=-1):
-        state = self.states[tp]
-        state.position, state.reset_strategy, state.held = OffsetAndMetadata(offset, "", epoch), None, False
-
-    def hold(self, state):
-        state.held = True
-
-    def release(self, state):
-        state.held = False
-
-    def reposition(self, state, offset):
-        state.position = OffsetAndMetadata(offset, "", -1)
-
-    def reset(self, tp, strategy):
-        state = self.states[tp]
-        state.position, state.reset_strategy, state.held = None, strategy, False
-
-    def resetting(self):
-        return {tp for tp, state in self.states.items() if state.awaiting_reset}
-
-    def missing(self):
-        return {
-            tp for tp, state in self.states.items() if state.position is None and not state.awaiting_reset
-        }
-
-    def reset_missing(self):
-        for tp in self.missing():
-            self.reset(tp, self.strategy)
-        return self.is_placed()
-
-    def is_placed(self):
-        return all(state.position is not None for state in self.states.values())
-
-    def forget_committed(self):
-        pass
-
-    def committed(self, partitions, timeout_ms):
-        return {tp: self.groups[tp] for tp in partitions if tp in self.groups}
-
-    def leadership(self, tp):
-        return self.leader
-
-    def request_metadata(self):
-        self.requests += 1
-
-    def learn_leader(self, tp, data):
-        pass
 
 
 class Questions:
@@ -160,19 +78,23 @@ class NoBatches:
 class Reader:
     def __init__(self, strategy=LATEST, policy="raise"):
         self.events = []
-        self.client, self.questions = Client(strategy), Questions()
+        self.client, self.questions = Client(TP, strategy, (OLD, 1, 2)), Questions()
+        port = self.client.port()
         reports = Reports("me", self.events.append)
         runner = ProcedureRunner()
-        self.parts = AssignedPartitions(self.client, LineageMemory(None))
-        moves = Moves(self.client, runner, self.questions)
+        self.parts = AssignedPartitions(port.assignments, LineageMemory(None))
+        moves = Moves(port.assignments, port.metadata, runner, self.questions)
         pauses = Pauses(moves, reports, None)
         rereading = NoBatches(self.parts)
-        self.positions = Positions(self.client, self.parts, moves, rereading, has_group=True)
+        self.positions = Positions(
+            port.assignments, port.group, port.metadata, self.parts, moves, rereading, has_group=True
+        )
         self.responses = Responses(
-            self.client, self.parts, moves, pauses, Followers(0.5, contextlib.nullcontext())
+            port.metadata, self.parts, moves, pauses, Followers(0.5, contextlib.nullcontext())
         )
         self.results = Results(
-            port=self.client,
+            assignments=port.assignments,
+            metadata=port.metadata,
             runner=runner,
             parts=self.parts,
             moves=moves,
@@ -194,7 +116,7 @@ class Reader:
 
     def committed(self, offset, lineage, topic_id=OLD):
         """The group has this offset, and the records before it were read."""
-        self.client.groups[TP] = OffsetAndMetadata(offset, lineage.encode(topic_id=topic_id), 2)
+        self.client.offsets[TP] = OffsetAndMetadata(offset, lineage.encode(topic_id=topic_id), 2)
         self.poll()
 
     def poll(self):
@@ -579,7 +501,7 @@ def test_what_cannot_be_compared_is_reported(reader):
 def test_the_history_of_a_revoked_partition_comes_back_with_it(reader):
     valid(reader)
     reader.client.states.clear()
-    reader.client.groups.clear()
+    reader.client.offsets.clear()
     reader.poll()
     assert reader.parts.items() == []
     reader.client.states[TP] = State()
@@ -594,7 +516,7 @@ def test_a_reset_that_another_rebalance_interrupts_still_says_how_far_the_member
     reader = Reader()
     reader.committed(10, Lineage([(2, 6)], 10))
     valid(reader)
-    reader.client.groups.clear()
+    reader.client.offsets.clear()
     if position < 10:
         reader.seek(TP, position)  # nothing before it was read
     for _ in range(2):
@@ -629,7 +551,7 @@ def reassigned_without_an_offset(strategy):
     reader = Reader(strategy=strategy)
     reader.committed(10, Lineage([(2, 6)], 10))
     valid(reader)
-    reader.client.groups.clear()
+    reader.client.offsets.clear()
     reader.client.states = {TP: State()}
     reader.poll()
     return reader

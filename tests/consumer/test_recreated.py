@@ -248,14 +248,14 @@ def unanswered():
 
 def walk_with(read, leads, requested):
     """kafka-python's metadata name the topic in `leads`, and the fresh ones name topic C."""
-    port = SimpleNamespace(
-        leadership=lambda tp: (leads["id"], 1, 5), request_metadata=lambda: requested.append(leads["id"])
+    metadata = SimpleNamespace(
+        leadership=lambda tp: (leads["id"], 1, 5), request=lambda: requested.append(leads["id"])
     )
     info = SimpleNamespace(topic_id=b"C", error_code=0, partitions={0: SimpleNamespace(leader_epoch=0)})
     network = SimpleNamespace(topic=lambda _: info, refresh_metadata=lambda *_: None)
     lookups = SimpleNamespace(listed=lambda *_: iter([Ask(print)]))
     checks = LogChecks(
-        network=lambda: network, lookups=lookups, port=port, reports=SimpleNamespace(stats=None), tracker=None,
+        network=lambda: network, lookups=lookups, metadata=metadata, reports=SimpleNamespace(stats=None), tracker=None,
         hold_timeout_s=1.0, isolation=0,
     )  # fmt: skip
     return checks.walk(TopicPartition("t", 0), read.read(10), 10)
