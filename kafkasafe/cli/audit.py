@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,15 +18,15 @@ from kafkasafe.audit import PLOTS, Audit, IdSource, NoSuchTopicError, audit, dra
 from kafkasafe.cli.asking import connected, limits_of, timeout_option
 from kafkasafe.cli.common import (
     CODES,
-    PIPED_COLUMNS,
     ConfigFile,
     Servers,
     app_of_command,
     connection,
     counted,
+    drawn,
     progress,
 )
-from kafkasafe.cli.report import EXIT_BROKEN
+from kafkasafe.cli.report import EXIT_BROKEN, Report, show, show_each
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import ConfigError, KafkaSafeError
 
@@ -106,18 +105,12 @@ def audit_topic(
         _check_plot(plot, topics)
     with connected(options, limits.first_answer_s):
         pass  # If no broker answers, `connected` raises an error. The count itself would wait longer.
-    with _spark(master) if spark else contextlib.nullcontext() as session:
-        count = functools.partial(
-            audit, connection=options, ids=ids, committed=committed, timeout_s=limits.all_s, spark=session
-        )
-        found = _counted(topics, count, as_json=as_json)
-    if plot is not None:
-        draw(found[0], plot)
+    count = functools.partial(audit, connection=options, ids=ids, committed=committed, timeout_s=limits.all_s)
+    reports = _reports(topics, count, master if spark else None, plot)
     if as_json:
-        counts = [each.as_dict() for each in found]
-        print(json.dumps(counts if len(counts) > 1 else counts[0], indent=1))
-    if not all(each.whole for each in found):
-        raise typer.Exit(EXIT_BROKEN)
+        show(_together(list(reports)), as_json=True)
+    else:
+        show_each(reports, as_json=False)
 
 
 def _id_source(text: str) -> IdSource:
@@ -127,24 +120,43 @@ def _id_source(text: str) -> IdSource:
         raise typer.BadParameter(str(error.args[0]), param_hint="--id") from None
 
 
-def _counted(topics: Sequence[str], count: Callable[..., Audit], *, as_json: bool) -> list[Audit]:
-    """Counts the records of each topic once, and prints each result as soon as it is known. JSON is printed by the
-    caller.
+def _reports(
+    topics: Sequence[str], count: Callable[..., Audit], master: str | None, plot: Path | None
+) -> Iterator[Report]:
+    """Counts the records of each topic once, and yields each report as soon as it is known. Then draws the plot.
+
+    Args:
+        topics: The topics.
+        count: Counts the records of a topic.
+        master: Spark's master; None: count without Spark.
+        plot: The file for the plot of the only topic, or None.
     """
-    found: list[Audit] = []
-    try:
+    is_whole = True
+    with contextlib.nullcontext() if master is None else _spark(master) as session:
         for topic in dict.fromkeys(topics):
-            with progress(topic, "offsets") as on_progress:
-                found.append(count(topic, on_progress=on_progress))
-            if not as_json:
-                _print(found[-1])
+            found = _counted(topic, functools.partial(count, spark=session))
+            is_whole = is_whole and found.whole
+            yield Report(found.as_dict(), _lines(found), 0 if is_whole else EXIT_BROKEN)
+    if plot is not None:
+        draw(found, plot)
+
+
+def _counted(topic: str, count: Callable[..., Audit]) -> Audit:
+    try:
+        with progress(topic, "offsets") as on_progress:
+            return count(topic, on_progress=on_progress)
     except NoSuchTopicError:
         raise
     except ConfigError as error:
         raise typer.BadParameter(_own_words(error), param_hint="TOPIC") from None
     except KafkaError as error:
         raise KafkaSafeError(_own_words(error)) from error
-    return found
+
+
+def _together(reports: Sequence[Report]) -> Report:
+    """The reports of all topics as one. A single report is not put into a list."""
+    fields = [report.fields for report in reports]
+    return Report(fields if len(fields) > 1 else fields[0], (), reports[-1].exit_code)
 
 
 def _check_plot(plot: Path, topics: Sequence[str]) -> None:
@@ -200,11 +212,11 @@ def _spark(master: str) -> Iterator[Any]:
         session.stop()
 
 
-def _print(found: Audit) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # Only a terminal has a width. If the output is not a terminal, use a width that does not cut the table.
-        console = Console(highlight=False, width=PIPED_COLUMNS)
+def _lines(found: Audit) -> Iterator[str]:
+    yield from drawn(functools.partial(_draw, found))
+
+
+def _draw(found: Audit, console: Console) -> None:
     table = Table(title=f"{found.topic}: {counted(found.records, 'record')}", title_justify="left")
     for name in ("partition", "producer id", "epochs", "offsets", "batches", "records", "missing", "again"):
         table.add_column(name, justify="left" if name in {"epochs", "offsets"} else "right")

@@ -11,7 +11,7 @@ import typer
 
 from kafkasafe.classification import Verdict, classify
 from kafkasafe.cli.common import app_of_command, standard_input
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import Report, show, show_each
 from kafkasafe.codes import names as code_names
 from kafkasafe.errors import ConfigError
 
@@ -62,17 +62,17 @@ def classify_error(
         )
     try:
         if stdin:
-            for verdict in _verdicts_on_lines(api):
-                print(json.dumps(verdict.as_dict()) if as_json else _one_line(verdict), flush=True)
+            reports = (Report(each.as_dict(), [_one_line(each)]) for each in _verdicts_on_lines(api))
+            show_each(reports, as_json=as_json)
             return
         verdicts = [classify(each, api) for each in (code_names.all_codes() if every else [code or ""])]
     except ConfigError as error:
         raise typer.BadParameter(str(error.args[0])) from None
     rows = [verdict.as_dict() for verdict in verdicts]
     if every:
-        show(rows, map(_one_line, verdicts), as_json=as_json)
+        show(Report(rows, map(_one_line, verdicts)), as_json=as_json)
     else:
-        show(rows[0], map(_in_words, verdicts), as_json=as_json)
+        show(Report(rows[0], map(_in_words, verdicts)), as_json=as_json)
 
 
 def _verdicts_on_lines(api: str | None) -> Iterator[Verdict]:

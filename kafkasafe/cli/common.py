@@ -342,6 +342,17 @@ def progress(what: str, unit: str = "") -> Iterator[Callable[[float, float], Non
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def drawn(draw: Callable[[Console], None]) -> list[str]:
+    """Returns the lines that a function prints on a console, as standard output would show them."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        # Only a terminal has a width. If the output is not a terminal, use a width that does not cut a table.
+        console = Console(highlight=False, width=PIPED_COLUMNS)
+    with console.capture() as captured:
+        draw(console)
+    return captured.get().removesuffix("\n").split("\n")
+
+
 def counted(number: int, what: str, plural: str = "") -> str:
     """Formats a number together with its noun: "1 record", "2,000 records"."""
     return f"{number:,} {what if number == 1 else plural or what + ('es' if what.endswith('ch') else 's')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from kafkasafe.cli.common import CODES, PIPED_COLUMNS, app_of_command
-from kafkasafe.cli.report import EXIT_BROKEN
+from kafkasafe.cli.common import CODES, app_of_command, drawn
+from kafkasafe.cli.report import EXIT_BROKEN, Report, show, write_json
 
 if TYPE_CHECKING:
     from kafkasafe.demo.audit import Run
@@ -77,15 +77,15 @@ def demo(
     screen = _DemoScreen(console)
     with Demo(settings, screen.say) as shown, screen.live(shown):
         runs = shown.run()
+    kept = all(run.kept_its_promise for run in runs if run.client == "kafkasafe")
+    fields = [dataclasses.asdict(run) for run in runs]
+    report = Report(fields, _lines(runs), 0 if kept else EXIT_BROKEN)
     try:
-        _print_runs(console, runs)
+        show(report, as_json=False)
     finally:
         # Write the file even if printing failed, so that at least one output has the result.
         if json_file is not None:
-            rows = [dataclasses.asdict(run) for run in runs]
-            json_file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    if not all(run.kept_its_promise for run in runs if run.client == "kafkasafe"):
-        raise typer.Exit(EXIT_BROKEN)
+            write_json(report, json_file)
 
 
 class _DemoScreen:
@@ -138,7 +138,11 @@ _FAULTS: Final = {
 }
 
 
-def _print_runs(console: Console, runs: Sequence[Run]) -> None:
+def _lines(runs: Sequence[Run]) -> Iterator[str]:
+    yield from drawn(functools.partial(_draw, runs))
+
+
+def _draw(runs: Sequence[Run], console: Console) -> None:
     from kafkasafe.demo.ledger import DURABLE_CLIENTS
 
     table = Table(title="What a plain consumer found", title_justify="left", pad_edge=False)
@@ -176,9 +180,7 @@ def _print_runs(console: Console, runs: Sequence[Run]) -> None:
         )
         previous = run.client
     console.print()
-    # Only a terminal has a width. For other output, use a width that does not cut the table.
-    wide = console if console.is_terminal else Console(highlight=False, width=PIPED_COLUMNS)
-    wide.print(table)
+    console.print(table)
     console.print(_explain(runs), soft_wrap=True)
 
 

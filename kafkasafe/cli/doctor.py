@@ -38,7 +38,7 @@ from kafkasafe.cli.common import (
     unreadable_lines,
 )
 from kafkasafe.cli.concerns import Concern, concerns_of
-from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, Report, show
 from kafkasafe.cluster.api import in_words
 from kafkasafe.errors import SpoolError, WrongClusterError
 from kafkasafe.kafkapython.admin import open_admin, settings_of
@@ -155,7 +155,7 @@ def doctor(
     exit_code = EXIT_BROKEN if is_bad else 0
     if options is not None and Finding.NOT_ANSWERED in findings:
         exit_code = EXIT_FAILED
-    show(fields, lines, exit_code, as_json=as_json)
+    show(Report(fields, lines, exit_code), as_json=as_json)
 
 
 def _read(lanes: SpoolDirectory, troubles: list[tuple[str, str]]) -> list[LaneContent]:

@@ -21,7 +21,7 @@ from kafkasafe.cli.common import (
     inspected,
     open_directory,
 )
-from kafkasafe.cli.report import EXIT_BROKEN, show
+from kafkasafe.cli.report import EXIT_BROKEN, Report, show
 from kafkasafe.config import validate
 from kafkasafe.errors import ConfigError, SpoolError
 from kafkasafe.health.spool import LaneSeen, SpoolHealth, SpoolSeen, spool_health
@@ -96,7 +96,7 @@ def health(
         "free_bytes": free,
         "lanes": [_row(lane) for lane in seen_lanes],
     }
-    show(fields, _lines(verdict, seen_lanes), 0 if is_ok else EXIT_BROKEN, as_json=as_json)
+    show(Report(fields, _lines(verdict, seen_lanes), 0 if is_ok else EXIT_BROKEN), as_json=as_json)
 
 
 def _limit(spool_max_bytes: int) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kafkasafe.cli.common import app_of_command, standard_input
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import Report, show, show_each
 from kafkasafe.errors import KafkaSafeError
 from kafkasafe.history.epochs import Comparison, Lineage, LineageError, ReplyKind, Step, Strategy, compare
 
@@ -69,10 +69,12 @@ def lineage(
             raise _wrong(named[0], "cannot be combined with --stdin: each line has this value")
         if not as_json:
             raise _wrong("stdin", "results are JSON lines: add --json")
-        for number, line in enumerate(standard_input(), 1):
-            if line.strip():
-                found = _compared_line(number, line, high_watermark, strategy, _lengths(sequence))
-                show(_fields(found), (), as_json=True, indent=None, flush=True)
+        results = (
+            _compared_line(number, line, high_watermark, strategy, _lengths(sequence))
+            for number, line in enumerate(standard_input(), 1)
+            if line.strip()
+        )
+        show_each((Report(_fields(found), ()) for found in results), as_json=True)
         return
     for name in ("ours", "theirs"):
         given[name] = None if given[name] is None else _epochs(name, given[name])
@@ -86,7 +88,7 @@ def lineage(
         found = _compared(given, strategy)
     except _PairError as error:
         raise _wrong(error.name, str(error)) from None
-    show(_fields(found), _lines(found, ours_end or 0), as_json=as_json)
+    show(Report(_fields(found), _lines(found, ours_end or 0)), as_json=as_json)
 
 
 class _PairError(KafkaSafeError, ValueError):

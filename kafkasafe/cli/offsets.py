@@ -27,7 +27,7 @@ from kafkasafe.cli.common import (
     connection,
     duration_s,
 )
-from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, print_result
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, Report, show, show_each
 from kafkasafe.cluster.api import in_words
 from kafkasafe.cluster.backoff import PAUSES
 from kafkasafe.consumer import SafeConsumer
@@ -81,20 +81,14 @@ def offsets(
     view = _View()
     console = Console(highlight=False)
     live = watch and console.is_terminal and not as_json
-    exit_code = 0
     screens = Live(console=console, auto_refresh=False) if live else contextlib.nullcontext()
     with contextlib.closing(_opened(options, view, baseline, limits)) as consumer, screens as screen:
-        for rows in _rounds(consumer, view, wanted, limits.all_s, rounds if watch else 1, interval_s):
-            if screen is not None:
-                screen.update(_table(rows), refresh=True)
-            else:
-                indent = None if watch else 1
-                print_result(rows, _lines(rows), as_json=as_json, indent=indent, flush=True)
-            exit_code = EXIT_BROKEN if view.lowered else 0
-            if any(row["end_offset"] is None for row in rows):
-                exit_code = EXIT_FAILED
-    if exit_code:
-        raise typer.Exit(exit_code)
+        if not watch:
+            show(_report(consumer, view, wanted, limits.all_s), as_json=as_json, flush=True)
+            return
+        draw = None if screen is None else lambda report: screen.update(_table(report.fields), refresh=True)
+        reports = _reports(consumer, view, wanted, limits.all_s, rounds, interval_s)
+        show_each(reports, as_json=as_json, draw=draw)
 
 
 def _opened(options: Mapping[str, Any], view: _View, baseline: Path | None, limits: Limits) -> SafeConsumer:
@@ -115,17 +109,28 @@ def _opened(options: Mapping[str, Any], view: _View, baseline: Path | None, limi
         raise typer.BadParameter(str(error.args[0]), param_hint=hint) from None
 
 
-def _rounds(
+def _report(
+    consumer: SafeConsumer, view: _View, wanted: Sequence[tuple[str, int | None]], timeout_s: float
+) -> Report:
+    """Looks the end offsets up once."""
+    rows = view.round(consumer, wanted, timeout_s)
+    exit_code = EXIT_BROKEN if view.lowered else 0
+    if any(row["end_offset"] is None for row in rows):
+        exit_code = EXIT_FAILED
+    return Report(rows, _lines(rows), exit_code)
+
+
+def _reports(
     consumer: SafeConsumer,
     view: _View,
     wanted: Sequence[tuple[str, int | None]],
     timeout_s: float,
     rounds: int | None,
     interval_s: float,
-) -> Iterator[list[dict[str, Any]]]:
-    """Yields the end offsets once per round. Ends after `rounds` rounds, or never if `rounds` is None."""
+) -> Iterator[Report]:
+    """Yields a report per round. Ends after `rounds` rounds, or never if `rounds` is None."""
     for number in itertools.count(1):
-        yield view.round(consumer, wanted, timeout_s)
+        yield _report(consumer, view, wanted, timeout_s)
         if number == rounds:
             return
         time.sleep(interval_s)

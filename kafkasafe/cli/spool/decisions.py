@@ -25,7 +25,7 @@ from kafkasafe.cli.common import (
     refuse_as_root,
     resolved,
 )
-from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, Report, show
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
 from kafkasafe.cli.spool.opened import OpenSpool
 from kafkasafe.cluster.api import in_words
@@ -112,7 +112,7 @@ def _decide_and_show(
     if chosen:
         rows, unreachable = _decide(directory, options, chosen, decision, limit_s)
     done = DecisionReport(rows, len(wanted), foreign, damaged, unreachable, aborts)
-    show(done.fields, done.lines(), done.exit_code, as_json=as_json)
+    show(Report(done.fields, done.lines(), done.exit_code), as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from kafkasafe.cli.common import (
     open_directory,
     refuse_as_root,
 )
-from kafkasafe.cli.report import EXIT_BROKEN, show
+from kafkasafe.cli.report import EXIT_BROKEN, Report, show
 from kafkasafe.cli.spool.contents import LaneName
 from kafkasafe.maintenance.discard import Discardable, discard, find_discardable
 
@@ -82,7 +82,7 @@ def spool_discard(
     if wanted and not apply:
         lines.append(NOT_APPLIED)
     fields = {"applied": apply, "discarded_records": records, "files": rows}
-    show(fields, lines, EXIT_BROKEN if left else 0, as_json=as_json)
+    show(Report(fields, lines, EXIT_BROKEN if left else 0), as_json=as_json)
 
 
 def _line(each: Discardable) -> str:

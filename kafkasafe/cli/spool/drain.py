@@ -19,7 +19,7 @@ from kafkasafe.cli.common import (
     open_directory,
     refuse_as_root,
 )
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import Report, show
 from kafkasafe.cli.spool.delivery import deliver
 
 DRAIN_CODES: Final = CODES.format(
@@ -67,4 +67,4 @@ def spool_drain(
     refuse_as_root(directory)
     done = deliver(lanes, options, began, limit_s, on_undecidable, on_corrupt)
     done = dataclasses.replace(done, ignore_rejected=ignore_rejected)
-    show(done.fields, done.lines(), done.exit_code, as_json=as_json)
+    show(Report(done.fields, done.lines(), done.exit_code), as_json=as_json)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import typer
 
 from kafkasafe.cli.common import Directory, counted, one_line, open_directory, progress
-from kafkasafe.cli.report import EXIT_BROKEN, show
+from kafkasafe.cli.report import EXIT_BROKEN, Report, show
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
 from kafkasafe.maintenance.examination import LaneContent
 from kafkasafe.packages import pyarrow_for
@@ -77,17 +77,15 @@ def spool_export(
     parts = ", ".join(
         f"{count:,} {name.replace('_', ' ')}" for name, count in records.counts.items() if count
     )
-    show(
+    done = Report(
         {"output": str(output), "records": records.counts, "damage": records.damage},
         [
             f"{counted(sum(records.counts.values()), 'record')}{f': {parts}' if parts else ''}",
             *(f"DAMAGE, not exported: {each}" for each in records.damage),
         ],
         EXIT_BROKEN if records.damage else 0,
-        as_json=as_json,
-        file=sys.stderr if to_stdout else None,
-        indent=None,
     )
+    show(done, as_json=as_json, indent=None, file=sys.stderr if to_stdout else None)
 
 
 def _form_of(output: Path, form: _Form | None) -> _Form:

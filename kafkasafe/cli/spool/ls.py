@@ -20,7 +20,7 @@ from kafkasafe.cli.common import (
     rejected_lines,
     unreadable_lines,
 )
-from kafkasafe.cli.report import EXIT_BROKEN, show
+from kafkasafe.cli.report import EXIT_BROKEN, Report, show
 from kafkasafe.cli.spool.atomic_batches import unit_line, unit_rows
 from kafkasafe.cli.spool.contents import unread_rows
 from kafkasafe.cli.spool.tree import root_of, tree_below
@@ -48,7 +48,7 @@ def spool_ls(
 ) -> None:
     """List the lanes of a spool directory: owner, size, undelivered records and rejected records."""
     if tree:
-        show(*tree_below(root_of(directory)), as_json=as_json)
+        show(tree_below(root_of(directory)), as_json=as_json)
         return
     if directory is None:
         raise typer.BadParameter("name a spool directory, or use --tree", param_hint="DIR")
@@ -87,7 +87,7 @@ def spool_ls(
     if any(row["rejected_records"] for row in rows):
         lines.append(RESEND_HINT)
     broken = troubles or any(row[name] for row in rows for name in _BAD)
-    show([*rows, *unread_rows(troubles)], lines, EXIT_BROKEN if broken else 0, as_json=as_json)
+    show(Report([*rows, *unread_rows(troubles)], lines, EXIT_BROKEN if broken else 0), as_json=as_json)
 
 
 def _lane_lines(row: dict[str, Any], found: Inspected) -> Iterator[str]:

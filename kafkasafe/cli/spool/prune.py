@@ -16,7 +16,7 @@ from kafkasafe.cli.common import (
     is_gone,
     open_directory,
 )
-from kafkasafe.cli.report import EXIT_BROKEN, show
+from kafkasafe.cli.report import EXIT_BROKEN, Report, show
 from kafkasafe.cli.spool.tree import root_of, spools_below
 from kafkasafe.errors import SpoolError
 from kafkasafe.maintenance.prune import find_prunable, prune_directory, prune_lane
@@ -82,7 +82,7 @@ def spool_prune(
     if gone and not apply:
         lines.append(NOT_APPLIED)
     fields = {"applied": apply, "freed_bytes": freed_bytes, "found": rows, "troubles": troubles}
-    show(fields, lines, EXIT_BROKEN if troubles else 0, as_json=as_json)
+    show(Report(fields, lines, EXIT_BROKEN if troubles else 0), as_json=as_json)
 
 
 def _pruned(lanes: SpoolDirectory, age_s: float, troubles: list[str], *, apply: bool) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from kafkasafe.cli.common import (
     open_directory,
     refuse_as_root,
 )
-from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, Report, show
 from kafkasafe.cli.spool.contents import LaneName
 from kafkasafe.errors import SpoolError
 from kafkasafe.maintenance.repair import Plan, carry_out, plan_repair
@@ -99,7 +99,7 @@ def spool_repair(
     exit_code = EXIT_BROKEN if any(plan.left for _, plan, _ in plans) else 0
     if any(plan.refused for _, plan, _ in plans):
         exit_code = EXIT_FAILED
-    show(fields, lines, exit_code, as_json=as_json)
+    show(Report(fields, lines, exit_code), as_json=as_json)
 
 
 def _restore(unreadable: str) -> str:

@@ -24,7 +24,7 @@ from kafkasafe.cli.common import (
     refuse_as_root,
     resolved,
 )
-from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, show
+from kafkasafe.cli.report import EXIT_BROKEN, EXIT_FAILED, Report, show
 from kafkasafe.cli.spool.delivery import deliver
 from kafkasafe.maintenance.resend import bring_back, find_rejected
 
@@ -100,4 +100,4 @@ def spool_resend(
     exit_code = 0 if done is None else done.exit_code
     if found.left and exit_code != EXIT_FAILED:
         exit_code = EXIT_BROKEN
-    show(fields, lines, exit_code, as_json=as_json)
+    show(Report(fields, lines, exit_code), as_json=as_json)

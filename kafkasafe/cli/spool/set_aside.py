@@ -24,7 +24,7 @@ from kafkasafe.cli.common import (
     resolved,
 )
 from kafkasafe.cli.doctor import ask
-from kafkasafe.cli.report import show
+from kafkasafe.cli.report import Report, show
 from kafkasafe.config import validate
 from kafkasafe.errors import UsageError
 from kafkasafe.maintenance.examination import read_content
@@ -93,4 +93,4 @@ def spool_set_aside(
         raise typer.BadParameter(str(error.args[0]), param_hint="--position") from None
     line = f"{address_of(topic, partition)}: {counted(records, 'record')} set aside into {path}"
     fields = {"file": str(path), "topic": topic, "partition": partition, "records": records}
-    show(fields, [line, RESEND_HINT], as_json=as_json)
+    show(Report(fields, [line, RESEND_HINT]), as_json=as_json)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from kafkasafe.cli.common import Directory, Json, counted, id_as_json, one_line, unreadable_lines
-from kafkasafe.cli.report import EXIT_BROKEN, show
+from kafkasafe.cli.report import EXIT_BROKEN, Report, show
 from kafkasafe.cli.spool.atomic_batches import times_row, unit_line, unit_rows
 from kafkasafe.cli.spool.contents import LaneName, contents_of, records_of
 from kafkasafe.maintenance.examination import SpooledBatch
@@ -73,7 +73,7 @@ def spool_show(
         lines.append("Damaged ranges are not shown: see kafkasafe spool verify")
     rejected = any(row["status"] == SpoolOutcome.REJECTED.value for row in rows)
     broken = damaged or unreadable or troubles or rejected
-    show(rows, lines, EXIT_BROKEN if broken else 0, as_json=as_json, ensure_ascii=False)
+    show(Report(rows, lines, EXIT_BROKEN if broken else 0), as_json=as_json, ensure_ascii=False)
 
 
 def _batch_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

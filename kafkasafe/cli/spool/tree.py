@@ -10,12 +10,11 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import typer
 
 from kafkasafe.cli.common import cluster_trouble, counted, inspected, is_gone
-from kafkasafe.cli.report import EXIT_BROKEN
+from kafkasafe.cli.report import EXIT_BROKEN, Report
 from kafkasafe.errors import SpoolError
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.lanes import SpoolDirectory, format_lost
@@ -127,8 +126,8 @@ def _sums(path: Path) -> tuple[_Sums, str | None]:
     return sums, None if any(name == "CLUSTER" for name, _ in unread) else lanes.cluster_id()
 
 
-def tree_below(root: Path) -> tuple[dict[str, Any], list[str], int]:
-    """The spool directories at and below a directory: the JSON output, the lines, and the exit code."""
+def tree_below(root: Path) -> Report:
+    """The spool directories at and below a directory."""
     unread: list[str] = []
     found: list[tuple[Path, str | None, _Sums]] = []
     total = _Sums()
@@ -160,7 +159,7 @@ def tree_below(root: Path) -> tuple[dict[str, Any], list[str], int]:
     lines += [*unread, sum_line if found else f"No spool directory below {root}"]
     # Waiting records need no operator.
     broken = total.rejected_records or total.damaged_ranges or total.troubles
-    return {"directories": rows, "totals": totals}, lines, EXIT_BROKEN if broken else 0
+    return Report({"directories": rows, "totals": totals}, lines, EXIT_BROKEN if broken else 0)
 
 
 def _lines(path: Path, sums: _Sums) -> Iterator[str]:

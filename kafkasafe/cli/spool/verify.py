@@ -17,7 +17,7 @@ from kafkasafe.cli.common import (
     open_directory,
     unreadable_lines,
 )
-from kafkasafe.cli.report import EXIT_BROKEN, show
+from kafkasafe.cli.report import EXIT_BROKEN, Report, show
 from kafkasafe.cli.spool.contents import unread_rows
 from kafkasafe.spool.inspection import with_same_id
 
@@ -46,12 +46,8 @@ def spool_verify(directory: Directory, as_json: Json = False) -> None:
     same = with_same_id(lane_ids)
     rows = [{**row, "same_lane_id": same[row["lane"]]} for row in rows]
     broken = troubles or any(row[name] for row in rows for name in _BAD)
-    show(
-        [*rows, *unread_rows(troubles)],
-        _lines(rows, troubles),
-        EXIT_BROKEN if broken else 0,
-        as_json=as_json,
-    )
+    report = Report([*rows, *unread_rows(troubles)], _lines(rows, troubles), EXIT_BROKEN if broken else 0)
+    show(report, as_json=as_json)
 
 
 def _lines(rows: Sequence[dict[str, Any]], troubles: Sequence[tuple[str, str]]) -> Iterator[str]:
