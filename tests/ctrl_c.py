@@ -75,6 +75,8 @@ class CtrlC:
     def _call(self, frame: FrameType, *_: object) -> Any:
         if self.pressed or frame.f_globals.get("__name__") not in self._modules or _task() is not self._task:
             return None
+        # Python 3.13 counts the bytecodes of a frame only if the frame has its trace function already.
+        frame.f_trace = self._opcode
         frame.f_trace_opcodes = True
         return self._opcode
 
