@@ -80,6 +80,7 @@ TESTS = {
         "test_a_gap_that_a_power_cut_left_is_no_loss_when_the_segment_that_said_so_is_gone"
     ),
     "An iteration over a partition's queue": "test_a_backlog_is_the_queue_that_it_would_be_unpacked",
+    "After an unexpected error": "test_a_producer_that_ends_without_memory_leaves_its_lane_as_a_killed_one_does",
     "Two clocks run": "test_a_machine_that_slept_waits_for_its_own_sockets_but_not_for_brokers_that_forgot",
     "A metadata request may create": "test_a_deleted_topic_stays_deleted_and_is_forgotten",
     "A connection uses the versions": ("test_brokers_that_are_upgraded_get_the_versions_that_they_speak_now"),

@@ -435,6 +435,7 @@ class Pump:
 
     @apart()
     def _run(self) -> None:
+        orderly = True
         try:
             self.engine.begin()
             while not self._context.close_state.stop:
@@ -447,6 +448,7 @@ class Pump:
             )
             self.ledger.fail(error)
         except BaseException as error:
+            orderly = False
             self._log.exception(
                 "The producer ended by an error; %s",
                 "unacknowledged records are lost with it, unless the cluster has them"
@@ -456,7 +458,7 @@ class Pump:
             )
             self.ledger.fail(error)
         finally:
-            self.engine.shut()
+            self.engine.shut(orderly=orderly)
             self._then()
             self._then = lambda: None
 

@@ -11,8 +11,14 @@ import harness
 import pytest
 
 from kafkasafe import SafeProducer, aio
-from kafkasafe.errors import ProducerClosedError, SpoolWriteError
+from kafkasafe.errors import ProducerClosedError, SpoolError, SpoolWriteError
+from kafkasafe.events import SpoolDisplaced
+from kafkasafe.journal.journal import Journal
 from kafkasafe.record.batch import encoding
+from kafkasafe.spool.reserve import Reserve
+from kafkasafe.spool.segment import StoredSegment
+from kafkasafe.spool.segment_list import SegmentList
+from kafkasafe.spool.segment_writer import SegmentWriter
 from kafkasafe.testing import FakeCluster
 
 
@@ -265,3 +271,52 @@ def test_without_another_thread_the_lane_of_a_dead_producer_is_read_by_the_produ
     with SafeProducer(**options, spool_lane=1) as producer:
         harness.until(lambda: cluster.values("orders") == [b"left"], 20, "the delivery")
         producer.send("orders", b"own").get(10)
+
+
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [
+        (SegmentList, "append"),
+        (StoredSegment, "append"),
+        (SegmentWriter, "write_out"),
+        (SegmentWriter, "sync"),
+        (Reserve, "ensure"),
+        (Journal, "persisted"),
+    ],
+)
+def test_a_producer_that_ends_without_memory_leaves_its_lane_as_a_killed_one_does(
+    cluster, tmp_path, monkeypatch, of, name
+):
+    """It still wrote to the log that it closed the lane. If memory was missing while a group was written, the log looked
+    damaged, and the next producer refused to open it.
+    """
+    options = {"bootstrap_servers": cluster.bootstrap_servers, "spool_dir": tmp_path}
+    displaced = []
+    cluster.stop(1)
+    producer = SafeProducer(
+        **options,
+        on_event=lambda event: displaced.append(event) if isinstance(event, SpoolDisplaced) else None,
+    )
+    producer.send("orders", b"durable", partition=0).durable(60)
+    before, left = getattr(of, name), [1]
+
+    def without_memory(*arguments, **named):
+        if left and threading.current_thread().name.startswith("kafkasafe-pump"):
+            left.pop()
+            raise MemoryError
+        return before(*arguments, **named)
+
+    monkeypatch.setattr(of, name, without_memory)
+    late = producer.send("orders", b"late", partition=0)
+    with pytest.raises(SpoolError, match="MemoryError"):
+        late.durable(20)
+    with pytest.raises(SpoolError, match="MemoryError"):
+        producer.close()
+    assert not left
+    assert not displaced, "no file was moved or cut"
+    cluster.start(1)
+    with SafeProducer(**options) as following:
+        following.flush(60)
+        assert [path.name for path in tmp_path.glob("lane-*")] == ["lane-000"]
+    assert cluster.values("orders")[0] == b"durable"
+    assert set(cluster.values("orders")[1:]) <= {b"late"}

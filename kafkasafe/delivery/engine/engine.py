@@ -339,16 +339,24 @@ class Engine:
             if batch.state is j.BatchState.UNDECIDABLE:
                 lane.journal.decide(batch, resend=resend)
 
-    def shut(self) -> None:
-        """Close network and lanes. Parcels without an outcome get an error; batches on disk stay for the next owner."""
+    def shut(self, *, orderly: bool = True) -> None:
+        """Close network and lanes. Parcels without an outcome get an error; batches on disk stay for the next owner.
+
+        Args:
+            orderly: False if an error interrupted a step of the engine. The step may have changed the spool and the
+                journal only in part, so nothing is written and nothing is deleted.
+        """
         lanes = self._context.lanes
-        self.left = left = self._left_at_end()
+        self.left = left = self._left_at_end(look=orderly)
         # Close the network first. When a lane is closed, the time of its last request is written to its log, so no
         # request may be sent after that.
         self._context.cluster.close(2.0)
         for lane in lanes:
             with contextlib.suppress(Exception):
-                self._lanes.close_lane(lane)
+                if orderly:
+                    self._lanes.close_lane(lane)
+                else:
+                    self._lanes.abandon_lane(lane)
         self._lanes.end()
         own = self._context.own
         self.predecessor.ended(own.spool.next_position, owes=bool(own.journal.views.unfinished))
@@ -361,11 +369,12 @@ class Engine:
             elsewhere=left.elsewhere,
         )
 
-    def _left_at_end(self) -> LeftAtEnd:
+    def _left_at_end(self, *, look: bool) -> LeftAtEnd:
         elsewhere, records = None, {}
         if not self._context.config.in_memory:
-            with contextlib.suppress(SpoolError):
-                self.disk.look_at_places()
+            if look:
+                with contextlib.suppress(SpoolError):
+                    self.disk.look_at_places()
             elsewhere = self.places.at_end(self._context.own)
             records = self._left_on_disk()
         doubted = [

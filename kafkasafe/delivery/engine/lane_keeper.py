@@ -486,12 +486,16 @@ class LaneKeeper:
         """The lane's name, which begins with the directory's name if the lane is in another spool directory."""
         return path.name if path.parent == self._context.directory.path else f"{path.parent.name}/{path.name}"
 
+    def abandon_lane(self, lane: Lane) -> None:
+        """Release the lock, and write nothing. The next owner finds the lane as after a kill."""
+        self._disk.forget(lane)
+        lane.spool.abandon()
+        lane.lock.release(drained=False)
+
     def close_lane(self, lane: Lane) -> None:
         """Write pending groups, delete segments that are done, and release the lock. Does not raise."""
         if lane.lock.lost:
-            self._disk.forget(lane)
-            lane.spool.abandon()
-            lane.lock.release(drained=False)
+            self.abandon_lane(lane)
             return
         with contextlib.suppress(SpoolError):
             self._disk.look_at_place(lane)
