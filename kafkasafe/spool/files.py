@@ -213,9 +213,9 @@ class OsFiles:
             code = ctypes.get_errno()
             if code == errno.EINTR:
                 continue
-            if code == errno.ENOSPC:
-                # The disk became full before all of the space was reserved. Free the reserved part, because other files
-                # may need it.
+            if code in {errno.ENOSPC, errno.EDQUOT}:
+                # The disk or the quota became full before all of the space was reserved. Free the reserved part,
+                # because other files may need it.
                 os.ftruncate(handle, os.fstat(handle).st_size)
             return False
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import random
 import textwrap
@@ -17,6 +18,7 @@ from tiers import in_tiers
 
 from kafkasafe import marks as m
 from kafkasafe.errors import SpoolError, SpoolWriteError
+from kafkasafe.spool import files as files_module
 from kafkasafe.spool import segment_writer, spool
 from kafkasafe.spool.files import OsFiles
 from kafkasafe.spool.spool import Spool
@@ -325,6 +327,31 @@ def open_real(path):
         snapshot=lambda: [m.Destination(1, "topic", 1)],
         clock_ms=lambda: 0,
     )
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_what_could_be_reserved_only_in_part_is_given_back(tmp_path, monkeypatch, code):
+    """With a quota, it kept what was left of the quota for one segment, and no other file of the user got room."""
+    files = OsFiles()
+    reserve = files_module._fallocate
+
+    def runs_out(handle, mode, offset, size):
+        reserve(handle, mode, offset, size // 2)
+        ctypes.set_errno(code)
+        return -1
+
+    path = tmp_path / "segment"
+    handle = files.create(path)
+    files.writev(handle, [b"x" * 4096], 0)
+    before = path.stat().st_blocks
+    if not files.preallocate(handle, 1 << 20) or path.stat().st_blocks == before:
+        pytest.skip("This file system reserves no space")
+    files.truncate(handle, 4096)
+    monkeypatch.setattr(files_module, "_fallocate", runs_out)
+    assert not files.preallocate(handle, 1 << 20)
+    assert path.stat().st_blocks == before
+    assert files.read(handle, 0, 5000) == b"x" * 4096
+    files.close(handle)
 
 
 def test_real_files_round_trip(tmp_path):
