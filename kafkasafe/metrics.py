@@ -30,8 +30,9 @@ from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.utils import floatToGoString
 
 from kafkasafe.delivery.metric_samples import AT_CLOSE
+from kafkasafe.metric_definitions import Definition
 from kafkasafe.process.weak_members import members
-from kafkasafe.stats import BUCKETS_S, Definition, Histogram, Sample
+from kafkasafe.stats import BUCKETS_S, Histogram, Sample
 
 __all__ = [
     "Collector",

@@ -11,7 +11,7 @@ import tiers
 import typer.main
 import yaml
 
-from kafkasafe import cli, events, stats
+from kafkasafe import cli, events, metric_definitions
 from kafkasafe.config.table import CONSUMER_DEFAULTS, PRODUCER_DEFAULTS
 from kafkasafe.history.epochs import Strategy
 from tests.pages import PACKAGE
@@ -79,7 +79,7 @@ def test_every_metric_is_in_the_table():
     page = text("metrics.md")
     names = [
         f"kafkasafe_{d.name}" + ("_total" if d.kind == "counter" else "")
-        for d in (stats.PRODUCER | stats.CONSUMER).values()
+        for d in (metric_definitions.PRODUCER | metric_definitions.CONSUMER).values()
     ]
     assert [name for name in ["kafkasafe_build_info", *names] if f"| `{name}` |" not in page] == []
 

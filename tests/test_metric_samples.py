@@ -14,17 +14,9 @@ from kafka.structs import TopicPartition
 import kafkasafe
 from kafkasafe import SafeProducer
 from kafkasafe.delivery.metric_samples import consumer_samples, producer_samples
+from kafkasafe.metric_definitions import CONSUMER, PRODUCER, RETRIES
 from kafkasafe.spool.refusals import RefusedDestination
-from kafkasafe.stats import (
-    CONSUMER,
-    PRODUCER,
-    RETRIES,
-    ConsumerStats,
-    Count,
-    PartitionProgress,
-    RetryStats,
-    Stats,
-)
+from kafkasafe.stats import ConsumerStats, Count, PartitionProgress, RetryStats, Stats
 
 PACKAGE = Path(kafkasafe.__file__).parent
 WRITERS = {"+=", "add", "observe", "update"}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from kafka.structs import TopicPartition
 
-from kafkasafe.stats import CONSUMER, PRODUCER, ConsumerStats, PartitionProgress, Sample
+from kafkasafe.metric_definitions import CONSUMER, PRODUCER
+from kafkasafe.stats import ConsumerStats, PartitionProgress, Sample
 
 if TYPE_CHECKING:
     from kafkasafe.delivery.pump import Pump

@@ -19,8 +19,8 @@ import yaml
 from launching import run_example
 
 from kafkasafe import metrics
+from kafkasafe.metric_definitions import CONSUMER, PRODUCER
 from kafkasafe.spark.listener import _Collector
-from kafkasafe.stats import CONSUMER, PRODUCER
 
 EXAMPLE = Path(run.__file__).parent
 

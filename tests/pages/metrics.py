@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from kafkasafe import metrics, stats
+from kafkasafe import metric_definitions, metrics
 from kafkasafe.spark import listener
 from tests.pages import DOCS, code, filled, table
 
@@ -20,7 +20,7 @@ def _table(rows: Iterable[tuple[str, str, Iterable[str], str]]) -> str:
     return table(("name", "type", "labels", "help"), lines)
 
 
-def _defined(definitions: Iterable[stats.Definition]) -> str:
+def _defined(definitions: Iterable[metric_definitions.Definition]) -> str:
     return _table(
         (
             f"kafkasafe_{each.name}",
@@ -42,7 +42,11 @@ def names() -> list[str]:
     families: Iterable[Any] = listener._Collector().collect()
     ours = [
         (f"kafkasafe_{each.name}", each.kind)
-        for each in {**stats.PRODUCER, **stats.CONSUMER, **stats.RETRIES}.values()
+        for each in {
+            **metric_definitions.PRODUCER,
+            **metric_definitions.CONSUMER,
+            **metric_definitions.RETRIES,
+        }.values()
     ]
     all_of_them = [*ours, *((each.name, each.type) for each in families)]
     return [metrics._INFO, *(name + ("_total" if kind == "counter" else "") for name, kind in all_of_them)]
@@ -54,9 +58,9 @@ def text() -> str:
         PATH,
         {
             "build": _table(build),
-            "producer": _defined(stats.PRODUCER.values()),
-            "consumer": _defined(stats.CONSUMER.values()),
-            "policy": _defined(stats.RETRIES.values()),
+            "producer": _defined(metric_definitions.PRODUCER.values()),
+            "consumer": _defined(metric_definitions.CONSUMER.values()),
+            "policy": _defined(metric_definitions.RETRIES.values()),
             "spark": _spark(),
         },
     )

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from waiting import until
 
 from kafkasafe import SafeConsumer, SafeProducer
+from kafkasafe.metric_definitions import CONSUMER, PRODUCER, Definition
 from kafkasafe.metrics import install
-from kafkasafe.stats import CONSUMER, PRODUCER, Definition
 from kafkasafe.testing import FakeCluster
 
 

@@ -19,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kafkasafe import SafeConsumer, SafeProducer
 from kafkasafe.errors import RejectedError, SpoolFullError
+from kafkasafe.metric_definitions import PRODUCER, Definition
 from kafkasafe.metrics import Collector, install, serve, uninstall
-from kafkasafe.stats import PRODUCER, Definition, Histogram
+from kafkasafe.stats import Histogram
 from kafkasafe.testing import FakeCluster
 from kafkasafe.testing.proxy import FaultProxy
 

@@ -12,7 +12,7 @@ COUNTING = """
 import signal, sys
 from prometheus_client import CollectorRegistry, multiprocess
 from kafkasafe.metrics import flush, install
-from kafkasafe.stats import Definition
+from kafkasafe.metric_definitions import Definition
 
 class Counting:
     COUNT = Definition("things", "counter", "Things.")
