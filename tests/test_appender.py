@@ -106,6 +106,22 @@ def test_batches_above_the_topics_max_message_bytes_are_divided(kafka, transport
         send(appender(transport, begin(coordinator, topic)), topic, 0, encoded(b"", b"y" * 5000, claim=True))
 
 
+def test_batches_above_the_topics_segment_bytes_are_divided(kafka, transport, coordinator):
+    """The broker refuses them with RECORD_LIST_TOO_LARGE, not with MESSAGE_TOO_LARGE."""
+    topic = f"segments-{uuid.uuid4().hex}"
+    kafka.create_topic(
+        topic, partitions=2, config={"segment.bytes": "1048576", "max.message.bytes": "8000000"}
+    )
+    grant = begin(coordinator, topic)
+    task = appender(transport, grant)
+    values = [b"%d " % number + b"x" * 100_000 for number in range(32)]
+    task.append(topic, 0, encoded(*values[:16], claim=True))
+    task.append(topic, 0, encoded(*values[16:]))
+    assert task.finish() == [Report(topic, 0, 32)]
+    coordinator.end(grant, commit=True)
+    assert committed(kafka, topic) == values
+
+
 @pytest.mark.parametrize("second", [(b"x", b"y"), (b"x",), (b"x", b"y", b"z")], ids=["same", "fewer", "more"])
 def test_of_two_attempts_one_ends_before_it_has_changed_anything(
     kafka, transport, coordinator, topic, second

@@ -18,9 +18,9 @@ records' timestamps are stored relative to it, so readers see no difference. Onc
 reads the header back from the log. A different number shows that another attempt was first. Then this attempt ends
 before it sends anything else.
 
-A batch that is larger than the topic's `max.message.bytes` is divided on the task's thread. Once the broker has refused
-a batch because of its size, later batches for the topic are divided into parts of at most half that size before they
-are sent.
+A batch that is larger than the topic's `max.message.bytes` or `segment.bytes` is divided on the task's thread. Once the
+broker has refused a batch because of its size, later batches for the topic are divided into parts of at most half that
+size before they are sent.
 
 Threads: one thread calls `append` and `finish`. Replies arrive on the network thread, which also sends the next batch.
 So the next batch does not wait while the task encodes.
@@ -42,7 +42,7 @@ from kafkasafe.classification import classify
 from kafkasafe.cluster.api import Cluster, Failure, HeadersFetched, ProduceReply, ProduceRequest
 from kafkasafe.cluster.inquiry import coded, pause_s
 from kafkasafe.codes.numbers import MESSAGE_TOO_LARGE, OFFSET_NOT_AVAILABLE
-from kafkasafe.codes.sets import FENCED_CODES, SPOILT_CODES
+from kafkasafe.codes.sets import FENCED_CODES, SPOILT_CODES, TOO_LARGE_CODES
 from kafkasafe.errors import RejectedError, SparkError, WaitTimeoutError
 from kafkasafe.logs import EventLog
 from kafkasafe.record import batch
@@ -338,8 +338,8 @@ class Appender:
             self._fail(FencedError(f"{place}: {error}"))
         elif code in SPOILT_CODES:
             self._fail(RestartError(f"{place}: {error}"))
-        elif code == MESSAGE_TOO_LARGE and api == "produce":
-            self._refused_size(place)
+        elif code in TOO_LARGE_CODES and api == "produce":
+            self._refused_size(place, code)
         elif not verdict.retriable:
             self._fail(
                 RejectedError(
@@ -357,24 +357,26 @@ class Appender:
                 self._transport.refresh_metadata([place.topic], lambda _: None)
             self._changed.notify_all()
 
-    def _refused_size(self, place: _Place) -> None:
+    def _refused_size(self, place: _Place, code: int) -> None:
         data = place.current
+        limit = "max.message.bytes" if code == MESSAGE_TOO_LARGE else "segment.bytes"
         if batch.read_header(data).count == 1:
             self._fail(
                 RejectedError(
                     f"{place}: a record of {len(data)} bytes, as sent, is larger than the"
-                    " topic's max.message.bytes. Raise that limit, or drop the row.",
-                    code=MESSAGE_TOO_LARGE,
-                    reason="larger than the topic's max.message.bytes",
+                    f" topic's {limit}. Raise that limit, or drop the row.",
+                    code=code,
+                    reason=f"larger than the topic's {limit}",
                 )
             )
             return
         half = len(data) // 2
         if self._most_bytes.setdefault(place.topic, half) == half:
             log.info(
-                "Batches for %s are divided: its max.message.bytes is below their %d bytes. Set kafka.batch.size to at"
-                " most max.message.bytes to avoid this.",
+                "Batches for %s are divided: its %s is below their %d bytes. Set kafka.batch.size to at most this"
+                " limit to avoid this.",
                 place.topic,
+                limit,
                 len(data),
                 topic=place.topic,
                 event="batch_divided",
