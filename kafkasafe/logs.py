@@ -73,9 +73,12 @@ class _Limiter:
                 return None
             self._windows[kind] = began, count + 1
             if len(self._last) >= _REMEMBERED:
-                self._last = {key: at for key, at in self._last.items() if now - at < WINDOW_S}
+                self._last = self._last_since(now - WINDOW_S)
             self._last[kind, about] = now
             return self._suppressed.pop(kind, 0)
+
+    def _last_since(self, time_s: float) -> dict[tuple[str, str], float]:
+        return {key: at for key, at in self._last.items() if at > time_s}
 
 
 class EventLog:

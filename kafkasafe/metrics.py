@@ -231,13 +231,17 @@ class Collector(PrometheusCollector):
     def discard(self, source: Source) -> None:
         """Stop collecting a source, and forget its counts."""
         with self._lock:
-            self._sources = [seen for seen in self._sources if seen.source() is not source]
+            self._sources = self._without(source)
+
+    def _without(self, source: Source) -> list[_Seen]:
+        return [seen for seen in self._sources if seen.source() is not source]
 
     @property
     def sources(self) -> list[Any]:
         """The collected sources that still exist."""
         with self._lock:
-            return [source for seen in self._sources if (source := seen.source()) is not None]
+            sources = [seen.source() for seen in self._sources]
+        return [source for source in sources if source is not None]
 
     def describe(self) -> Iterable[Metric]:
         """Return no families. So prometheus-client does not check their names when the collector is registered."""

@@ -301,7 +301,7 @@ class _RateLimit:
         with self._lock:
             now = self._clock()
             if len(self._next_turn) >= _MAX_KEYS and key not in self._next_turn:
-                self._next_turn = {key: turn for key, turn in [*self._next_turn.items()] if turn > now}
+                self._next_turn = dict(each for each in [*self._next_turn.items()] if each[1] > now)
             self._next_turn[key] = max(self._next_turn.get(key, now), now + self.least_s)
 
     def succeeded(self, key: Hashable) -> None:

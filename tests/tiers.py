@@ -112,6 +112,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "config/test_options_table.py": ALL,
     "config/test_option_names.py": ALL,
     "config/test_options_typed.py": ALL,
+    "test_locks.py": ALL,
     "test_ownership.py": ALL,
     "test_pages.py": ALL,
     "test_performance_page.py": ALL,

@@ -92,14 +92,18 @@ class Followers(Generic[T]):
 
     def hang(self, now: float) -> frozenset[T]:
         """Stop reading from followers whose answers are overdue. Return their partitions."""
-        found: frozenset[T] = frozenset()
         with self._lock:
-            for node, (until, partitions) in list(self._asked.items()):
-                if until <= now:
-                    del self._asked[node]
-                    self._overdue[node] = partitions
-                    found |= partitions
+            found = self._take_overdue(now)
             self._leave(found, now)
+        return found
+
+    def _take_overdue(self, now: float) -> frozenset[T]:
+        found: frozenset[T] = frozenset()
+        for node, (until, partitions) in list(self._asked.items()):
+            if until <= now:
+                del self._asked[node]
+                self._overdue[node] = partitions
+                found |= partitions
         return found
 
     def note_errors(self, node: int, rows: Iterable[tuple[T, Any]]) -> None:

@@ -226,7 +226,7 @@ class History:
         """
         lineage, topic_id = self.copied(end)
         marks = tuple(mark for mark in self.marks.marks if mark.base_offset < lineage.end_offset)
-        skipped = tuple(each for each in self._skipped if each[1] < lineage.end_offset)
+        skipped = tuple(self._skipped_before(lineage.end_offset))
         return Remembered(topic_id, lineage, marks, skipped)
 
     def reaches_below(self, position: int) -> bool:
@@ -251,7 +251,10 @@ class History:
         with self._lock:
             self.lineage.truncate(self._read_before(end))
             self.marks.truncate(end)
-            self._skipped = [each for each in self._skipped if each[1] < end]
+            self._skipped = self._skipped_before(end)
+
+    def _skipped_before(self, end: int) -> list[tuple[int, int]]:
+        return [each for each in self._skipped if each[1] < end]
 
     def forget_before(self, start: int) -> None:
         """Forget the leader epochs before offset `start`, because the log begins there now."""
@@ -295,31 +298,34 @@ class History:
             fetched: The offset that was fetched. The first batch may begin before this offset.
             marked: Whether to remember the batches themselves, too.
         """
+        with self._lock:
+            return self._observe(records, fetched, marked=marked)
+
+    def _observe(self, records: Any, fetched: int, *, marked: bool) -> bool:
         run_epoch, run_start, run_end = UNDEFINED, -1, -1
         expected = fetched
-        with self._lock:
-            former_end = self.lineage.end_offset if self.lineage.entries else None
-            for batch in headers(records):
-                start, end = max(batch.base_offset, fetched), batch.last_offset + 1
-                if end <= start:
-                    continue
-                if marked or batch.epoch < 0:
-                    # The header of an old compressed message contains only the message's last offset. So assume that
-                    # the message begins directly after the preceding one.
-                    base = expected if batch.wrapped else batch.base_offset
-                    self.marks.observe(BatchMark(min(base, batch.last_offset), batch.last_offset, batch.crc))
-                expected = end
-                if batch.wrapped:
-                    start = max(min(base, batch.last_offset), fetched)
-                if batch.epoch == run_epoch and run_start >= 0:
-                    run_end = end
-                    continue
-                if run_start >= 0 and not self.lineage.observe(max(run_epoch, UNDEFINED), run_start, run_end):
-                    return False
-                run_epoch, run_start, run_end = batch.epoch, start, end
-            if expected > fetched:
-                self._note_read(fetched, expected, former_end)
-            return run_start < 0 or self.lineage.observe(max(run_epoch, UNDEFINED), run_start, run_end)
+        former_end = self.lineage.end_offset if self.lineage.entries else None
+        for batch in headers(records):
+            start, end = max(batch.base_offset, fetched), batch.last_offset + 1
+            if end <= start:
+                continue
+            if marked or batch.epoch < 0:
+                # The header of an old compressed message contains only the message's last offset. So assume that the
+                # message begins directly after the preceding one.
+                base = expected if batch.wrapped else batch.base_offset
+                self.marks.observe(BatchMark(min(base, batch.last_offset), batch.last_offset, batch.crc))
+            expected = end
+            if batch.wrapped:
+                start = max(min(base, batch.last_offset), fetched)
+            if batch.epoch == run_epoch and run_start >= 0:
+                run_end = end
+                continue
+            if run_start >= 0 and not self.lineage.observe(max(run_epoch, UNDEFINED), run_start, run_end):
+                return False
+            run_epoch, run_start, run_end = batch.epoch, start, end
+        if expected > fetched:
+            self._note_read(fetched, expected, former_end)
+        return run_start < 0 or self.lineage.observe(max(run_epoch, UNDEFINED), run_start, run_end)
 
 
 def _without_skipped(lineage: Lineage, skipped: list[tuple[int, int]]) -> Lineage:

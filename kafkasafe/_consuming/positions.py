@@ -120,10 +120,13 @@ class Positions:
         ]:
             with at_once():
                 for tp in resetting:
-                    part = self._parts.of(tp)
-                    if part is not None and part.is_idle:
-                        self._moves.on(tp, part, PositionEvent.RESET_DUE)
+                    self._reset(tp)
         self.begin_checks()
+
+    def _reset(self, tp: TopicPartition) -> None:
+        part = self._parts.of(tp)
+        if part is not None and part.is_idle:
+            self._moves.on(tp, part, PositionEvent.RESET_DUE)
 
     def begin_checks(self) -> None:
         """Begin the checks that are due, because the new leader's log may differ from the former leader's."""

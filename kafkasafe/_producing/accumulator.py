@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final, Protocol
@@ -131,10 +131,7 @@ class Accumulator:
         """
         unit_handle = unit.head.unit_handle
         with self.lock:
-            for topic in dict.fromkeys(open_batch.topic for open_batch in unit.open_batches):
-                earlier = self.open_batches.get(topic)
-                if earlier is not None:
-                    self.seal(earlier)
+            self._seal_topics(dict.fromkeys(open_batch.topic for open_batch in unit.open_batches))
             parcels: list[Parcel] = []
             for open_batch in unit.open_batches:
                 open_batch.shut()
@@ -154,6 +151,12 @@ class Accumulator:
             if not unit.accepted:
                 self._lifecycle.raise_closed()
 
+    def _seal_topics(self, topics: Iterable[str]) -> None:
+        for topic in topics:
+            open_batch = self.open_batches.get(topic)
+            if open_batch is not None:
+                self.seal(open_batch)
+
     def hand_over_units(self) -> None:
         """Pass accepted atomic batches to the pump. A signal handler that interrupts this call may make the same
         call.
@@ -161,10 +164,9 @@ class Accumulator:
         if not self._units:
             return
         with self.lock:
-            for unit in list(self._units):
-                if unit.accepted:
-                    unit.hand_over()
-                    self._units.pop(unit, None)
+            for unit in (each for each in list(self._units) if each.accepted):
+                unit.hand_over()
+                self._units.pop(unit, None)
 
     def seal_due(self, now: float) -> float:
         """Seal the open batches that are due. Return the monotonic time, in seconds, at which the next open batch is

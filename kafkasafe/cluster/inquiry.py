@@ -145,10 +145,13 @@ class ProcedureRunner:
         if not self._unsent:
             return
         with at_once():
-            while self._unsent:
-                inquiry, send = self._unsent.popleft()
-                if not inquiry.done:
-                    send(functools.partial(self._arrive, inquiry))
+            self._send_all()
+
+    def _send_all(self) -> None:
+        while self._unsent:
+            inquiry, send = self._unsent.popleft()
+            if not inquiry.done:
+                send(functools.partial(self._arrive, inquiry))
 
     @property
     def has_work(self) -> bool:

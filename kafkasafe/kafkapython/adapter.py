@@ -67,18 +67,21 @@ class KafkaAssignments:
     def consumed(
         self, unhanded: Mapping[TopicPartition, int], is_allowed: Callable[[TopicPartition, int], bool]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        found = {}
         # Under kafka-python's lock, no `seek` changes a position between `is_allowed` and the choice of the offset.
         with self._subscription._lock:
-            for tp, state in self._subscription.assignment.items():
-                if not state.has_valid_position:
-                    continue
-                first, position = unhanded.get(tp), state.position
-                if first is not None and first < position.offset:
-                    position = OffsetAndMetadata(first, "", UNDEFINED)
-                if is_allowed(tp, position.offset):
-                    found[tp] = position
-        return found
+            return dict(self._consumed(unhanded, is_allowed))
+
+    def _consumed(
+        self, unhanded: Mapping[TopicPartition, int], is_allowed: Callable[[TopicPartition, int], bool]
+    ) -> Iterator[tuple[TopicPartition, OffsetAndMetadata]]:
+        for tp, state in self._subscription.assignment.items():
+            if not state.has_valid_position:
+                continue
+            first, position = unhanded.get(tp), state.position
+            if first is not None and first < position.offset:
+                position = OffsetAndMetadata(first, "", UNDEFINED)
+            if is_allowed(tp, position.offset):
+                yield tp, position
 
     def committable(self) -> dict[TopicPartition, OffsetAndMetadata]:
         found: dict[TopicPartition, OffsetAndMetadata] = self._subscription.all_consumed_offsets()

@@ -393,31 +393,38 @@ class Appender:
 
     def _wait(self, done: Any) -> None:
         while True:
-            due: list[_Place] = []
             with self._changed:
                 if self._error is not None:
                     raise self._error
                 now = time.monotonic()
-                for place in self._places.values():
-                    if place.sending is None or place.in_flight:
-                        continue
-                    if now > place.give_up_at:
-                        raise WaitTimeoutError(
-                            f"{place} acknowledged no batch within {self._options.delivery_timeout_s:g} s"
-                            f" (kafka.delivery.timeout.ms); last error: {place.error!r}"
-                        )
-                    if place.is_idle(now):
-                        due.append(place)
+                due = self._due(now)
                 if not due:
                     if done():
                         return
-                    pauses = [place.again_at - now for place in self._places.values() if place.again_at > now]
-                    self._changed.wait(min([_POLL_S, *pauses]))
-                    continue
+                    self._changed.wait(self._pause_s(now))
             for place in due:
                 if place.too_large:
                     self._divide(place)
                 self._go_on(place)
+
+    def _due(self, now: float) -> list[_Place]:
+        """The partitions whose current batch can be sent now."""
+        due = []
+        for place in self._places.values():
+            if place.sending is None or place.in_flight:
+                continue
+            if now > place.give_up_at:
+                raise WaitTimeoutError(
+                    f"{place} acknowledged no batch within {self._options.delivery_timeout_s:g} s"
+                    f" (kafka.delivery.timeout.ms); last error: {place.error!r}"
+                )
+            if place.is_idle(now):
+                due.append(place)
+        return due
+
+    def _pause_s(self, now: float) -> float:
+        pauses = [place.again_at - now for place in self._places.values() if place.again_at > now]
+        return min([_POLL_S, *pauses])
 
     def _divide(self, place: _Place) -> None:
         data = place.current  # only this thread removes it

@@ -30,7 +30,7 @@ def kept(options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Cluster
     with _lock:
         cluster = _kept.get(key)
         if cluster is None or cluster.closed:
-            for other in [other for other in _kept if other[0] != key[0]]:
+            for other in tuple(other for other in _kept if other[0] != key[0]):
                 del _kept[other]
             cluster = _kept[key] = make(options)
             cluster.start()
@@ -40,7 +40,7 @@ def kept(options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Cluster
 def close_connections() -> None:
     """Closes this process's connections. The next task opens new ones."""
     with _lock:
-        clusters = [_kept.pop(key) for key in list(_kept) if key[0] == os.getpid()]
+        clusters = [_kept.pop(key) for key in tuple(key for key in _kept if key[0] == os.getpid())]
     for cluster in clusters:
         cluster.close(5.0)
 

@@ -186,17 +186,8 @@ class Inbox:
     def hear(self) -> None:
         """Counts the messages that have arrived so far."""
         with self._lock:
-            if self._socket is None:
-                return
-            while True:
-                try:
-                    datagram = self._socket.recv(_MOST_BYTES)
-                except OSError:  # no more messages
-                    return
-                try:
-                    _count(json.loads(datagram))
-                except Exception as failed:
-                    log.debug("Ignored a malformed message: %r (%r)", datagram[:200], failed)
+            if self._socket is not None:
+                _receive(self._socket)
 
     def stop_expecting(self, query_id: str, run_id: str) -> None:
         """Adds the last messages of an ended run to the counts. If no run is left, removes the query's link.
@@ -297,6 +288,18 @@ def _tidy(directory: Path) -> None:
 
 inbox: Final = Inbox()
 """The inbox of this process."""
+
+
+def _receive(messages: socket.socket) -> None:
+    while True:
+        try:
+            datagram = messages.recv(_MOST_BYTES)
+        except OSError:  # no more messages
+            return
+        try:
+            _count(json.loads(datagram))
+        except Exception as failed:
+            log.debug("Ignored a malformed message: %r (%r)", datagram[:200], failed)
 
 
 def _count(report: dict[str, Any]) -> None:

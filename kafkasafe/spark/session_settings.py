@@ -11,6 +11,7 @@ from kafkasafe.spark.java import java_frame, jvm_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.conf import RuntimeConfig
 
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_RECORDS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -119,10 +120,14 @@ def _shared_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[None]:
     finally:
         with _shared_lock:
             for name in settings:
-                count, before = _shared.pop((mine, name))
-                if count > 1:
-                    _shared[mine, name] = count - 1, before
-                elif before is None:
-                    conf.unset(name)
-                else:
-                    conf.set(name, before)
+                _restore(conf, mine, name)
+
+
+def _restore(conf: RuntimeConfig, session: str, name: str) -> None:
+    count, before = _shared.pop((session, name))
+    if count > 1:
+        _shared[session, name] = count - 1, before
+    elif before is None:
+        conf.unset(name)
+    else:
+        conf.set(name, before)

@@ -479,15 +479,18 @@ class DiskWriter:
         """`spool="on_error"`: write to disk the parcels that have been only in memory for at least `age_s`. If the
         parcels in memory have too many bytes, write all of them.
         """
-        before = self._context.clock.monotonic() - age_s
         with self._ledger.lock:
-            late = [
-                p
-                for p in self._ledger.undurable.values()
-                if p.sealed_at <= before or self._ledger.undurable.size_bytes > BACKLOG_BYTES // 2
-            ]
+            late = self._late(self._context.clock.monotonic() - age_s)
         parts = (leaf for parcel in late for leaf in leaves(parcel))
         self._context.own.journal.spill(leaf.batch for leaf in parts if leaf.batch is not None)
+
+    def _late(self, before: float) -> list[Parcel]:
+        undurable = self._ledger.undurable
+        return [
+            parcel
+            for parcel in undurable.values()
+            if parcel.sealed_at <= before or undurable.size_bytes > BACKLOG_BYTES // 2
+        ]
 
 
 def _is_written(parcel: Parcel) -> bool:

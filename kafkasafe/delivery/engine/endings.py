@@ -5,7 +5,7 @@ logs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -135,13 +135,8 @@ class Endings:
         safe_where = (
             "in memory, as long as this producer lives," if self._config.in_memory else "safe in the spool"
         )
-        late = []
         with self._ledger.lock:
-            for parcel in self._ledger.parcels.open.values():
-                if (parcel.sealed_at or self._began) > before:
-                    break
-                if not parcel.expired and (parcel.durable or self._config.in_memory):
-                    late.append(parcel)
+            late = list(self._late(before))
             for parcel in late:
                 parcel.expire()
         for parcel in late:
@@ -157,6 +152,13 @@ class Endings:
             )
             self._ledger.finish(parcel)
         self._context.timer(SPILL_EVERY_S, ChoreDue(Chore.EXPIRE))
+
+    def _late(self, before: float) -> Iterator[Parcel]:
+        for parcel in self._ledger.parcels.open.values():
+            if (parcel.sealed_at or self._began) > before:
+                break
+            if not parcel.expired and (parcel.durable or self._config.in_memory):
+                yield parcel
 
     def notice(self, lane: Lane, notice: j.Notice) -> None:
         """Report a notice of the journal to logs, hooks and callers."""

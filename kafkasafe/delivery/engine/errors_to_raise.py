@@ -69,17 +69,18 @@ class ErrorsToRaise:
     def hand_over(self, lane: Lane) -> None:
         """Stop raising errors about this lane's batches, because another producer owns the lane."""
         with self._guard.lock:
-            for key in [key for key in self.undecided if key[0] is lane]:
+            for key in tuple(key for key in self.undecided if key[0] is lane):
                 del self.undecided[key]
-            for address in [address for address, (of_lane, _) in self.damage.items() if of_lane is lane]:
+            for address in tuple(address for address, (of, _) in self.damage.items() if of is lane):
                 del self.damage[address]
 
     def take_shown(self) -> list[tuple[Lane, j.Batch]]:
         """Take the undecidable batches to which the caller's decision applies. No error is raised for them any more."""
         with self._guard.lock:
-            keys = self._shown or list(self.undecided)
+            keys = tuple(self._shown or self.undecided)
             self._shown = []
-            return [(key[0], self.undecided.pop(key)[0]) for key in keys if key in self.undecided]
+            keys = tuple(key for key in keys if key in self.undecided)
+            return [(key[0], self.undecided.pop(key)[0]) for key in keys]
 
     def raise_undecidable(self) -> None:
         """Raise the error about all batches that wait for a decision, if there are any."""

@@ -9,9 +9,11 @@ call (Ctrl-C) would leave the lock taken.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from operator import attrgetter
 from pathlib import Path
 
 from kafkasafe.delivery.engine.context import EngineContext
@@ -136,37 +138,41 @@ class Ledger:
         The same parcels may come a second time, from a caller whose first call was interrupted (Ctrl-C), or from a
         signal handler that runs during this call. The ledger accepts each parcel only once.
         """
-        now = self._clock.monotonic()
         with self.lock:
             failure = self.failure
-            waiting = failure is None and any(not parcel.taken for parcel in parcels)
-            for parcel in parcels if waiting else ():
-                if parcel.taken:
-                    continue
-                if not parcel.number:
-                    number = next(self.parcels.numbers)
-                    # A signal handler may just have given the parcel a number.
-                    parcel.accept(number, now)
-                self.parcels.add(parcel)
-                self.ahead.submit(parcel)
-                self.undurable.add(parcel)
-            if waiting:
+            if failure is None and any(not parcel.taken for parcel in parcels):
+                self._accept(parcels)
                 self._post(Submitted(parcels))
-            # If a signal handler has submitted the same parcels during this call, they may already be on disk or
-            # delivered.
-            for parcel in parcels:
-                if parcel.durable:
-                    self.undurable.remove(parcel)
-                if parcel.done:
-                    self.parcels.remove(parcel)
+            self._remove_finished(parcels)
         if failure is not None:
             for parcel in parcels:
                 self.abort(parcel, failure)
 
+    def _accept(self, parcels: Sequence[Parcel]) -> None:
+        now = self._clock.monotonic()
+        for parcel in parcels:
+            if parcel.taken:
+                continue
+            if not parcel.number:
+                number = next(self.parcels.numbers)
+                # A signal handler may just have given the parcel a number.
+                parcel.accept(number, now)
+            self.parcels.add(parcel)
+            self.ahead.submit(parcel)
+            self.undurable.add(parcel)
+
+    def _remove_finished(self, parcels: Sequence[Parcel]) -> None:
+        """Remove parcels that are on disk or delivered. A signal handler may have submitted them during `submit`."""
+        for parcel in parcels:
+            if parcel.durable:
+                self.undurable.remove(parcel)
+            if parcel.done:
+                self.parcels.remove(parcel)
+
     def take(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """Mark parcels as taken by the pump. Returns the parcels that were not taken before."""
         with self.lock:
-            new = [parcel for parcel in parcels if not parcel.taken]
+            new = list(itertools.filterfalse(attrgetter("taken"), parcels))
             for parcel in new:
                 parcel.take()
             self.ahead.take(new)
@@ -294,7 +300,7 @@ class Ledger:
         """
         why = "its thread still waits: a write to the disk, or a hook, has not returned"
         with self.lock:
-            undurable = [parcel for parcel in self.undurable.values() if not parcel.done]
+            undurable = list(itertools.filterfalse(attrgetter("done"), self.undurable.values()))
         if not undurable:
             return None
         if self._config.in_memory:

@@ -112,11 +112,14 @@ class Wire(SocketLoop[_Connection]):
             now = self._now_ms()
             self._handler.advance(now)
             self._agree()
-            # A request on one connection may complete a waiting request on another one.
-            while any(self._work(connection, now) for connection in list(self._connections)):
-                pass
+            self._work_all(now)
             due = self._next_due_ms()
         return None if due is None else max(0.0, (due - self._now_ms()) / 1000)
+
+    def _work_all(self, now: int) -> None:
+        # A request on one connection may complete a waiting request on another one.
+        while any(self._work(connection, now) for connection in list(self._connections)):
+            pass
 
     def _next_due_ms(self) -> float | None:
         due: list[float | None] = [self._handler.next_due_ms()]

@@ -1,0 +1,99 @@
+"""What stands in the body of `with lock`, so that Ctrl-C cannot leave the lock taken.
+
+CPython 3.13 compiles a jump back to the head of a loop, if the jump has a condition, as two instructions. The second one
+is outside the range of instructions for which the lock is released. Python looks for signals there:
+
+1. A thread is in `with lock:`, in a loop whose last statement is an `if`.
+2. The condition is false, so the thread jumps back to the head of the loop. Ctrl-C is pressed.
+3. The KeyboardInterrupt leaves the body without calling the lock's `__exit__`. Every other thread waits for ever.
+
+A loop in a function of its own, or in a generator, is safe: the error leaves the call of this function.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kafkasafe
+
+PACKAGE = Path(kafkasafe.__file__).parent
+OWN_FRAME = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
+
+
+def inside(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes within `node` that belong to the same frame."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, OWN_FRAME):
+            yield child
+            yield from inside(child)
+
+
+def jumps_back(body: list[ast.stmt]) -> bool:
+    """Whether the end of a loop's body jumps back to the loop's head only under a condition."""
+    last = body[-1]
+    return isinstance(last, ast.If | ast.Match | ast.Try | ast.With | ast.For)
+
+
+def conditional_loops(node: ast.AST) -> Iterator[int]:
+    """The lines of loops that may jump back under a condition."""
+    for each in inside(node):
+        if isinstance(each, ast.While):
+            yield each.lineno
+        elif isinstance(each, ast.ListComp | ast.SetComp | ast.DictComp):
+            if any(loop.ifs for loop in each.generators):
+                yield each.lineno
+        elif isinstance(each, ast.For) and (
+            jumps_back(each.body) or any(isinstance(one, ast.Continue) for one in inside(each))
+        ):
+            yield each.lineno
+
+
+def loops_under_locks(tree: ast.AST) -> list[int]:
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With) and any(
+            ast.unparse(item.context_expr).endswith(("lock", "at_once()")) for item in node.items
+        ):
+            for statement in node.body:
+                found.update(conditional_loops(ast.Module([statement], [])))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_ctrl_c_in_a_loop_leaves_no_lock_taken(path):
+    assert loops_under_locks(ast.parse(path.read_text(encoding="utf-8"))) == []
+
+
+def test_what_counts_as_a_loop_under_a_lock():
+    tree = ast.parse(
+        """
+with self._lock:
+    for each in found:
+        if each:
+            found.remove(each)
+    for each in found:
+        each.close()
+    for each in found:
+        if each:
+            continue
+        each.close()
+    while found:
+        found.pop()
+    names = [each for each in found if each]
+    names = [each.name for each in found]
+    names = list(each for each in found if each)
+    def later():
+        while True:
+            pass
+with open(path) as file:
+    while file.read(1):
+        pass
+"""
+    )
+    assert loops_under_locks(tree) == [3, 8, 12, 14]
