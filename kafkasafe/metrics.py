@@ -280,9 +280,8 @@ class Collector(PrometheusCollector):
         if not self._lock.acquire(timeout=_SCRAPE_S):
             return
         try:
-            for seen in self._sources:
-                if seen.source() is source:
-                    seen.look()
+            for seen in (each for each in self._sources if each.source() is source):
+                seen.look()
         finally:
             self._lock.release()
 

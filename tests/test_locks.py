@@ -1,4 +1,4 @@
-"""What stands in the body of `with lock`, so that Ctrl-C cannot leave the lock taken.
+"""What stands in the body of `with lock` (or of a `try` that ends with `lock.release()`), so that Ctrl-C cannot leave the lock taken.
 
 CPython 3.13 compiles a jump back to the head of a loop, if the jump has a condition, as two instructions. The second one
 is outside the range of instructions for which the lock is released. Python looks for signals there:
@@ -55,8 +55,12 @@ def conditional_loops(node: ast.AST) -> Iterator[int]:
 def loops_under_locks(tree: ast.AST) -> list[int]:
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.With) and any(
-            ast.unparse(item.context_expr).endswith(("lock", "at_once()")) for item in node.items
+        if (
+            isinstance(node, ast.With)
+            and any(ast.unparse(item.context_expr).endswith(("lock", "at_once()")) for item in node.items)
+        ) or (
+            isinstance(node, ast.Try)
+            and any("lock.release()" in ast.unparse(last) for last in node.finalbody)
         ):
             for statement in node.body:
                 found.update(conditional_loops(ast.Module([statement], [])))
@@ -91,9 +95,14 @@ with self._lock:
     def later():
         while True:
             pass
+try:
+    while found:
+        found.pop()
+finally:
+    lock.release()
 with open(path) as file:
     while file.read(1):
         pass
 """
     )
-    assert loops_under_locks(tree) == [3, 8, 12, 14]
+    assert loops_under_locks(tree) == [3, 8, 12, 14, 21]

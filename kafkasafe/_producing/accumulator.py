@@ -179,17 +179,18 @@ class Accumulator:
         if not self.lock.acquire(timeout=0.05):
             return now
         try:
-            due = NEVER
             self.hand_over_units()
-            for open_batch in list(self.open_batches.values()):
-                # A Ctrl-C may leave an open batch without a record. Seal it, too.
-                if open_batch.due > now:
-                    due = min(due, open_batch.due)
-                elif not self.seal_or_leave(open_batch):
-                    due = min(due, now + _NO_MEMORY_S)
-            return due
+            return min(
+                (self._seal_if_due(each, now) for each in list(self.open_batches.values())), default=NEVER
+            )
         finally:
             self.lock.release()
+
+    def _seal_if_due(self, open_batch: OpenBatch, now: float) -> float:
+        # A Ctrl-C may leave an open batch without a record. Seal it, too.
+        if open_batch.due > now:
+            return open_batch.due
+        return NEVER if self.seal_or_leave(open_batch) else now + _NO_MEMORY_S
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
