@@ -12,14 +12,15 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import kafka
 import pytest
 
 import kafkasafe
 from kafkasafe import _kafka_version
-from kafkasafe.kafkapython.consumer import FIELDS, ExtendedConsumer
+from kafkasafe.kafkapython.consumer import ExtendedConsumer
+from kafkasafe.kafkapython.private_fields import FIELDS
 
 PACKAGE = Path(kafkasafe.__file__).parent
 ADAPTERS = PACKAGE / "kafkapython"
@@ -223,17 +224,63 @@ def test_python_without_asserts_is_refused_because_kafka_python_needs_them(level
     assert "ImportError: kafkasafe does not work under python -O" in done.stderr
 
 
-def test_a_field_of_a_consumer_that_a_release_has_renamed_is_named():
+def consumer_without(kind: str, name: str) -> ExtendedConsumer:
+    """A consumer whose objects have all fields but this one."""
     consumer = object.__new__(ExtendedConsumer)
-    for name in FIELDS:
-        if name != "_subscription":
-            setattr(consumer, name, None)
+    parts = {
+        "KafkaConsumer": consumer,
+        "Fetcher": SimpleNamespace(),
+        "ConsumerCoordinator": SimpleNamespace(),
+        "SubscriptionState": SimpleNamespace(),
+    }
+    for each, part in parts.items():
+        for field in FIELDS[each]:
+            setattr(part, field, None)
+    consumer._fetcher, consumer._coordinator = parts["Fetcher"], parts["ConsumerCoordinator"]
+    consumer._subscription = parts["SubscriptionState"]
+    delattr(parts[kind], name)
+    return consumer
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in FIELDS.items() for name in names])
+def test_a_field_of_a_consumer_that_a_release_has_renamed_is_named(kind, name):
+    consumer = consumer_without(kind, name)
     with pytest.raises(
-        ImportError, match=r"KafkaConsumer has no _subscription\. Install .* 'kafka-python==3"
+        ImportError, match=rf"it has no {kind}\.{name}\. Install .* 'kafka-python==3"
     ) as raised:
         consumer._port()
     assert kafka.__version__ in str(raised.value)
     assert raised.value.name == "kafka"
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        ("consumer", "KafkaConsumer"),
+        ("fetcher", "Fetcher"),
+        ("coordinator", "ConsumerCoordinator"),
+        ("subscription", "SubscriptionState"),
+    ],
+)
+def test_the_fields_that_are_looked_for_are_those_that_are_used(module, kind):
+    """The module extends the class of this name, and calls its object `self` or `me`."""
+    tree = parsed(ADAPTERS / f"{module}.py")
+    ours = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for name in (
+            *(each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)),
+            *(
+                each.target.id
+                for each in node.body
+                if isinstance(each, ast.AnnAssign) and each.value is not None
+            ),
+        )
+    }
+    names = {name for of, name in used(tree) if of in {"self", "me"} and name in KAFKA_PYTHONS} - ours
+    assert names <= {*FIELDS[kind]}
+    assert names
 
 
 def requirement() -> str:

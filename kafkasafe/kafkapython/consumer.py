@@ -20,6 +20,7 @@ from kafkasafe.kafkapython.adapter import KafkaPython, each_record
 from kafkasafe.kafkapython.coordinator import Coordinator
 from kafkasafe.kafkapython.fetcher import Fetcher
 from kafkasafe.kafkapython.owner import Owner
+from kafkasafe.kafkapython.private_fields import missing_fields
 from kafkasafe.kafkapython.records import Kind
 from kafkasafe.kafkapython.subscription import Subscription
 from kafkasafe.packages import MissingPackageError, pyarrow_for
@@ -51,11 +52,11 @@ class ExtendedConsumer(KafkaConsumer):
             ImportError: This kafka-python has renamed a private field that kafkasafe uses. Without this check, the user
                 would get an AttributeError that does not name the release or a remedy.
         """
-        missing = [name for name in FIELDS if not hasattr(self, name)]
+        missing = missing_fields(self)
         if missing:
             raise ImportError(
-                f"kafka-python {installed} does not work with kafkasafe: KafkaConsumer has no"
-                f" {', '.join(missing)}. Install a release that works: pip install 'kafka-python=={_WRITTEN_FOR}'",
+                f"kafka-python {installed} does not work with kafkasafe: it has no {', '.join(missing)}. Install a"
+                f" release that works: pip install 'kafka-python=={_WRITTEN_FOR}'",
                 name="kafka",
                 path=kafka.__file__,
             )
@@ -310,7 +311,3 @@ def _arrow_tables(method: str) -> Any:
     except MissingPackageError as error:
         raise UsageError(str(error)) from error
     return importlib.import_module("kafkasafe.kafkapython.arrow_tables")
-
-
-FIELDS: Final = tuple(name for name in ExtendedConsumer.__annotations__ if name != "_owner")
-"""The fields of KafkaConsumer that this package uses."""
