@@ -295,9 +295,6 @@ class _Thread(threading.local):
 
     is_apart = False
 
-    def set_apart(self, apart: bool) -> None:
-        self.is_apart = apart
-
 
 class _Apart(logging.Filter):
     """Hands log records from inside `with apart()` to the writer's thread. Accepts all other log records."""
@@ -320,11 +317,12 @@ class _Apart(logging.Filter):
 def apart() -> Iterator[None]:
     """In this context, another thread handles the records that kafkasafe and kafka-python log on the current thread."""
     before = _thread.is_apart
-    _thread.set_apart(True)
+    _thread.is_apart = True
     try:
         yield
     finally:
-        _thread.set_apart(before)
+        # Do not call a function for this: Ctrl-C may raise when a function begins.
+        _thread.is_apart = before
 
 
 def drain(timeout_s: float) -> bool:

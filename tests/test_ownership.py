@@ -28,6 +28,9 @@ EXCEPTIONS = {
     "producer.py SafeProducer.send left": "room in the open batch",
     "atomic.py AtomicBatch.send left": "room in the open batch",
     "aio/producer.py SafeProducer.send left": "room in the open batch, and the gate's quota",
+    # Of a thread. Ctrl-C may raise when a function begins, so in `finally` there is no call.
+    "cluster/at_once.py at_once wakes": "of an object of `threading.local`",
+    "logs.py apart is_apart": "of an object of `threading.local`",
     # Objects of other libraries, which have no method for it.
     "cli/__init__.py _OnUse.__getitem__ name": "of a command that typer has just made",
     "cluster/inquiry.py coded errno": "of an error that kafka-python has just made",

@@ -16,13 +16,6 @@ from typing import Final
 class _DeferredWakes(threading.local):
     wakes: dict[int, Callable[[], None]] | None = None
 
-    def begin(self) -> dict[int, Callable[[], None]]:
-        self.wakes = {}
-        return self.wakes
-
-    def end(self) -> None:
-        self.wakes = None
-
 
 _deferred: Final = _DeferredWakes()
 
@@ -37,11 +30,12 @@ def at_once() -> Iterator[None]:
     if _deferred.wakes is not None:
         yield
         return
-    wakes = _deferred.begin()
+    wakes = _deferred.wakes = {}
     try:
         yield
     finally:
-        _deferred.end()
+        # Do not call a function for this: Ctrl-C may raise when a function begins.
+        _deferred.wakes = None
         for wake in wakes.values():
             wake()
 
