@@ -7,6 +7,7 @@ batches are done, and which ids they have. The spool only stores marks and batch
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -365,9 +366,9 @@ class Spool:
     def abandon(self) -> None:
         """Close the files without changing them, because another process owns them now."""
         self._closed = True
-        self._writer.let_go()
-        self._extent.close()
-        self._segments.close()
+        with contextlib.ExitStack() as closing:  # close the others even if one of them raises an error
+            for close in (self._segments.close, self._extent.close, self._writer.let_go):
+                closing.callback(close)
 
     # -- where it stands ---------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import errno
 import sys
 import threading
 
@@ -15,6 +16,7 @@ from kafkasafe.errors import ProducerClosedError, SpoolError, SpoolWriteError
 from kafkasafe.events import SpoolDisplaced
 from kafkasafe.journal.journal import Journal
 from kafkasafe.record.batch import encoding
+from kafkasafe.spool.extent_file import ExtentFile
 from kafkasafe.spool.reserve import Reserve
 from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.segment_list import SegmentList
@@ -320,3 +322,37 @@ def test_a_producer_that_ends_without_memory_leaves_its_lane_as_a_killed_one_doe
         assert [path.name for path in tmp_path.glob("lane-*")] == ["lane-000"]
     assert cluster.values("orders")[0] == b"durable"
     assert set(cluster.values("orders")[1:]) <= {b"late"}
+
+
+@pytest.mark.parametrize(
+    ("of", "name", "error"),
+    [(ExtentFile, "close", OSError(errno.EIO, "close")), (SegmentList, "close", MemoryError())],
+    ids=["EIO", "no memory"],
+)
+def test_a_second_error_at_the_end_leaves_no_lane_locked(cluster, tmp_path, monkeypatch, of, name, error):
+    """The next producer got a lane of its own, and the durable record waited for the end of this process."""
+    options = {"bootstrap_servers": cluster.bootstrap_servers, "spool_dir": tmp_path}
+    cluster.stop(1)
+    producer = SafeProducer(**options)
+    producer.send("orders", b"durable", partition=0).durable(60)
+    close = getattr(of, name)
+
+    def fail(*_):
+        raise MemoryError
+
+    def close_and_fail(self):
+        close(self)
+        raise error
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Journal, "persisted", fail)
+        patches.setattr(of, name, close_and_fail)
+        with pytest.raises(SpoolError, match="MemoryError"):
+            producer.send("orders", b"late", partition=0).durable(20)
+        with pytest.raises(SpoolError, match="MemoryError"):
+            producer.close()
+    cluster.start(1)
+    with SafeProducer(**options) as following:
+        following.flush(60)
+        assert [path.name for path in tmp_path.glob("lane-*")] == ["lane-000"]
+    assert cluster.values("orders")[0] == b"durable"

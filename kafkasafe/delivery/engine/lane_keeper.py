@@ -488,9 +488,11 @@ class LaneKeeper:
 
     def abandon_lane(self, lane: Lane) -> None:
         """Release the lock, and write nothing. The next owner finds the lane as after a kill."""
-        self._disk.forget(lane)
-        lane.spool.abandon()
-        lane.lock.release(drained=False)
+        try:
+            self._disk.forget(lane)
+            lane.spool.abandon()
+        finally:
+            lane.lock.release(drained=False)
 
     def close_lane(self, lane: Lane) -> None:
         """Write pending groups, delete segments that are done, and release the lock. Does not raise."""
