@@ -115,7 +115,9 @@ def deliver(options: argparse.Namespace) -> None:
 
 def wrong(servers: list[str], options: argparse.Namespace) -> int:
     """Returns the partitions that do not have each record once and in order."""
-    from kafkasafe import SafeConsumer, TopicPartition
+    from kafka import TopicPartition
+
+    from kafkasafe import SafeConsumer
 
     bad = 0
     with SafeConsumer(
