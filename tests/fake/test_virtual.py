@@ -423,6 +423,25 @@ def test_a_topic_that_is_made_later_is_found():
     assert offsets(world.settle(2)[1:]) == [(0, 0, 0)]
 
 
+def test_a_partition_whose_only_replica_comes_back_is_found():
+    """No batch waits for it meanwhile: the client asks again by itself."""
+    world = World()
+    world.cluster.create_topic("alone", replication_factor=1)
+    world.send(0, topic="alone")
+    world.settle(1)
+    leader = world.cluster.partition_state("alone").leader
+    world.cluster.kill(leader)
+    world.time.run_for(60)  # until the cluster notices
+    world.send(1, topic="alone")
+    world.settle(2)
+    world.time.run_for(100)
+    assert world.client.topic("alone").partitions[0].leader == -1
+    world.cluster.start(leader)
+    back = world.time.monotonic()
+    assert world.time.run_while(lambda: world.client.topic("alone").partitions[0].leader < 0)
+    assert world.time.monotonic() - back < 6
+
+
 def test_everything_outstanding_fails_when_it_is_closed():
     world = World()
     world.cluster.stall()
