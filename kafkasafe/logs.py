@@ -225,8 +225,8 @@ def limit_foreign() -> None:
 class _HandlerThread:
     """A thread that passes log records to the application's handlers, for threads that must not wait for a handler.
 
-    Without this thread, a deadlock is possible: a handler may send its records through the producer that is logging,
-    and may keep its lock until they are delivered. But the producer could not deliver while it waits for this lock.
+    Without this thread, a deadlock is possible. A handler may send log records through the producer that is logging,
+    and hold the handler's lock until they are delivered. The producer cannot deliver while it waits for this lock.
     """
 
     def __init__(self) -> None:

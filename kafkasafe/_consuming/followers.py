@@ -49,8 +49,8 @@ class Followers(Generic[T]):
         self._asked: dict[int, tuple[float, frozenset[T]]] = {}
         """For each follower with a Fetch in flight: the deadline of its answer, and the requested partitions."""
         self._overdue: dict[int, frozenset[T]] = {}
-        """For each follower with an overdue answer: the partitions that are read from their leaders instead. The answer
-        may still come.
+        """For each follower whose answer is overdue: the partitions that the consumer now reads from the partition's
+        leader, not from this follower. The answer may still come.
         """
         self._late: deque[Any] = deque(maxlen=_MOST_LATE_ERRORS)
         """The latest errors from followers that the consumer had stopped reading from."""

@@ -390,7 +390,7 @@ class AssignedPartition:
         self.checked = leadership
 
     def diverged(self, undecided: Undecided, error: Exception) -> list[Action]:
-        """Store that the log no longer contains the records that were read. Return the actions to carry out."""
+        """Record that the log no longer contains the records that were read. Return the actions to carry out."""
         # Store the reason first: an interrupt must not leave a held partition without an error.
         self.undecided = undecided
         self.stop(error)

@@ -66,8 +66,8 @@ class Partitioning:
         self._rotation = random.randrange(1 << 16)
 
     def recall(self, counts: Mapping[str, int], unchosen: Iterable[str]) -> None:
-        """Start with the information from earlier runs: partition counts, and the topics with records whose partitions
-        are not chosen yet.
+        """Start with the information from earlier runs: partition counts, and the topics that have records without a
+        chosen partition.
         """
         self._unchosen.update(unchosen)
         self._counts.update(counts)

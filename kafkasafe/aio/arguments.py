@@ -1,4 +1,6 @@
-"""Converts offsets and partitions that a program passes to a consumer, in any form that aiokafka accepts."""
+"""A program may pass offsets and partitions to a consumer in any form that aiokafka accepts. This module converts them
+to kafka-python's form.
+"""
 
 from __future__ import annotations
 

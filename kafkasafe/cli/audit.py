@@ -46,7 +46,7 @@ _ADVICE: Final = {
     ),
 }
 """Kind of the Spark source's error → (pattern, advice). The pattern finds the place where the source's own advice
-begins in the error's message. This command replaces the source's advice with the one in this table.
+begins in the error's message. The command prints the advice from this table instead.
 """
 _TIMEOUT: Final = "30s"
 _ROWS: Final = 200

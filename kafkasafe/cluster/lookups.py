@@ -253,7 +253,7 @@ class LookUps:
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
         """The verified start of the log. Reports answers that needed verification.
 
-        A start that is lower than the remembered one needs a proof. If no proof is possible, the lower start is
+        A start that is lower than the remembered one has to be proven. If no proof is possible, the lower start is
         accepted after a while. This does no harm, because the records from the lower start on can be read. If the log
         has been replaced, the remembered start would hide records.
         """

@@ -135,8 +135,8 @@ class AckedLog:
         self.last_acked_offset = max(self.last_acked_offset, base_offset + count - 1)
 
     def know_from(self, base_offset: int) -> None:
-        """Set `known_from` to this offset, if it is unknown. All batches that the journal does not remember were
-        acknowledged before the batch at this offset.
+        """Set `known_from` to this offset, if it is unknown. Each acknowledged batch that the journal has forgotten was
+        acknowledged earlier than the batch at this offset.
         """
         if self.known_from < 0:
             self.known_from = base_offset

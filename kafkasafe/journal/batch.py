@@ -315,8 +315,8 @@ class Batch:
     """
     given: tuple[tuple[int, int, int], ...] | None = None
     """Sequences of consecutive records for which the caller gave the partition, in the form of `marks.Given`. The
-    partitions of the batch's other records are not chosen yet. None if the batch needs no such mark. Invariant: if not
-    None, the batch has no id.
+    partitions of the batch's other records are not chosen yet. None if the batch needs no such mark. Invariant: if this
+    field is set, the batch has no id.
     """
 
     # -- its place in the spool ----------------------------------------------------------------------------------------
@@ -486,7 +486,7 @@ class Batch:
             self.fault = replace(self.fault, overdue=overdue)
 
     def check_absence(self, *, wanted: bool) -> None:
-        """Set whether the batch's absence still has to be checked against the leader's producer state."""
+        """Set whether the leader's producer state must still confirm that the batch is absent."""
         if wanted != self.fault.unconfirmed:
             self.fault = replace(self.fault, unconfirmed=wanted)
 

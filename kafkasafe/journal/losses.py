@@ -106,8 +106,8 @@ class Suspicions:
 
     @staticmethod
     def _doubt_again(partition: Partition) -> None:
-        """Record that the log may have batches that an earlier answer called absent. The journal had searched for them
-        only after the offset at which the suspected loss begins.
+        """Record that the log may contain batches after all, although an earlier answer said that they were absent. The
+        journal had searched for them only after the offset at which the suspected loss begins.
         """
         for batch in partition.queue.near:
             if batch.state is BatchState.SENT or (

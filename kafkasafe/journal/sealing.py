@@ -21,7 +21,7 @@ from kafkasafe.journal.packing import Packer
 from kafkasafe.journal.state import JournalState
 
 _PREPARE_AHEAD: Final = 64
-"""At most this many waiting batches get their ids with one mark."""
+"""One mark gives ids to at most this many waiting batches."""
 
 
 class Sealer:

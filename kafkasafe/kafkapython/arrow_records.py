@@ -114,8 +114,8 @@ class ArrowRecords:
             self.drain()
             topic, partition = self.topic_partition
             raise kafka_errors.CorruptRecordError(
-                f"{topic}-{partition}: {error}. The position stays {self.next_fetch_offset}: poll again, if it may have"
-                f" been damaged on its way; seek past it to leave it out."
+                f"{topic}-{partition}: {error}. The position stays {self.next_fetch_offset}. If the batch may have been"
+                " damaged in transit, poll again; to leave it out, seek past it."
             ) from error
         except OldFormatError:
             # The response has messages of a broker before 0.11. kafka-python reads these.

@@ -8,7 +8,7 @@ headers are two such objects:
 3. When many objects have become old, the collector walks through all objects of the process. This took 30 % of a
    consumer's time.
 
-Rule: a record without headers makes its list of headers only when somebody asks for it. So a `poll` makes 500 objects,
+Rule: if a record has no headers, its empty list of headers is made only on first access. So a `poll` makes 500 objects,
 which are freed before the next `poll` makes 500 others.
 """
 

@@ -1,4 +1,4 @@
-"""Metrics of streaming queries for Prometheus: a `StreamingQueryListener`.
+"""A `StreamingQueryListener` that exports the metrics of streaming queries to Prometheus.
 
 Spark reports how long a batch took and how many rows it read. Spark does not know whether the sink wrote the batch,
 skipped it as a duplicate, or resumed it. Sinks in this process count these outcomes directly. Writers run in other

@@ -98,7 +98,7 @@ def _send(link: str, message: dict[str, Any]) -> bool:
         directory = _directory()
         if not _is_ours(directory):
             return False
-        # Address the socket by its own path: the path of the link may be too long for a socket address.
+        # Send to the socket's real path. The link's path may be too long for a socket address.
         to = str(directory / (directory / link).readlink().name)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.settimeout(_SEND_S)

@@ -1,4 +1,4 @@
-"""Certificates and keys that options contain as text (KIP-651), for example from Kubernetes secrets.
+"""Certificates and keys given as text in options (KIP-651), for example from Kubernetes secrets.
 
 Java's client accepts PEM text in an option, but Python's `ssl` reads a private key only from a file. A `PemContext`
 loads the texts once in each process of Spark. On systems with in-memory files, a `PemContext` never writes a key to

@@ -113,8 +113,8 @@ SINK: Final = OptionTable(
         "exchange",
         one_of("auto", "always", "never"),
         "auto",
-        help="`always` or `never` sets whether rows without a fixed partition go through a shuffle before they are sent"
-        " ([below](#how-rows-reach-their-partitions)). The writer ignores this option.",
+        help="whether rows without a fixed partition go through a shuffle before they are sent: `always`, `never`, or"
+        " as the sink chooses ([below](#how-rows-reach-their-partitions)). The writer ignores this option.",
     ),
     QueryOption(
         "maxRestarts",

@@ -35,8 +35,9 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether the unit is superseded: a unit of another reading has moved the group's offset past the start of this
-        unit's reading. A move counts only if it came after the beginning of this unit's reading.
+        """Whether this unit is superseded, that is, whether a unit of another reading has moved the group's committed
+        offset past the offset where this unit's reading began. A move counts only if it came after the beginning of
+        this unit's reading.
 
         1. A consumer uses `assign`, so it has no generation. The consumer is closed while its unit with records 0 to 9
            waits in the spool.

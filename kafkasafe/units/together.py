@@ -113,7 +113,7 @@ def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) ->
 class _Members:
     """For each consumer group, the member that commits the offsets of one transaction's units.
 
-    A group accepts the offsets of a transaction from one member only, in one generation.
+    All offsets that a transaction commits for a group must come from the same member, in the same generation.
     """
 
     def __init__(self, unit: Unit) -> None:

@@ -63,7 +63,7 @@ class QuestionCall(Call):
         question: The request, and how to parse its answer.
         reply: Gets the parsed answer, or `Failure`.
         timeout_s: Limit, in seconds, of each of two waits: first for a connection, then for the answer.
-        targets: If the question must go to a leader: the partitions that it is about.
+        targets: The partitions that the question is about, if a partition's leader must answer it.
         identifies: Whether the answer says which cluster the broker belongs to.
     """
 

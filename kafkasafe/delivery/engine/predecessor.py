@@ -22,8 +22,8 @@ class Predecessor:
 
     So from step 3 on, the first producer counts as an earlier incarnation: it accepts nothing more. From that step on,
     the second producer holds back its batches until all records that the first one accepted are delivered from
-    lane-000. The wait does not begin as early as step 2: until the first producer is dropped, it may accept more and
-    more records, so the wait might never end.
+    lane-000. In step 2, the second producer does not wait yet: the first one can accept records until it is dropped,
+    so the wait might never end.
 
     Only the dropped producer's engine sets the attributes, on its own thread. Any thread may read them.
 

@@ -62,7 +62,7 @@ class UndurableParcels:
         return last(self._by_number)
 
     def records(self, number: int) -> int:
-        """Number of records, in parcels up to `number`, that are neither on disk nor in the cluster."""
+        """How many records of the parcels numbered `number` or lower are neither on disk nor in the cluster."""
         waiting = list(self._by_number.values())
         return sum(p.count for p in waiting if p.number <= number and not p.done)
 

@@ -158,7 +158,7 @@ def compare(
         theirs: The leader's history.
         high_watermark: The follower's high watermark. The follower truncates to this offset when the leader knows none
             of the follower's epochs. The first sequence that Alternative 2 sends goes back to this offset. None: the
-            high watermark is not known; the follower then removes all records that the leader is not known to have.
+            high watermark is not known; the follower then keeps only records that the leader certainly has.
             `CLEAN_ONLY` needs a value.
         lengths: Numbers of epochs that Alternative 2 sends in the first round, in the second round, and so on. Each
             number must be larger than the one before. In later rounds, Alternative 2 sends twice as many epochs as in
