@@ -194,7 +194,7 @@ def audit(
         committed: Whether to count the ids of committed records only. Sequence numbers are always counted over the raw
             log.
         timeout_s: Give up if the brokers send nothing new for this many seconds.
-        spark: Count with the tasks of this SparkSession.
+        spark: Run the count as tasks of this SparkSession.
         on_progress: Called with (number of offsets counted so far, number of all offsets). Not called with Spark.
 
     Raises:

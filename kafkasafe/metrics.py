@@ -426,7 +426,7 @@ class _Mirror:
             for (client, labels), value in found.items():
                 self._write(definition, (client, *labels), value)
                 stale.discard((f"kafkasafe_{definition.name}", (client, *labels)))
-        # `read` contains no gauges of closed sources and revoked partitions. But their cells stay in the file, so
+        # The new values include no gauges of closed sources or revoked partitions. But their cells stay in the file, so
         # overwrite these cells.
         for key in stale:
             self._cells[key].leave()

@@ -407,8 +407,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     ) -> None:
         """Commit a consumer's offsets in the transaction. If the group refuses them, `commit_transaction` fails.
 
-        The offsets of several calls for one group are all committed. If the group's generation changes between two
-        calls, the group refuses the offsets: `commit_transaction` raises CommitFailedError.
+        If you call this method several times for one group, the offsets of all calls are committed. If the group's
+        generation changes between two calls, the group refuses the offsets: `commit_transaction` raises
+        CommitFailedError.
 
         Args:
             offsets: `{TopicPartition: OffsetAndMetadata}`; the offset is that of the next record to read.

@@ -226,7 +226,7 @@ class SendGate:
         """Wait a while for room in the spool.
 
         Raises:
-            SpoolFullError: The deadline, in monotonic seconds, has passed.
+            SpoolFullError: The deadline (monotonic, in seconds) has passed.
             KafkaTimeoutError: The deadline has passed, and callbacks of earlier records are too slow.
         """
         parts = self.parts

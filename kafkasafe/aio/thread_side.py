@@ -119,8 +119,8 @@ class ThreadSide:
         return self._both()[1].submit(job)
 
     def knowing(self, seen: Seen, job: Callable[[], T]) -> Callable[[], T]:
-        """Return a job that does two things on the thread: first it stores `seen`, the state of the fetched records
-        when the program made its request; then it executes `job`.
+        """Return a job for the thread that first stores `seen`, and then executes `job`. `seen` is the state of the
+        fetched records when the program made its request.
         """
         polls = self._polls
 

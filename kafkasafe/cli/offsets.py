@@ -1,5 +1,5 @@
-"""`kafkasafe offsets`: shows end offsets, once or continuously. The command shows a lower offset than before only after
-a proof that records are lost.
+"""`kafkasafe offsets`: shows end offsets, once or continuously. An offset that the command shows never goes down,
+unless it is proven that records were lost.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ The rules, for callers and implementations:
 - *The cluster's own thread calls the `reply` callbacks.* There are two exceptions: if the cluster is closed, or if the
   arguments cannot be sent, the called method itself calls `reply` before it returns. A simulated cluster without
   threads calls `reply` while a test advances its time. A callback must only store the answer and return: while it
-  blocks, the cluster communicates with no broker. The cluster logs an exception that a callback raises, and does not
+  blocks, this object can send nothing to any broker. The cluster logs an exception that a callback raises, and does not
   pass it on. The same rules hold for listeners.
 - *For one partition, the callbacks are called in the order in which the broker answered.* If the requests have the same
   kind and all succeed, this is the order of the requests.

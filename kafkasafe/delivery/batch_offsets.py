@@ -81,9 +81,9 @@ class GivenOffsets:
     """Tracks offsets that a program gave to a producer directly, and those of a KafkaConsumer. Refuses a batch that
     continues from a dropped one.
 
-    kafkasafe cannot move back the consumer that read up to these offsets. So after a batch is dropped, the next batch
-    with an offset for any of the same partitions is refused, unless the program was informed of the drop. Batches that
-    the program makes after a refusal are assumed to contain records that were read again.
+    kafkasafe cannot move the consumer back to the offset where the dropped batch began. So after a batch is dropped,
+    the next batch with an offset for any of the same partitions is refused, unless the program was informed of the
+    drop. Batches that the program makes after a refusal are assumed to contain records that were read again.
 
     Args:
         numbers: Draws the numbers of the readings.

@@ -80,7 +80,7 @@ class Released:
         self._offsets = array("q")
 
     def note(self, base_offset: int, forgotten_offset: int) -> None:
-        """Record the offset that a mark names for a batch that the spool has deleted.
+        """Remember a batch that the spool has deleted, but whose offset a mark still names.
 
         Args:
             base_offset: Base offset of the batch.

@@ -136,8 +136,8 @@ class Suspicions:
             self.stop(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
-        """Compare the offset of a new acknowledgement with the last acknowledged offset. Raise a suspicion if the
-        new offset is known and is not the higher one.
+        """Compare the offset of a new acknowledgement with the last acknowledged offset. Suspect a loss if the new
+        offset is known and is not higher than the last one.
         """
         last = partition.log.last_acked_offset
         if base_offset > last or base_offset < 0:

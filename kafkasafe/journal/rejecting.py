@@ -58,8 +58,8 @@ class Rejecter:
                 if unit.durable and unit.phase is u.Phase.WAITING:
                     self._units.give_up(unit, code, reason)
             if partition.progress.flow is not Flow.REJECTING:
-                # Metadata may arrive while the engine copies rejected batches. To begin the rejection again would copy
-                # some of these batches twice.
+                # Metadata may arrive while the engine copies rejected batches. If the rejection began again, some of
+                # these batches would be copied twice.
                 self.reject_all(partition, code, reason)
 
     def next_aside(self, destination: int) -> None:

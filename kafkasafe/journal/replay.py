@@ -1,6 +1,6 @@
 """Holds what the marks of a group say about the batches of the same group, which recovery reads after the marks.
 
-`recovery` decides what follows from the marks.
+`recovery` draws the conclusions from the marks.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _EASED_BYTES: Final = 1024 * 1024
 """A waiting sender continues once about this many bytes have been delivered: one large batch."""
 
 PATIENCE_S: Final = 0.5
-"""A partition does not count if it has waiting batches and none of them was acknowledged for this many seconds."""
+"""A partition does not count while it has waiting batches, but has had no acknowledgement for this many seconds."""
 
 Address = tuple[str, int]
 

@@ -270,8 +270,8 @@ class TransactionRequests:
         brokers before 3.6 would still append a late batch, and the next transaction on the partition would commit it.
         So InitProducerId is used, which aborts the transaction and grants a new epoch. But alone, this request would
         also abort the transaction of a driver that has taken over. So AddOffsetsToTxn is sent first: the coordinator
-        refuses it if another driver has taken over. If another driver takes over between the two requests, that driver
-        is fenced, and fails.
+        refuses it if another driver has taken over. If another driver takes over between the two requests, then the
+        second request fences the other driver, which fails.
 
         Args:
             grant: Grant of the transaction.

@@ -35,8 +35,8 @@ class LogEndClaim:
         number: Of the two claims about the beginning, the one with the larger number is valid. The claim about the end
             always has the number 0.
         position: In a claim about the beginning, the log's first position. Every record at or after this position must
-            exist. In a claim about the end, the position after the last record. Everything before this position was
-            durable when the claim was written.
+            exist. In a claim about the end, the position after the log's last record. Everything before this position
+            was durable when the claim was written.
         records: Number of data records before `position`, counted since the file `extent` was created.
     """
 

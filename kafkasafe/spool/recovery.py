@@ -195,7 +195,7 @@ class _Whole:
         synced: The log before this position was durable. Each group states such a position; `synced` is the largest one
             so far.
         known_torn: Positions of torn batches that earlier recoveries skipped, according to marks in the log.
-        declared: Maps the number of each destination to its topic and partition as text.
+        declared: Maps each destination's number to a text that names its topic and partition.
         closed: Whether the last group was written by an orderly close.
         end_position: Position after the last group, or -1.
         between: Number of records between the claimed beginning and the claimed end. Only records passed to `each`

@@ -120,8 +120,8 @@ class LossWatch:
         self._ledger.errors.lose(error)
 
     def publish_doubted(self, lane: Lane) -> None:
-        """Publish which partitions may lack acknowledged records, because callers wait for the cluster's answer about
-        these partitions.
+        """Publish which partitions may lack acknowledged records. `flush` does not return before the cluster's answer
+        about these partitions.
         """
         doubted = lane.journal.views.doubted
         if lane.own and (doubted or self._ledger.doubted):

@@ -129,8 +129,8 @@ class LaneOrder:
         delivery of those records.
 
         Returns:
-            A position in this producer's own lane. Batches at or after it wait until dropped producers have written
-            their records. `NEVER` if none wait.
+            A position in this producer's own lane. Batches from this position on wait until each dropped producer has
+            written the records that it had accepted. `NEVER` if no batch waits.
         """
         held_from = NEVER
         for predecessor, (position, until) in list(self._dropped.items()):

@@ -147,7 +147,7 @@ class BatchWalk:
         Args:
             last_offset: Offset of the last record of that batch.
             crc: CRC of that batch.
-            rewritten: Whether compaction rewrote the batch, which then cannot be compared.
+            rewritten: Whether compaction rewrote the batch. A rewritten batch cannot be compared.
 
         Raises:
             LineageError: The walk already has its outcome.

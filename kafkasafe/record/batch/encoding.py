@@ -49,8 +49,9 @@ def encode(
         headers: Headers of the records, by record index. Records without headers need no entry.
         compression: How to compress the records.
         compression_level: Level in the codec's own scale; None for the codec's default. NONE and SNAPPY have no levels.
-        sizes: (sizes of the keys, sizes of the values). Either is None if the caller does not know these sizes, or if
-            any key (or value) is neither bytes nor None. Wrong sizes make an invalid batch.
+        sizes: (sizes of the keys, sizes of the values). The first is None if the caller does not know the sizes of the
+            keys, or if any key is neither bytes nor None. The same holds for the second and the values. Wrong sizes
+            make an invalid batch.
 
     Returns:
         The batch, ready for `stamp_identity` and `stamp_address`.
