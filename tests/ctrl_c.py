@@ -8,7 +8,7 @@ import pkgutil
 import signal
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
 
@@ -34,17 +34,25 @@ class CtrlC:
     Python raises then where it next looks for signals: mostly after a call, so never between `with lock:` and its
     body. (An exception that a trace function raises comes where none can, say in the middle of leaving that body.)
 
+    Args:
+        step: Number of the bytecode.
+        modules: Names of the modules whose bytecodes count.
+        handler: Called by the signal handler, instead of raising a KeyboardInterrupt.
+
     Attributes:
         pressed: There were so many bytecodes.
         place: Where it was raised.
     """
 
-    def __init__(self, step: int, modules: Collection[str]) -> None:
+    def __init__(
+        self, step: int, modules: Collection[str], handler: Callable[[], object] | None = None
+    ) -> None:
         self.pressed = False
         self.place = ""
         self._left = step
         self._modules = modules
         self._task = _task()
+        self._handler = handler
 
     def __enter__(self) -> CtrlC:
         if threading.current_thread() is not threading.main_thread():
@@ -63,7 +71,9 @@ class CtrlC:
         if not self.place and frame is not None and _task() is self._task and self._is_within(frame):
             sys.settrace(None)
             self.place = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-            raise KeyboardInterrupt
+            if self._handler is None:
+                raise KeyboardInterrupt
+            self._handler()
 
     def _is_within(self, frame: FrameType | None) -> bool:
         if frame is not None and frame.f_code.co_filename == __file__:

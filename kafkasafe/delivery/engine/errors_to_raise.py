@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kafkasafe import journal as j
 from kafkasafe.delivery.engine.lane import Lane
@@ -77,10 +77,13 @@ class ErrorsToRaise:
     def take_shown(self) -> list[tuple[Lane, j.Batch]]:
         """Take the undecidable batches to which the caller's decision applies. No error is raised for them any more."""
         with self._guard.lock:
-            keys = tuple(self._shown or self.undecided)
+            keys = self._shown or list(self.undecided)
             self._shown = []
-            keys = tuple(key for key in keys if key in self.undecided)
-            return [(key[0], self.undecided.pop(key)[0]) for key in keys]
+            return self._take(keys)
+
+    def _take(self, keys: Iterable[tuple[Lane, int]]) -> list[tuple[Lane, j.Batch]]:
+        # A signal handler may take some of them during this call, so look for each key when its turn comes.
+        return [(key[0], self.undecided.pop(key)[0]) for key in keys if key in self.undecided]
 
     def raise_undecidable(self) -> None:
         """Raise the error about all batches that wait for a decision, if there are any."""
