@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Iterable
 
 import kafka.errors as kafka_errors
 from kafka.structs import TopicPartition
@@ -118,15 +120,14 @@ class Positions:
         if resetting := [
             tp for tp, state in states.items() if state.awaiting_reset and state.is_reset_allowed()
         ]:
-            with at_once():
-                for tp in resetting:
-                    self._reset(tp)
+            at_once(functools.partial(self._reset, resetting))
         self.begin_checks()
 
-    def _reset(self, tp: TopicPartition) -> None:
-        part = self._parts.of(tp)
-        if part is not None and part.is_idle:
-            self._moves.on(tp, part, PositionEvent.RESET_DUE)
+    def _reset(self, partitions: Iterable[TopicPartition]) -> None:
+        for tp in partitions:
+            part = self._parts.of(tp)
+            if part is not None and part.is_idle:
+                self._moves.on(tp, part, PositionEvent.RESET_DUE)
 
     def begin_checks(self) -> None:
         """Begin the checks that are due, because the new leader's log may differ from the former leader's."""
@@ -136,7 +137,7 @@ class Positions:
         if lost:
             for part in self._parts.values():
                 part.doubt(lost)
-        due = []
+        due: list[tuple[TopicPartition, AssignedPartition, Leadership]] = []
         for tp, part in self._parts.present():
             if part.at.activity is not Activity.IDLE:
                 # An interrupt may have come before the start of the procedure. Mend that before the next fetch.
@@ -156,9 +157,11 @@ class Positions:
             elif part.is_due(leadership):
                 due.append((tp, part, leadership))
         if due:
-            with at_once():
-                for check in due:
-                    self.check(*check)
+            at_once(functools.partial(self._check_all, due))
+
+    def _check_all(self, due: Iterable[tuple[TopicPartition, AssignedPartition, Leadership]]) -> None:
+        for check in due:
+            self.check(*check)
 
     def check(self, tp: TopicPartition, part: AssignedPartition, leadership: Leadership) -> None:
         """Check the position of a partition. Called only while no procedure runs for the partition."""

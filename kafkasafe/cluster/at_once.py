@@ -7,9 +7,8 @@ be sent separately.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 
@@ -20,19 +19,19 @@ class _DeferredWakes(threading.local):
 _deferred: Final = _DeferredWakes()
 
 
-@contextlib.contextmanager
-def at_once() -> Iterator[None]:
-    """In this context, requests of this thread do not wake a network thread. At the end of the context, each network
-    thread that got requests is woken once.
+def at_once(work: Callable[[], None]) -> None:
+    """Call `work`. Its requests on this thread do not wake a network thread. At the end, each network thread that got
+    requests is woken once.
 
-    Do not wait for an answer in this context.
+    `work` must not wait for an answer. This is no context manager, because Ctrl-C may raise at the beginning of
+    `__exit__`. Then later requests of this thread would wake no network thread.
     """
     if _deferred.wakes is not None:
-        yield
+        work()
         return
     wakes = _deferred.wakes = {}
     try:
-        yield
+        work()
     finally:
         # Do not call a function for this: Ctrl-C may raise when a function begins.
         _deferred.wakes = None
@@ -41,8 +40,8 @@ def at_once() -> Iterator[None]:
 
 
 def is_deferred(wake: Callable[[], None], key: int) -> bool:
-    """Returns whether this thread is in an `at_once` context. If it is, `wake` is called once for each `key` when the
-    context ends.
+    """Returns whether this thread is in a call of `at_once`. If it is, `wake` is called once for each `key` at the end
+    of that call.
     """
     if _deferred.wakes is None:
         return False

@@ -144,8 +144,7 @@ class ProcedureRunner:
     def _send(self) -> None:
         if not self._unsent:
             return
-        with at_once():
-            self._send_all()
+        at_once(self._send_all)
 
     def _send_all(self) -> None:
         while self._unsent:

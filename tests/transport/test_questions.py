@@ -65,11 +65,14 @@ def named(proxy: FaultProxy, api: str, since: int = 0) -> list[int]:
 def test_questions_of_a_kind_share_a_request(transport: Transport, proxy: FaultProxy) -> None:
     answers = Answers()
     offsets, epochs = len(named(proxy, "ListOffsets")), len(named(proxy, "OffsetForLeaderEpoch"))
-    with at_once():
+
+    @at_once
+    def ask() -> None:
         for number in range(700):
             transport.list_offset("t", number, -1, answers.of(("end", number)))
             transport.list_offset("t", number, -2, answers.of(("start", number)))
             transport.offset_for_leader_epoch("t", number, 0, answers.of(("epoch", number)))
+
     got = answers.take(2100)
     assert len(got) == 2100
     assert {type(answer) for (kind, _), answer in got.items() if kind == "epoch"} == {EpochEnd}
@@ -86,12 +89,15 @@ def test_one_question_that_goes_wrong_is_alone_with_it(transport: Transport, pro
     proxy.on("ListOffsets", topic="t", partition=1).leave_out()
     proxy.on("ListOffsets", topic="t", partition=2).set(offset=2**62)
     proxy.on("ListOffsets", topic="t", partition=3).answer(code=6)
-    with at_once():
+
+    @at_once
+    def ask() -> None:
         for number in range(5):
             transport.list_offset("t", number, 1000, answers.of(number))
         transport.list_offset("t", 5, 2**63, answers.of("unsendable"))
         transport.list_offset("t", 700, 1000, answers.of("unknown"))
         transport.list_offset("t", 4, 2000, answers.of("twice"))
+
     got = answers.take(8)
     assert got[0] == got[4] == got["twice"] == OffsetListed(0, -1, -1, -1)
     assert got[3].error_code == 6
@@ -130,12 +136,18 @@ def test_what_is_asked_at_once_wakes_each_thread_once() -> None:
     """At the end of the outermost one."""
     woken: list[int] = []
     assert not is_deferred(functools.partial(woken.append, 1), 1)
-    with at_once():
+
+    @at_once
+    def outer() -> None:
         assert is_deferred(functools.partial(woken.append, 1), 1)
-        with at_once():
+
+        @at_once
+        def inner() -> None:
             assert is_deferred(functools.partial(woken.append, 1), 1)
+
         assert is_deferred(functools.partial(woken.append, 2), 2)
         assert not woken
+
     assert woken == [1, 2]
 
 
@@ -183,9 +195,12 @@ def test_all_partitions_at_once_have_the_answers_of_each(
         assert found == {}
         return
     assert named(proxy, "ListOffsets", since) == [500, 200]
-    with at_once():
+
+    @at_once
+    def ask() -> None:
         for target in asked:
             transport.list_offset(*target, -1, answers.of(target), isolation_level=isolation)
+
     each = answers.take(700)
     plain = {
         target: answer
