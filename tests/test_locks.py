@@ -21,6 +21,7 @@ import pytest
 import kafkasafe
 
 PACKAGE = Path(kafkasafe.__file__).parent
+LOCKS = ("lock", "self._once", "self._changed")
 OWN_FRAME = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
 
 
@@ -35,7 +36,7 @@ def inside(node: ast.AST) -> Iterator[ast.AST]:
 def jumps_back(body: list[ast.stmt]) -> bool:
     """Whether the end of a loop's body jumps back to the loop's head only under a condition."""
     last = body[-1]
-    return isinstance(last, ast.If | ast.Match | ast.Try | ast.With | ast.For)
+    return isinstance(last, ast.If | ast.Match | ast.Try | ast.With | ast.For | ast.Assert)
 
 
 def conditional_loops(node: ast.AST) -> Iterator[int]:
@@ -57,7 +58,7 @@ def loops_under_locks(tree: ast.AST) -> list[int]:
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.With)
-            and any(ast.unparse(item.context_expr).endswith(("lock", "at_once()")) for item in node.items)
+            and any(ast.unparse(item.context_expr).endswith(LOCKS) for item in node.items)
         ) or (
             isinstance(node, ast.Try)
             and any("lock.release()" in ast.unparse(last) for last in node.finalbody)
@@ -87,6 +88,8 @@ with self._lock:
         if each:
             continue
         each.close()
+    for each in found:
+        assert each
     while found:
         found.pop()
     names = [each for each in found if each]
@@ -105,4 +108,4 @@ with open(path) as file:
         pass
 """
     )
-    assert loops_under_locks(tree) == [3, 8, 12, 14, 21]
+    assert loops_under_locks(tree) == [3, 8, 12, 14, 16, 23]

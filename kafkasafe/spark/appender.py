@@ -408,7 +408,11 @@ class Appender:
                 self._go_on(place)
 
     def _due(self, now: float) -> list[_Place]:
-        """The partitions whose current batch can be sent now."""
+        """The partitions whose current batch can be sent now.
+
+        Raises:
+            WaitTimeoutError: A partition has acknowledged no batch within the time limit.
+        """
         due = []
         for place in self._places.values():
             if place.sending is None or place.in_flight:

@@ -54,17 +54,20 @@ class LaneReader:
             UnknownFormatError: A newer kafkasafe has written the lane.
         """
         with self._once:
-            for _ in range(_TRIES):
-                first = self._names()[:1]
-                found = self._owed()
-                self._where = {at: where for at, where in self._where.items() if at in found.open}
-                self._whole.intersection_update(self._where)
-                self._leave_out(found, tail=tail)
-                # During this call, the owner may have copied batches of the first segment to the end of the log, and
-                # deleted the segment. If the first segment has changed, read again.
-                if first == self._names()[:1]:
-                    return found
-            raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
+            return self._owed_now(tail=tail)
+
+    def _owed_now(self, *, tail: bool) -> Owed:
+        for _ in range(_TRIES):
+            first = self._names()[:1]
+            found = self._owed()
+            self._where = {at: where for at, where in self._where.items() if at in found.open}
+            self._whole.intersection_update(self._where)
+            self._leave_out(found, tail=tail)
+            # During this call, the owner may have copied batches of the first segment to the end of the log, and
+            # deleted the segment. If the first segment has changed, read again.
+            if first == self._names()[:1]:
+                return found
+        raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
 
     def _leave_out(self, owed: Owed, *, tail: bool) -> None:
         """Removes damaged batches from `owed`. No owner can deliver a damaged batch, so other lanes must not wait for

@@ -489,10 +489,9 @@ class LaneKeeper:
     def abandon_lane(self, lane: Lane) -> None:
         """Release the lock, and write nothing. The next owner finds the lane as after a kill."""
         try:
-            self._disk.forget(lane)
-            lane.spool.abandon()
+            _give_back(lane)
         finally:
-            lane.lock.release(drained=False)
+            self._disk.forget(lane)
 
     def close_lane(self, lane: Lane) -> None:
         """Write pending groups, delete segments that are done, and release the lock. Does not raise."""
@@ -536,13 +535,16 @@ class LaneKeeper:
 
 
 def _give_back(lane: Lane) -> None:
-    """Release a lane that was read but not opened, and change nothing in it.
+    """Release a lane, and change nothing in it.
 
-    Its journal cannot tell yet which requests of the former owner may still reach a broker, or which segments a check
-    for losses needs. So the lane must not be closed in the usual way, which writes to the log.
+    The journal of a lane that was read but not opened cannot tell yet which requests of the former owner may still
+    reach a broker, or which segments a check for losses needs. So the lane must not be closed in the usual way, which
+    writes to the log.
     """
-    lane.spool.abandon()
-    lane.lock.release(drained=False)
+    try:
+        lane.spool.abandon()
+    finally:
+        lane.lock.release(drained=False)
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:
