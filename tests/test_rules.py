@@ -95,7 +95,7 @@ TESTS = {
     "An interrupt in the middle of a take": "test_interrupted_in_the_middle_of_a_take_nothing_is_lost",
     "A response is decompressed": "test_a_bomb_does_not_go_off",
     "A broker that has just started also answers 3": "test_a_missing_topic_is_told_after_a_while_and_a_missing_right_at_once",
-    "A pause ends when the metadata name a missing topic again": (
+    "A pause ends when the metadata name a topic again": (
         "test_a_topic_that_is_there_for_a_few_seconds_takes_what_waits"
     ),
     "A pause ends when the metadata name another topic": (

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from kafkasafe import marks as m
-from kafkasafe.codes.sets import MISSING_CODES
 from kafkasafe.journal import packing
 from kafkasafe.journal.batch import Batch, BatchState
 from kafkasafe.journal.flow import Flow
@@ -209,11 +208,6 @@ class Views:
                 records = sum(batch.count for batch in queue) + partition.queue.packed.records
                 found.append((partition.number, denial, batches, records))
         return found
-
-    def is_refused_as_missing(self, destination: int) -> bool:
-        """Whether the cluster refuses the destination because, according to the latest answer, it does not exist."""
-        denial = self._all[destination].refusal.denial
-        return denial is not None and denial.code in MISSING_CODES
 
     def waiting(self, topic: str) -> int:
         """How many batches of a topic wait for their partitions to be chosen."""

@@ -1,4 +1,4 @@
-"""A pause after "the topic is missing" ends when the metadata name the topic again: what it waited for has come."""
+"""A pause after an error of the metadata for the topic ends when the metadata name the topic again."""
 
 from __future__ import annotations
 
@@ -80,6 +80,12 @@ class Orders:
         self.world.centre.topics["orders"] = topic
         self.world.centre.controlled()
 
+    def forbid(self, *, on: bool = True) -> None:
+        """The user may not even see the topic."""
+        self.world.cluster.deny("describe", topic="orders", on=on)
+        self.life.context.refresh_topics(["orders"])
+        self.world.run(0.1)
+
     def in_a_pause(self, *, longer_than_s: float) -> None:
         """Until a long pause has begun."""
         seen = len(self.pauses)
@@ -129,6 +135,32 @@ def test_a_topic_that_is_there_for_a_few_seconds_takes_an_atomic_batch_that_wait
     assert orders.world.committed("orders", 0) == [*([b"first"] if begun else []), b"second"]
 
 
+@pytest.mark.parametrize("atomic", [False, True], ids=["batch", "atomic batch"])
+def test_a_topic_that_is_allowed_for_a_few_seconds_takes_what_waits(atomic):
+    """1. The user may not see the topic. 2. The user may, for less than the pause. 3. The permission is withdrawn for
+    long. The batch was rejected, as if the topic had been forbidden all the time.
+    """
+    orders = Orders(begun=True)
+    orders.forbid()
+    stats = orders.life.context.stats
+    paused_s = [0.0]
+
+    def in_a_long_pause() -> bool:
+        paused_s.append(stats.backoff_s["transaction"] + stats.backoff_s["produce"])
+        return paused_s[-1] - paused_s[-2] > 4.5
+
+    life = orders.life
+    parcel = life.unit(("orders", 0, [b"second"]))[0] if atomic else life.send("orders", 0, [b"second"])
+    assert orders.world.run(BLOCKED_S, in_a_long_pause)
+    orders.world.run(0.1)
+    orders.forbid(on=False)
+    orders.world.run(4)
+    orders.forbid()
+    orders.world.run(2 * BLOCKED_S)
+    assert parcel.done
+    assert parcel.error is None
+
+
 def test_the_pauses_of_all_lanes_end():
     """One lane was adopted, and both have records for the topic."""
     orders = Orders(begun=True)
@@ -164,8 +196,8 @@ def test_metadata_of_a_stale_broker_end_few_pauses_and_count_for_no_answer(named
     assert len(orders.pauses) <= 15  # 10 if no metadata name it
 
 
-def test_a_forbidden_topic_that_the_metadata_name_again_is_waited_for_as_before():
-    """The pause after another refusal goes on."""
+def test_a_topic_that_may_be_seen_but_not_written_ends_one_pause():
+    """The leader refuses the next request, and metadata that have named the topic before are no news."""
     orders = Orders(begun=True)
     orders.world.cluster.deny("describe", topic="orders")
     orders.life.context.refresh_topics(["orders"])
@@ -175,9 +207,11 @@ def test_a_forbidden_topic_that_the_metadata_name_again_is_waited_for_as_before(
     before = len(orders.pauses)
     orders.world.cluster.deny("write", topic="orders")
     orders.world.cluster.deny("describe", topic="orders", on=False)
-    orders.life.context.refresh_topics(["orders"])
-    orders.world.run(4)
-    assert len(orders.pauses) == before
+    for _ in range(40):
+        orders.life.context.refresh_topics(["orders"])
+        orders.world.run(0.1)
+    assert len(orders.pauses) > before
+    assert sum(orders.pauses[before:-1]) <= 4.0  # these pauses took their whole time
 
 
 def test_the_log_says_which_step_of_an_atomic_batch_is_tried_again(caplog):

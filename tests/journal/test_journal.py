@@ -1338,22 +1338,6 @@ def test_what_lasts_is_told_once_and_rejected_in_the_end(code: int) -> None:
         assert shell.sent[-1] is batches[2]
 
 
-def test_a_destination_is_refused_as_missing_while_the_latest_answer_says_so() -> None:
-    """Not if the cluster forbids it since, and not to the next incarnation before that has asked."""
-    shell = Keeps(blocked_timeout_s=3600.0)
-    batches = shell.flowing(1, 1)
-    said = []
-    for code in (3, 100, 29, 3, 17, 3):
-        shell.refused(batches[1], code)
-        said.append(shell.journal.views.is_refused_as_missing(1))
-        assert shell.wait() == batches[1:]
-    assert said == [True, True, False, True, False, True]
-    shell.lost(batches[1])
-    assert not shell.journal.views.is_refused_as_missing(1)
-    heir = shell.reborn()
-    assert not heir.journal.views.is_refused_as_missing(1)
-
-
 def test_a_new_life_begins_the_time_anew() -> None:
     shell = Keeps(blocked_timeout_s=3600.0)
     batches = shell.flowing(1, 1)

@@ -169,7 +169,8 @@ class Sender:
         """Whether the metadata have changed since the partition's last request, which failed. A change means that
         another topic has this name now, or that the leader has changed or become known.
 
-        If the partition was refused as missing, a new leader does not count as a change:
+        If the partition was refused, a new leader counts as a change only if the leader was unknown at that attempt, so
+        the metadata refused the partition as missing or forbidden:
 
         1. A topic has been missing for an hour, so the pauses have grown to half a minute.
         2. The topic is there for some seconds. The metadata contain it, so the pause ends, and the leader takes the
@@ -430,8 +431,7 @@ class Sender:
         )
         due = self._pauses[lane, wait.destination] = RetryDue(lane, wait.destination)
         self._waiting.pop((lane, wait.destination), None)
-        missing = lane.journal.views.is_refused_as_missing(wait.destination)
-        if not wait.at_least_s and (missing or not wait.refused):
+        if not wait.at_least_s:
             if self._has_news((topic, partition), refused=wait.refused):
                 backoff_s = 0.0
             else:

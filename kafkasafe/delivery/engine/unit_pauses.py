@@ -9,7 +9,7 @@ from typing import Final
 
 from kafkasafe import events
 from kafkasafe import units as u
-from kafkasafe.codes.sets import MISSING_CODES, TRANSACTION_ENDING_CODES
+from kafkasafe.codes.sets import DESTINATION_CODES, TRANSACTION_ENDING_CODES
 from kafkasafe.delivery.engine.context import EngineContext, another_topic
 from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import UnitDue
@@ -78,7 +78,7 @@ class UnitPauses:
                 events.AtomicBatchRetried(again.action.unit.unit_id.hex(), again.attempt, again.reason)
             )
         due = UnitDue(lane, again.action)
-        if isinstance(again.action, u.UnitPause) and again.code in MISSING_CODES:
+        if isinstance(again.action, u.UnitPause) and again.code in DESTINATION_CODES:
             addresses = [lane.journal.views.address(number) for number in again.action.unit.destinations]
             former = {topic: self._tried[topic] for topic, _ in addresses if topic in self._tried}
             self._waiting.append(_TopicPause(due, addresses, former, there=self._are_there(addresses)))
@@ -102,8 +102,8 @@ class UnitPauses:
         )
 
     def look_again(self) -> None:
-        """Use new metadata: end the pauses of units that were refused because a topic was missing, if the topic is
-        there now.
+        """Use new metadata: end the pauses of units that were refused because a topic was missing or forbidden, if the
+        metadata name the topic now.
 
         New metadata end such a pause only in two cases, just as for other batches (see `Sender`). Either a partition of
         the unit was missing from the metadata when the pause began, or a topic was recreated since the last attempt. So
