@@ -1,21 +1,21 @@
-"""A real Apache Kafka for tests. It runs on this machine without Docker, and has methods that cause failures.
+"""A real Apache Kafka for tests. The cluster runs on this machine without Docker, and has methods that cause failures.
 
 `KafkaCluster` starts N broker processes and one dedicated controller process (KRaft). For Kafka before 3.3, it starts
 one ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only. In KRaft mode, a
-single broker is also the controller. This halves the start time. If this broker is killed, the controller ends too.
-That does no harm, because no other broker needs the controller.
+single broker is also the controller, which halves the start time. The controller of a single broker may end with the
+broker, because no other broker needs it.
 
 Non-obvious:
 
 - If brokers were also controllers, stopping two of three brokers would cost the controllers their quorum. So there is a
-  dedicated controller. By default, `kill_all` does not kill it.
+  dedicated controller, which `kill_all` spares by default.
 - A stray broker of an earlier run might answer the next test. So ports are checked and reserved by lock files, the
   cluster id is compared, and the kernel sends SIGKILL to every child when its parent dies. For the kernel, the parent
-  is the *thread* that forked the child. So one thread forks all children, and never ends.
-- Ports are below the ephemeral range. Otherwise an outgoing connection could take the port of a killed broker before
-  the broker starts again.
+  is the *thread* that forked the child, so one thread forks all children, and never ends.
+- Ports are below the ephemeral range, so that no outgoing connection takes the port of a killed broker before the
+  broker starts again.
 - A JVM spends most of its start loading classes. A class data archive reduces the start of three brokers from 6.6 s to
-  3.1 s on two cores. It is made once for each combination of jars and Java.
+  3.1 s on two cores. The archive is made once for each combination of jars and Java.
 - A controller with eligible leader replicas (4.1 and later) uses the `min.insync.replicas` of its own configuration,
   not that of a broker. So all nodes get all settings.
 """
@@ -85,12 +85,11 @@ class KafkaCluster:
     longer than `timeout_s`. Methods may be called from any thread, but calls that start or stop the same node must not
     overlap.
 
-    These settings differ from Kafka's defaults; `config` can override all of them. Topics, including those of offsets
-    and transactions, have min(3, `brokers`) replicas. With three or more brokers, `min.insync.replicas` is 2. The
-    controller declares a broker dead after 2 s. Group rebalances begin without a delay. Internal topics have three
-    partitions.
-    Leaders do not move back automatically (`auto.leader.rebalance.enable=false`). Brokers check every second (Kafka's
-    default: ten minutes) whether producer state has expired (see `expire_producers`).
+    The following settings differ from Kafka's defaults; `config` can override all of them. Topics, including those of
+    offsets and transactions, have min(3, `brokers`) replicas. With three or more brokers, `min.insync.replicas` is 2.
+    The controller declares a broker dead after 2 s. Group rebalances begin without a delay. Internal topics have three
+    partitions. Leaders do not move back automatically (`auto.leader.rebalance.enable=false`). Brokers check every
+    second (Kafka's default: ten minutes) whether producer state has expired (see `expire_producers`).
 
     Args:
         brokers: Number of brokers, 1 or more.
@@ -106,11 +105,11 @@ class KafkaCluster:
             alice, with a password.
         java_options: Options of every JVM.
         proxy_ports: `{node: port}`: ports of your proxies. Metadata and `bootstrap_servers` name 127.0.0.1:`port` as
-            that broker's address. Your proxy listens at that address, and forwards to `client_address(node)`. Only
+            the broker's address. Your proxy listens at this address, and forwards to `client_address(node)`. Only
             clients use the proxies; brokers and the methods of this object do not.
         extra_artifacts: Additional jars for the class path, `group:name:version[:classifier]`.
-        data_dir: Directory for all files. By default a new one, which `close` removes. If you pass a directory, it must
-            be empty, and is kept.
+        data_dir: Directory for all files. By default, a new directory, which `close` removes. If you pass a directory,
+            it must be empty, and is kept.
         keep_logs: Whether to keep the nodes' logs even after an orderly end. After a failure they are always kept.
         start_timeout_s: Maximum duration of `open` in seconds, not counting the resolution of jars.
 
@@ -264,9 +263,8 @@ class KafkaCluster:
             timeout_s: Maximum duration in seconds, not counting the resolution of jars.
 
         Raises:
-            ConfigError: `version` is not newer than the current version; or `version` does not have a setting of
-                `config`; or `version` is 4.x, and the cluster uses ZooKeeper (see `leave_zookeeper`). Nothing was
-                changed.
+            ConfigError: `version` is not newer than the current version; or it does not have a setting of `config`; or
+                it is 4.x, and the cluster uses ZooKeeper (see `leave_zookeeper`). Nothing was changed.
             ClusterError: A node did not start.
         """
         self._upgrades.upgrade(version, timeout_s)
@@ -311,7 +309,7 @@ class KafkaCluster:
     def client_options(
         self, listener: str, user: str | None = None, mechanism: str | None = None
     ) -> dict[str, Any]:
-        """Options of kafka-python's clients for a listener. SafeProducer and SafeConsumer accept them too.
+        """Options of kafka-python's clients for a listener. SafeProducer and SafeConsumer accept these options too.
 
         Args:
             listener: One of `listeners`.
@@ -352,7 +350,7 @@ class KafkaCluster:
         return self._nodes.data_dir(node)
 
     def pid(self, node: int) -> int:
-        """Process id of a running node. Raises `ClusterError` if it is not running."""
+        """Process id of a running node. Raises `ClusterError` if the node is not running."""
         return self._nodes.pid(node)
 
     def is_running(self, node: int) -> bool:
@@ -417,7 +415,8 @@ class KafkaCluster:
         self._nodes.resume(node)
 
     def wait_ready(self, nodes: Iterable[int] | None = None, timeout_s: float = 60.0) -> None:
-        """Waits until these brokers (default: all that run and are not paused) answer and are in the metadata.
+        """Waits until the brokers `nodes` answer and are in the metadata. By default, waits for all that run and are
+        not paused.
 
         Raises:
             ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message contains the
@@ -485,8 +484,9 @@ class KafkaCluster:
     def wait_for_markers(self, timeout_s: float = 120.0) -> None:
         """Waits until all readers see the end of each transaction that was committed or aborted before this call.
 
-        The coordinator answers a commit as soon as it is decided, and writes the markers to the partitions afterwards.
-        Until a partition has its marker, a `read_committed` reader does not get the transaction's records there.
+        The coordinator answers EndTxn as soon as the commit or abort is decided, and writes the markers to the
+        partitions afterwards. Until a partition has its marker, a `read_committed` reader does not get the
+        transaction's records there.
 
         Raises:
             ClusterError: After `timeout_s`, the markers of some transactions are still missing.
@@ -569,7 +569,7 @@ class KafkaCluster:
             topic: Topic name; at least two replicas.
             partition: Partition number.
             during: Called once while the leader is the only in-sync replica, to write the records that will be lost.
-                None: this method writes nothing. Then only records that other threads write meanwhile are lost.
+                None: nothing is written here, so only records that other threads write meanwhile are lost.
             timeout_s: Maximum duration in seconds, including `during`.
 
         Returns:
@@ -598,18 +598,18 @@ class KafkaCluster:
     def expire_producers(self, topics: Iterable[str] | None = None, timeout_s: float = 30.0) -> None:
         """Makes the brokers forget all idempotent producers, as after 24 h without a write.
 
-        If a client then sends an old batch again, the brokers append it again, because they have no state to recognise
-        the duplicate. Records are kept. Returns when no replica of the topics has producer state any more, and the
-        setting of 24 h is restored. The brokers may also forget producers that write during the call.
+        If a client sends an old batch again after this call, the brokers append it again, because they have no state to
+        recognise the duplicate. Records are kept. Returns when no replica of the topics has producer state any more,
+        and the setting of 24 h is restored. The brokers may also forget producers that write during the call.
 
         Args:
-            topics: Topics to wait for (default: all except internal ones). The brokers forget the producers of all
-                topics, not only of these.
-            timeout_s: Maximum duration in seconds. Usually the call takes one or two seconds.
+            topics: Topics to wait for (default: all except internal ones). The brokers also forget the producers of all
+                other topics.
+            timeout_s: Maximum duration in seconds. Usually one or two seconds suffice.
 
         Raises:
             UnsupportedByVersionError: Kafka before 3.5 can change the setting only at start. Pass
-                `config={"transactional.id.expiration.ms": …}` instead.
+                `config={"transactional.id.expiration.ms": …}` to the constructor instead.
             ClusterError: Brokers still had producer state after `timeout_s`. The reason may be an open transaction, or
                 a `producer.id.expiration.check.interval.ms` that you set longer than `timeout_s`.
         """

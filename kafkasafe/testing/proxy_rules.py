@@ -19,7 +19,7 @@ class Call:
 
     Attributes:
         time: Time at which the request arrived (`time.monotonic()`).
-        api: Name of the API. If kafka-python does not know the API, its number as text.
+        api: Name of the API; its number as text if kafka-python does not know the API.
         version: API version.
         node: Node id of the broker to which the client sent the request.
         client_id: The client's id.
@@ -133,13 +133,13 @@ class Intervention:
         self._skip = count
 
     def limit(self, times: int | None) -> None:
-        """Makes the intervention act at most `times` times; None: leaves the limit as it is."""
+        """Makes the intervention act at most `times` times. None does not change the limit."""
         if times is not None:
             self._times = times
 
     def hold_back(self, instead: str) -> None:
-        """Requests on which the intervention acts are not forwarded, or not as a whole. `instead` says what happens
-        instead (see `unforwarded`).
+        """Stops the proxy from forwarding matching requests, or the matching parts of requests. For `instead` see
+        `unforwarded`.
         """
         self.unforwarded = instead
 
@@ -213,7 +213,7 @@ class Intervention:
         return self.topic in {None, topic} and self.partition in {None, partition}
 
     def acts(self, exchange: Exchange) -> bool:
-        """Returns whether the intervention acts on a matching exchange. If so, counts a hit."""
+        """Returns whether the intervention acts on a matching exchange, and counts a hit if it does."""
         if self.spent or not all(predicate(exchange) for predicate in self._predicates):
             return False
         if self._skip:
@@ -261,7 +261,7 @@ class Rule:
 
     The effects of several method calls accumulate, and each method returns the rule. Each call takes effect at once. So
     configure related effects in one call, or call `when` first. Rules act in the order in which they were made. If two
-    rules set the same field, the one that was made later wins.
+    rules set the same field, the later rule wins.
     """
 
     def __init__(self, _rules: Rules, _intervention: Intervention) -> None:
@@ -316,10 +316,10 @@ class Rule:
         self, code: int = 0, *, times: int | None = None, level: Level | None = None, **fields: Any
     ) -> Self:
         """Like `answer`, but no broker gets the request. If the request also names partitions that the rule does not
-        match, the broker gets it with only these partitions.
+        match, the broker gets the request for only these other partitions.
 
-        A Metadata request is always forwarded, because the answer must name the brokers. But the topics that the rule
-        matches are removed from the request.
+        A Metadata request is always forwarded, because the answer must name the brokers, but the proxy removes the
+        topics that the rule matches from the request.
         """
         self._does.answer(code, level, fields)
         self._does.hold_back("answer")
@@ -360,7 +360,7 @@ class Rule:
             times: How many times the rule acts; by default always.
             forward: False: the request is not forwarded to the broker at all.
             mute: True: nothing more arrives on this connection, as after a network failure. False: later answers
-                arrive. A real broker never skips an answer in this way.
+                arrive, although a real broker never skips an answer.
         """
         self._does.affect(drop=True, mute=mute)
         if not forward:
@@ -368,7 +368,7 @@ class Rule:
         return self._limit(times)
 
     def delay(self, seconds: float, *, times: int | None = None) -> Self:
-        """Delivers the answer `seconds` later. Later answers on the connection wait for it."""
+        """Delivers the answer `seconds` later. Later answers on the connection wait for the delayed answer."""
         self._does.affect(delay_s=seconds)
         return self._limit(times)
 
@@ -433,7 +433,7 @@ class Pending:
     forwarded: bool = True
     parts: list[bytes] | None = None
     """The response to deliver to the client, in pieces. None while there is no response yet; empty if the client never
-    gets one.
+    gets a response.
     """
     due: float = 0.0
     effects: Effects = Effects()
@@ -457,7 +457,7 @@ class Pending:
         self.forwarded, self.call = on, replace(self.call, forwarded=on)
 
     def answer(self, parts: list[bytes], due: float) -> None:
-        """Sets the bytes that the client gets. They are sent at `due` (on the clock of `time.monotonic()`) or later."""
+        """Sets the bytes that the client gets at `due` (on the clock of `time.monotonic()`) or later."""
         self.parts, self.due = parts, due
 
 
@@ -531,7 +531,7 @@ class Rules:
             changed = changed or len(pending.synthetic) > before
         if not pending.applied:
             return frame
-        # A Metadata answer must name brokers. So forward a Metadata request even if no topic is left in it.
+        # A Metadata answer must name brokers, so forward a Metadata request even without topics.
         rest = frames.spots(request.message, names) or pending.call.api == "Metadata"
         pending.forward(bool(changed and rest))
         return request.encode()[frames.SIZE_BYTES :] if changed else frame
@@ -567,8 +567,7 @@ class Rules:
         ] or list(pending.call.partitions)
         for rule in self._all:
             if rule.unforwarded and not (
-                # A Metadata request for all topics cannot exclude a single topic. So the rule changes the answer
-                # instead.
+                # A Metadata request for all topics cannot exclude a single topic, so the rule changes the answer.
                 rule.unforwarded == "answer" and pending.call.api == "Metadata" and not pending.applied
             ):
                 continue

@@ -1,9 +1,8 @@
 """The common part of the proxies: one thread accepts connections, forwards bytes and executes commands.
 
-`TcpProxy` changes bytes. `FaultProxy` changes the Kafka frames in these bytes. Each proxy decides how many bytes a
-`RelayedPipe` receives, and what happens to them. Both proxies listen as soon as they are constructed, but their thread
-runs only after `start`. Only this thread uses the connections and their bytes. Other threads pass closures to this
-thread (`_do`).
+`TcpProxy` changes bytes. `FaultProxy` changes Kafka frames. Each proxy decides how many bytes a `RelayedPipe` receives,
+and what happens to them. Both proxies listen as soon as they are constructed, but their thread runs only after `start`.
+Only the proxy's thread uses the connections and their bytes. Other threads pass closures to the proxy's thread (`_do`).
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Relay(SocketLoop[_L]):
 
     @abc.abstractmethod
     def _read_limit(self, connection: _L, pipe: RelayedPipe) -> int:
-        """Returns how many bytes may be read from the pipe's source at once; 0: none for now."""
+        """Returns how many bytes may be read from the pipe's source at once; 0 to read nothing for now."""
 
     @abc.abstractmethod
     def _receive(self, connection: _L, pipe: RelayedPipe, data: bytes) -> None:

@@ -38,8 +38,8 @@ def check_listeners(listeners: Mapping[str, str], users: Mapping[str, str], vers
 
 
 def mechanisms_of(version: tuple[int, ...]) -> tuple[str, ...]:
-    """The SASL mechanisms of a listener. SCRAM needs the API that creates users. With ZooKeeper, Kafka has this API
-    since 2.7; in KRaft mode, since 3.5.
+    """The SASL mechanisms of a listener. SCRAM needs the API that creates users, which Kafka has since 2.7 with
+    ZooKeeper, and since 3.5 in KRaft mode.
     """
     return MECHANISMS if version >= (3, 5) or (2, 7) <= version < (3, 0) else MECHANISMS[:1]
 

@@ -1,8 +1,8 @@
 """The common part of the proxies and the fake's wire: one thread accepts connections and executes commands.
 
-The thread runs only after `start`. No other thread uses the sockets.
+The sockets' thread runs only after `start`. No other thread uses the sockets.
 
-A forked child gets copies of all sockets. Such a copy would keep a socket open after the parent has closed it. Then a
+A forked child gets copies of all sockets. A copy would keep a socket open after the parent has closed it, so that a
 listener would still accept connections, and clients would not see the end of a connection. So each child closes its
 copies at once.
 """
@@ -49,7 +49,7 @@ class Outbox:
         return self._pieces[0][0]
 
     def put(self, data: bytes, due: float = 0.0) -> None:
-        """Adds a piece. It is sent at `due` or later, and always after the pieces that were added before it."""
+        """Adds a piece of data, which is sent at `due` or later, and always after the pieces added before it."""
         if self._pieces:
             due = max(due, self._pieces[-1][0])
         self._pieces.append((due, memoryview(data)))
@@ -161,8 +161,8 @@ class SocketLoop(abc.ABC, Generic[_C]):
         elif self._thread is not threading.current_thread():
             self._wake()
             self._thread.join(_COMMAND_TIMEOUT_S)
-        # These sockets are closed here, not by the thread. The thread may notice `_closed` and end before `_wake`
-        # writes to them, and the write must not fail.
+        # Close the wake-up sockets here, not in the thread. The thread may notice `_closed` and end before `_wake`
+        # writes to a socket, and the write must not fail.
         self._woken.close()
         self._waker.close()
 
@@ -175,8 +175,8 @@ class SocketLoop(abc.ABC, Generic[_C]):
 
     @abc.abstractmethod
     def _plan(self) -> float | None:
-        """Registers sockets for the events of interest. Returns the seconds until the next work that is due at a set
-        time, without a socket event. None: there is no such work.
+        """Registers sockets for the events of interest. Returns the seconds until the next timed work, or None if no
+        timed work is left.
         """
 
     @abc.abstractmethod
@@ -293,7 +293,7 @@ class SocketLoop(abc.ABC, Generic[_C]):
         self._connections[connection] = None
 
     def _own(self, sock: socket.socket) -> socket.socket:
-        """Adds a socket to those that a forked child has to close."""
+        """Adds a socket to the sockets that a forked child has to close."""
         self._owned.add(sock)
         return sock
 

@@ -1,7 +1,7 @@
 """A TCP proxy that drops responses, and cuts, delays, stalls or refuses connections.
 
 Between a client and a broker, the proxy simulates faults of the network. A client cannot distinguish a lost response
-from a lost request. So a test with these faults shows why a producer must be idempotent.
+from a lost request, so a test that drops responses shows why a producer must be idempotent.
 
 ```python
 with TcpProxy(target_port=9092) as proxy:
@@ -41,8 +41,8 @@ class _Connection(RelayedConnection):
         self.damaged = False
 
     def damage(self) -> None:
-        """Marks the connection as damaged, because bytes were dropped. Without these bytes, the receiver could not
-        understand later ones.
+        """Marks the connection as damaged, because bytes were dropped. Without the dropped bytes, the receiver could
+        not understand later bytes.
         """
         self.damaged = True
 
@@ -81,7 +81,7 @@ class TcpProxy(Relay[_Connection]):
         super().__init__(host)
         self.target_port = target_port
         self._target_host = target_host
-        # This socket is bound, but does not listen. It keeps the port reserved while the proxy refuses connections.
+        # A socket that is bound, but does not listen. It keeps the port reserved while the proxy refuses connections.
         self._keeper: socket.socket | None = None
         try:
             if port:
@@ -157,8 +157,8 @@ class TcpProxy(Relay[_Connection]):
 
         Args:
             request_bytes_per_s: Bytes in a second; 0: no limit.
-            buffer_bytes: Number of bytes in transit, for each connection. At this number, the proxy stops reading, so
-                the client has to wait.
+            buffer_bytes: Maximum number of bytes in transit, for each connection. At this limit, the proxy stops
+                reading, so the client has to wait.
         """
 
         def run() -> None:
@@ -173,9 +173,7 @@ class TcpProxy(Relay[_Connection]):
         return self._do(self._cut)
 
     def cut_after(self, request_bytes: int) -> None:
-        """Resets all connections once, after `request_bytes` more bytes from clients. This may be in the middle of a
-        request.
-        """
+        """Resets all connections once, after `request_bytes` more bytes from clients, even within a request."""
         self._do(lambda: setattr(self, "_cut_after", request_bytes))
 
     def refuse(self, on: bool = True) -> None:

@@ -1,7 +1,7 @@
 """Changes the version of a cluster and keeps its data: `KafkaCluster.upgrade` and `leave_zookeeper`.
 
-Kafka 4 does not support ZooKeeper. With the settings of a ZooKeeper cluster, it exits at once: 'Missing required
-configuration "process.roles"'. So the upgrade follows Kafka's documentation: 3.9 with ZooKeeper, migration to KRaft,
+Kafka 4 does not support ZooKeeper: with the settings of a ZooKeeper cluster, a broker exits at once ('Missing required
+configuration "process.roles"'). So the upgrade follows Kafka's documentation: 3.9 with ZooKeeper, migration to KRaft,
 then 4.x.
 """
 
@@ -28,7 +28,7 @@ _LAST_ON_ZOOKEEPER: Final = (3, 9)
 
 
 class Upgrades:
-    """Changes a cluster's release of Kafka, or replaces ZooKeeper with a KRaft controller. The object has no state of
+    """Changes a cluster's release of Kafka, or replaces ZooKeeper with a KRaft controller. This object has no state of
     its own.
     """
 
@@ -92,7 +92,7 @@ class Upgrades:
             "zookeeper.metadata.migration.enable": "true",
             "zookeeper.connect": f"127.0.0.1:{self._nodes.controller_port}",
         }
-        # During the migration, the new controller and ZooKeeper run together. Both have the node id `CONTROLLER`, so
+        # During the migration, the new controller and ZooKeeper run together, both with the node id `CONTROLLER`. So
         # the controller's directory needs another name.
         directory = self._workspace.directory / "node-controller"
         data = directory / "data"

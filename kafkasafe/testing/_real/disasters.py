@@ -110,7 +110,8 @@ class Disasters:
 
             self._topics.until_topic(topic, taken, deadline, live_leader=False)
         finally:
-            # If nodes stayed down after a failed step, all later steps of the test would fail too, and hide the cause.
+            # Nodes that stay down after a failed step would make all later steps of the test fail too, and hide the
+            # cause.
             deadline = max(deadline, time.monotonic() + 20.0)
             self._nodes.start_all(deadline - time.monotonic())
             restored = {key: former.get(key) for key in (_UNCLEAN, MIN_ISR)}

@@ -11,15 +11,14 @@ from kafkasafe.testing._real.values import CONTROLLER
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """The description of a cluster. Its ports are already reserved, so addresses are known before the cluster starts.
+    """The description of a cluster. The ports are already reserved, so addresses are known before the cluster starts.
 
     Attributes:
         combined: Whether the single broker is its own controller.
         config: Broker settings of all nodes.
         broker_config: Broker settings of single nodes.
         proxy_ports: Port of each broker's proxy, by node.
-        client_ports: By node, the port on which the broker listens for clients. It is not the port of the broker's
-            proxy.
+        client_ports: By node, the port on which the broker (not its proxy) listens for clients.
         inner_ports: By node, the port to which the other brokers and this package send requests. Equal to
             `client_ports` if no broker has a proxy.
     """

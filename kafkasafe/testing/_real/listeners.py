@@ -20,7 +20,7 @@ from kafkasafe.testing._real.workspace import Workspace
 
 
 class Listeners:
-    """The additional listeners. Everything except the certificate is fixed when the cluster is constructed."""
+    """The additional listeners, which (except for the certificate) are fixed when the cluster is constructed."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Listeners:
         return any(protocol.startswith("SASL") for protocol in self.protocols.values())
 
     def settings(self) -> dict[str, str]:
-        """The settings of each additional listener. The settings that list all listeners are not included."""
+        """The settings of each additional listener, without the settings that list all listeners."""
         more: dict[str, str] = {}
         for name, protocol in self.protocols.items():
             known = secure.mechanisms_of(self._release.number)
@@ -96,8 +96,8 @@ class Listeners:
         return options
 
     def create_users(self, admin: Admin) -> None:
-        """Creates users for SCRAM; users for PLAIN are in the brokers' settings. Then waits until each broker accepts a
-        login of the first user.
+        """Creates users for SCRAM, and waits until each broker accepts a login of the first user. Users for PLAIN are
+        in the brokers' settings.
         """
         scram = [name for name in secure.mechanisms_of(self._release.number) if name.startswith("SCRAM")]
         wanted = [

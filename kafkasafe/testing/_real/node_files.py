@@ -52,7 +52,7 @@ class NodeFiles:
             "log.cleaner.dedupe.buffer.size": 8 * 1024 * 1024,
         }
         if self._nodes.zookeeper:
-            # By default, the connection timeout equals the session timeout. That is too short for the start of a broker
+            # The default connection timeout, which equals the session timeout, is too short for the start of a broker
             # on a busy machine.
             settings |= {
                 "zookeeper.session.timeout.ms": SESSION_TIMEOUT_MS,
@@ -95,7 +95,7 @@ class NodeFiles:
         }
 
     def define_kraft(self, boot: BootFiles) -> None:
-        """Adds the brokers. Also adds a controller, unless the only broker is the controller."""
+        """Adds the brokers, and a controller unless the only broker is the controller."""
         self._nodes.identify(random_id())
         self._release.boot_with(boot.options)
         quorum = {
@@ -135,9 +135,9 @@ class NodeFiles:
         data = directory / "data"
         data.mkdir(parents=True)
         if boot is not None:
-            # This replaces the tool `kafka-storage format`, which needs a JVM per node. The tool writes only
-            # `meta.properties` and the list of feature levels. That list is copied from a directory that the tool
-            # itself has formatted.
+            # Do the work of the tool `kafka-storage format`, which needs a JVM per node. The tool writes only
+            # `meta.properties` and the feature levels. The file of feature levels is copied from a directory that the
+            # tool has formatted.
             shutil.copy(boot.checkpoint, data / boot.checkpoint.name)
             (data / "meta.properties").write_text(
                 f"version=1\ncluster.id={self._nodes.cluster_id}\nnode.id={node}\ndirectory.id={random_id()}\n"
@@ -157,7 +157,7 @@ class NodeFiles:
         main = "org.apache.zookeeper.server.ZooKeeperServerMain"
         properties = directory / "zookeeper.properties"
         # ZooKeeper's shortest session timeout is two ticks, so a tick of 500 ms permits a session timeout of 1 s.
-        # ZooKeeper 3.5 and later has an admin server, which would need port 8080, so it is switched off.
+        # ZooKeeper 3.5 and later has an admin server on port 8080, which is switched off.
         properties.write_text(
             f"dataDir={directory / 'data'}\nclientPort={self._nodes.controller_port}\nclientPortAddress=127.0.0.1\n"
             "tickTime=500\nmaxClientCnxns=0\nadmin.enableServer=false\n"
@@ -177,7 +177,7 @@ class NodeFiles:
             self._define(node, "broker", own, tuple(ports), None)
 
     def check_settings(self, jar_dir: Path) -> None:
-        """Refuses unknown settings. Kafka itself ignores them, so no one would notice a misspelt name."""
+        """Refuses unknown settings, such as misspelt names. Kafka itself ignores unknown settings."""
         given = dict.fromkeys(
             [*self._layout.config, *(n for s in self._layout.broker_config.values() for n in s)]
         )

@@ -22,7 +22,7 @@ from kafkasafe.testing._real.workspace import Workspace
 
 
 class Nodes:
-    """The processes of a cluster. Starts, stops, kills and pauses them, and waits until brokers answer requests.
+    """Starts, stops, kills and pauses the processes of a cluster, and waits until brokers answer requests.
 
     Methods without a docstring do what the `KafkaCluster` methods of the same name do.
 
@@ -223,7 +223,7 @@ class Nodes:
                 try:
                     while time.monotonic() < deadline:
                         self._check_alive(nodes)
-                        # Fenced brokers are registered, but have not caught up. So they are not in the metadata.
+                        # Fenced brokers are registered, but not in the metadata, because they have not caught up.
                         cluster = cluster_metadata(admin)
                         self._check_cluster(cluster["cluster_id"])
                         up = {broker["node_id"] for broker in cluster["brokers"]}

@@ -18,9 +18,9 @@ from typing import Any
 
 from kafkasafe.testing._real.values import ClusterError
 
-# This code runs in the child process after the fork. Then the JVM replaces the code in this process (`exec`). Calling
-# prctl here avoids preexec_fn, which is unsafe with threads. If the parent died before prctl took effect, the kernel
-# would never send the signal. So check the parent after prctl.
+# This launcher runs in the child process after the fork, until the JVM replaces it (`exec`). Calling prctl in the
+# launcher avoids preexec_fn, which is unsafe with threads. If the parent died before prctl took effect, the kernel
+# would never send the signal. So the launcher checks the parent after prctl.
 _LAUNCHER = (
     "import ctypes,os,sys\n"
     "ctypes.CDLL(None).prctl(1,9,0,0,0)\n"
@@ -31,7 +31,7 @@ _LAUNCHER = (
 
 class Resources:
     """The child processes, port locks and files of a cluster. The cluster's finalizer refers to this object. This
-    object must not refer to the cluster, because that reference would keep the cluster alive.
+    object must not refer to the cluster, because the reference would keep the cluster alive.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Resources:
         self._directory = directory
 
     def own_logs(self, logs: Path) -> None:
-        """Sets the directory of the logs. If `keep` was called, `release` does not remove it."""
+        """Sets the directory of the logs, which `release` removes unless `keep` was called."""
         self._logs = logs
 
     def keep(self) -> None:
@@ -120,8 +120,8 @@ def listens(port: int) -> bool:
 
 
 class _Spawner:
-    """The thread that forks all children. The kernel sends a child its PR_SET_PDEATHSIG signal when the *thread* that
-    forked it ends. So this thread never ends.
+    """The thread that forks all children. This thread never ends, because the kernel sends a child its PR_SET_PDEATHSIG
+    signal when the *thread* that forked it ends.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ _spawner_lock = threading.Lock()
 
 
 def spawn(command: Sequence[str], directory: Path, log_file: Path) -> subprocess.Popen[bytes]:
-    """Starts a child process. The kernel kills it when this process ends, for whatever reason."""
+    """Starts a child process. The kernel kills the child when this process ends, for whatever reason."""
     global _spawner
     with _spawner_lock:
         if _spawner is None:
@@ -177,8 +177,8 @@ def spawn(command: Sequence[str], directory: Path, log_file: Path) -> subprocess
 
 
 def _forget_spawner() -> None:
-    """In a forked child, forgets the spawner, because its thread does not exist there. The child makes another when
-    needed.
+    """In a forked child, forgets the spawner, because the spawner's thread does not exist there. The child makes a new
+    spawner when needed.
     """
     global _spawner, _spawner_lock
     _spawner, _spawner_lock = None, threading.Lock()

@@ -27,7 +27,7 @@ _METADATA: Final = 4
 
 
 class Topics:
-    """Creates topics, asks about partitions, and waits for their states. The object has no state of its own.
+    """Creates topics, asks about partitions, and waits for their states. This object has no state of its own.
 
     `KafkaCluster` describes the methods.
     """
@@ -201,7 +201,9 @@ class Topics:
         )
 
     def _until_all_tell(self, topic: str, partitions: int, deadline: float) -> None:
-        """Returns when all running brokers report `partitions` partitions. They learn of them at different times."""
+        """Returns when all running brokers report `partitions` partitions. Brokers learn of new partitions at different
+        times.
+        """
         for node in self._layout.brokers:
             while self._nodes.lives(node) and self._partitions_known_to(node, topic) != partitions:
                 if time.monotonic() > deadline:
@@ -212,7 +214,7 @@ class Topics:
                 time.sleep(POLL_S)
 
     def _partitions_known_to(self, node: int, topic: str) -> int | None:
-        """How many partitions a broker reports; None if it does not answer, or answers with an error."""
+        """How many partitions a broker reports; None if the broker does not answer, or answers with an error."""
         known = frames.api("Metadata")
         fields = {"topics": [{"name": topic}], "allow_auto_topic_creation": False}
         try:

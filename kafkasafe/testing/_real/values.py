@@ -24,8 +24,8 @@ class ClusterError(KafkaSafeError, RuntimeError):
     """The cluster did not carry out the request within the time limit. The message names the log files.
 
     Attributes:
-        log_dir: Directory with one log per node. It is kept after the test. None if no cluster was open when the error
-            occurred.
+        log_dir: Directory with one log per node, which is kept after the test. None if no cluster was open when the
+            error occurred.
     """
 
     def __init__(self, message: str, *, log_dir: Path | None = None) -> None:
@@ -58,7 +58,7 @@ class PartitionState:
 class LostRecords:
     """The acknowledged records that a disaster has removed from one partition.
 
-    The offsets were read from the replicas' files while the brokers were down. So they are exact even if clients kept
+    The offsets were read from the replicas' files while the brokers were down, so they are exact even if clients kept
     writing.
 
     Attributes:
@@ -82,5 +82,5 @@ class LostRecords:
 
 
 for _public in (ClusterError, UnsupportedByVersionError, PartitionState, LostRecords):
-    # So pickles and the documentation refer to the public module.
+    # Let pickles and the documentation refer to the public module.
     _public.__module__ = "kafkasafe.testing.broker"

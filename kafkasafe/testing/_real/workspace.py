@@ -23,7 +23,7 @@ class Workspace:
 
     @property
     def opened(self) -> bool:
-        """True after `open` was called. Also true if the cluster was closed without being opened."""
+        """True after `open` was called, and after the cluster was closed without being opened."""
         return self._directory is not None or self._resources.released
 
     def open(self) -> Path:

@@ -1,36 +1,37 @@
 """A simulated disk for tests of programs that store data: it loses power, fails to sync, fills up and gets damaged.
 
-`Disk` is the machine's disk. `DiskFiles` is one process's access to the disk. It implements the interface through which
-the spool uses a disk (`kafkasafe.spool.files.Files`). Several processes can share a disk, as on a real machine.
+`Disk` is the machine's disk. `DiskFiles` is one process's access to the disk. This class implements the interface
+through which the spool uses a disk (`kafkasafe.spool.files.Files`). Several processes can share a disk, as on a real
+machine.
 
     disk = Disk()
     write_something(disk.process())
     for state in disk.crash_states():
         recover(state.disk.process())
 
-Processes always see the newest state, as through a page cache. A loss of power leaves another state:
+Processes always see the newest state, as through a page cache. A loss of power may leave an older state:
 
-* **Data.** Consider the data written to a file since its last `sync_data`. Each 512-byte sector of this data may
-  survive or be lost, independently of the others. A surviving sector may be torn: its end, at least four bytes, is
-  missing. The new size of the file may survive or be lost, independently of the data. So bytes may be missing, or zeros
+* **Data.** A file may contain data written since its last `sync_data`. Each 512-byte sector of this data may survive or
+  be lost, independently of the others. A surviving sector may be torn: its end, at least four bytes, is missing. The
+  new size of the file may survive or be lost, independently of the data. So bytes of the file may be missing, or zeros
   may replace data. Bytes that `truncate` removed may reappear.
-* **Names.** Consider the names that were created, deleted or renamed in a directory since its last `sync_directory`.
-  Each of these changes may survive or be lost, independently of the others. A rename is atomic. A rename from one
-  directory into another is durable as soon as either directory was synced.
+* **Names.** Names in a directory may have been created, deleted or renamed since its last `sync_directory`. Each such
+  change may survive or be lost, independently of the others. A rename is atomic. A rename from one directory into
+  another is durable as soon as either directory was synced.
 * **A failed `sync_data`.** The data written since the last successful `sync_data` may be lost, as described above, even
   if a later `sync_data` succeeds. To make the data durable, a program must write it again. Until the loss of power,
   processes still read the data that they wrote. (After a failed write, Linux keeps the pages in memory, but marks them
-  as clean, so that a second fsync does not write them. Until 2018, PostgreSQL assumed that a second fsync writes them;
-  this is known as fsyncgate.)
+  as clean, so that a second fsync does not write the pages. Until 2018, PostgreSQL assumed that a second fsync writes
+  them; this is known as fsyncgate.)
 * **A failed `sync_directory`.** All common file systems record changes of names in a journal. So the next
   `sync_directory` that succeeds makes the names durable.
 
-A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses nothing. The next process sees everything, and a
+A crash of only the process (`Fault.kill`, `DiskFiles.kill`) loses nothing. The next process sees everything, but a
 later loss of power can still lose unsynced data.
 
 Other programs can change a disk that a process uses: `Disk.remove` is `rm -rf`, and `Disk.move` is `mv`. `Disk.mount`
-hides a directory behind another volume, and `Disk.unmount` shows it again. A process keeps its open files and
-directories.
+hides a directory behind another volume, and `Disk.unmount` shows it again. Files and directories that a process has
+open stay open.
 """
 
 from kafkasafe.testing.disk.durability import SECTOR_BYTES

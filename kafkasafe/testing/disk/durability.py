@@ -22,15 +22,15 @@ from kafkasafe.testing.disk.operations import (
 
 SECTOR_BYTES: Final = 512
 _LEAST_MISSING_BYTES: Final = 4
-"""A torn sector lacks at least this many bytes. On real machines, more bytes may be missing. A program that copes with
-this number also copes with larger ones.
+"""Minimum number of bytes that a torn sector lacks. On real machines, more bytes may be missing. A program that copes
+with four missing bytes also copes with more.
 """
 
 
 @dataclass(slots=True)
 class _Layer:
     """A change of a file that is not part of the file's durable content yet. If the sync of a change fails, the change
-    is *doubtful*. If it succeeds, the change is *certain*: it survives a crash. A change that is certain is kept as a
+    is *doubtful*. If the sync succeeds, the change is *certain*: it survives a crash. A certain change is kept as a
     layer only if it comes after a doubtful change.
     """
 
@@ -79,8 +79,8 @@ class DurableData:
             layer.sync(ok=ok)
         if not ok:
             return
-        # A failed sync may have lost the file's data, but not its size. So this sync makes the size certain, even if an
-        # earlier sync failed.
+        # A failed sync may have lost the file's data, but not its size. So a later successful sync makes the size
+        # certain.
         self.layers.append(_Layer(at, Truncate(node, self.size), certain=True))
         if all(layer.certain for layer in self.layers):
             self.base = self.settle(_ALL, random.Random(0))
@@ -109,8 +109,8 @@ class DurableData:
                     for start, end in _sectors(offset, len(data)):
                         if rng.random() < choice.data:
                             torn = rng.randint(start, end) if rng.random() < choice.torn else end
-                            # A torn sector lacks at least this many bytes. Fewer cannot be missing, because the kernel
-                            # reads memory in units of several bytes when it writes a sector.
+                            # When the kernel writes a sector, it reads memory in units of several bytes. So a torn
+                            # sector lacks several bytes.
                             torn = end if end - torn < _LEAST_MISSING_BYTES else torn
                             put(content, start, data[start - offset : torn - offset])
                     if counts:
@@ -131,8 +131,8 @@ class _Choice:
             the earliest ones (sizes are journalled in order).
         names: For each change of a directory, the probability that it survives.
         torn: Probability that a surviving sector is torn.
-        cut: (operation, byte): everything before it survives, and nothing after it. If the sync of a change failed,
-            this does not apply: the probabilities decide whether the change survives.
+        cut: (operation, byte): everything before this byte of this operation survives, and nothing after it. If the
+            sync of a change failed, the probabilities decide whether the change survives.
     """
 
     data: float = 1
@@ -170,7 +170,7 @@ _NONE: Final = _Choice(data=0, sizes=0, names=0)
 
 @dataclass(slots=True)
 class DurableState:
-    """The durable state at one moment of the history, and the changes that are not durable at this moment."""
+    """The durable state of the disk at one moment, and the changes that are not durable at this moment."""
 
     files: dict[int, DurableData]
     directories: dict[int, Names]

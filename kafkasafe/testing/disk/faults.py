@@ -13,7 +13,8 @@ class ProcessKilled(BaseException):
 
 @dataclass(slots=True)
 class Fault:
-    """A fault, and the calls of `Files` at which it occurs. `Disk.fail` arms the fault; earlier calls do not count.
+    """A fault, and the calls of `Files` at which it occurs. `Disk.fail` arms the fault; calls before `Disk.fail` do not
+    count.
 
     Attributes:
         call: Number of matching calls that still succeed before the fault occurs.

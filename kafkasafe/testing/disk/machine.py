@@ -27,7 +27,7 @@ class CrashState:
     Attributes:
         disk: The disk after the crash. No process has a file open, all content is durable, and no fault is armed.
         at: Number of `Disk.operations` that had begun at the moment of the crash.
-        how: Text for the message of a failed test. It tells which changes survived.
+        how: Which changes survived, as text for the message of a failed test.
     """
 
     disk: Disk
@@ -180,7 +180,7 @@ class Disk:
         self._freeze()
 
     def unmount(self, path: Path) -> None:
-        """Unmounts the volume. The directory that it hid is visible again."""
+        """Unmounts the volume. The directory that the volume hid is visible again."""
         self._tree.unmount(path)
 
     def flip(self, path: Path, byte: int, mask: int = 1) -> None:
@@ -210,11 +210,11 @@ class Disk:
         """Yields the states that a loss of power may leave, at each moment of the recorded history.
 
         For each moment, yields the state that a process would see (nothing is lost), the durable state (everything else
-        is lost), and `samples` random states in between. The docstring of the package describes them. If everything is
-        durable at that moment, yields only one state.
+        is lost), and `samples` random states in between. The package's docstring describes the states. If everything is
+        durable at a moment, yields only one state for this moment.
 
         Args:
-            start: First moment, given as the number of operations that had begun before this moment.
+            start: First moment: the number of operations that had begun before it.
             stop: Last moment (inclusive); None: the end of the history.
             samples: Number of random states for each moment.
             seed: The same seed gives the same states.
@@ -272,7 +272,7 @@ class DiskFiles:
 
     @property
     def open_handles(self) -> int:
-        """Number of open handles. It is 0 at the end of a program that closes all its files."""
+        """Number of open handles; 0 at the end of a program that closes all its files."""
         return len(self._handles)
 
     def kill(self) -> None:

@@ -81,15 +81,15 @@ class FileTree:
         """Devices of directories that are not on the first volume."""
         self._mounts: dict[int, int] = {}
         """The root of the volume that is mounted on a directory."""
-        # Directories by path. The keys are strings: each call passes a new `Path`, whose hash is not cached yet.
-        # Computing the hash would cost more than the rest of the call.
+        # Directories by path. The keys are strings, because each call passes a new `Path` without a cached hash.
+        # Computing the hash of a `Path` would cost more than the rest of the call.
         self._texts: dict[str, int] = {}
         self._nodes = ROOT
 
     def restored(
         self, files: dict[int, bytes], directories: dict[int, Names], operations: list[Operation]
     ) -> FileTree:
-        """Returns a tree on the same volumes with this content. Leaves out nodes without a path from a root."""
+        """Returns a tree with other content on the same volumes. Leaves out nodes without a path from a root."""
         tree = FileTree(operations)
         tree._mounts = dict(self._mounts)
         todo = [ROOT, *tree._mounts.values()]

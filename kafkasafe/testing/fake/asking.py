@@ -28,7 +28,7 @@ class Later:
     """An answer that is not available yet.
 
     Attributes:
-        look: Function of the time in ms. It returns the answer, or None while the answer is not available.
+        look: Function that takes the time in ms, and returns the answer, or None while the answer is not available.
         due_ms: Latest time for the answer, in ms; None: no limit.
     """
 
@@ -66,11 +66,11 @@ class Ask:
 
 
 Handler: TypeAlias = Callable[[Ask], "Fields | Later | None"]
-"""A request handler. It returns None if the request has no answer (acks=0)."""
+"""A request handler. The result is None if the request has no answer (acks=0)."""
 
 
 def refusal(check: Callable[..., object], *arguments: object) -> int:
-    """Calls `check(*arguments)`. Returns the code of its `RefusedError`; 0 if it raises none."""
+    """Calls `check(*arguments)`. Returns the error code of the `RefusedError` that it raises; 0 if it raises none."""
     try:
         check(*arguments)
     except RefusedError as refused:

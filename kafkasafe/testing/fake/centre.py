@@ -1,9 +1,10 @@
 """The state of the whole cluster: brokers, topics, and the controller's actions. Pure.
 
-This module uses no I/O, threads or clock. Methods that depend on time get it as an argument, in ms since the epoch.
-`advance` does everything that has become due. The cluster's topics consist of the objects of `partition.py`. The
-handlers of clients' requests, `groups.py` and `transactions.py` also use these objects. Methods raise `RefusedError`
-with the error code that a broker would answer. If a test requests something impossible, they raise ordinary exceptions.
+This module uses no I/O, threads or clock. Methods that depend on time get the time as an argument, in ms since the
+epoch. `advance` does everything that has become due. The cluster's topics consist of the objects of `partition.py`. The
+handlers of clients' requests, `groups.py` and `transactions.py` also use these partitions. Methods raise `RefusedError`
+with the error code that a broker would answer. If a test requests something impossible, methods raise ordinary
+exceptions.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Broker:
         self.paused = True
 
     def resume(self) -> None:
-        """Marks the suspended process as running again. The controller gets the broker's heartbeats again."""
+        """Marks the suspended process as running again. The broker sends heartbeats to the controller again."""
         self.paused = self.fenced = False
         self.fence_at = None
 
@@ -93,8 +94,8 @@ class Broker:
         self.up, self.fenced, self.fence_at = True, False, None
 
     def lose_session(self, fence_at: int) -> None:
-        """The broker sends no more heartbeats. Sets the time at which the controller will fence the broker because of
-        this.
+        """Marks the broker as no longer sending heartbeats. `fence_at` is the time at which the controller will fence
+        the broker.
         """
         self.fence_at = fence_at
 
@@ -128,7 +129,7 @@ class Centre:
 
     Args:
         settings: The brokers' settings by Kafka's names.
-        racks: The racks (`broker.rack`) of the brokers that have one, by node id.
+        racks: The racks (`broker.rack`), by node id. Brokers without a rack are missing.
 
     Attributes:
         cluster_id: The cluster's id, as brokers report it.
@@ -189,7 +190,7 @@ class Centre:
         )
 
     def _watched(self) -> bool:
-        """Whether a controller is running. Without one, no one notices dead brokers."""
+        """Whether a controller is running. Without a controller, dead brokers are not noticed."""
         return not self.profile.brokers_control or any(broker.serves for broker in self.brokers.values())
 
     def expire_producers(self) -> None:
@@ -248,7 +249,7 @@ class Centre:
         return next((node for node, broker in self.brokers.items() if not broker.fenced), -1)
 
     def kill(self, node: int) -> None:
-        """Ends the broker's process. The controller notices this after the session timeout."""
+        """Ends the broker's process. The controller notices the broker's death after the session timeout."""
         broker = self.brokers[node]
         if broker.up:
             broker.end()
@@ -296,8 +297,8 @@ class Centre:
         if broker.up:
             return
         if self._watched():
-            # The controller may not have noticed yet that the broker's process ended. It notices this when the broker
-            # registers again.
+            # If the controller has not noticed that the broker's process ended, it notices when the broker registers
+            # again.
             self.fence(node)
         logs = [partition.logs[node] for partition in self.partitions() if node in partition.logs]
         for log in logs:

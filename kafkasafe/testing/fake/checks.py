@@ -46,7 +46,7 @@ class RefusedError(KafkaSafeError):
     """A broker answers a request, or a part of it, with an error code.
 
     Attributes:
-        message: The broker's message; None if it sends none.
+        message: The broker's message; None if the broker sends no message.
         record_errors: (index in the batch, message) of the faulty records.
         early: Whether the broker refused the batch without reading the partition's log.
     """

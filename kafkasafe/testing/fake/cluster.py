@@ -22,7 +22,7 @@ _POLL_S: Final = 0.002
 
 
 class FakeCluster(Control):
-    """A Kafka cluster in memory, on 127.0.0.1, for unit tests. It needs no Java, and starts in a millisecond.
+    """A Kafka cluster in memory, on 127.0.0.1, for unit tests. The fake needs no Java, and starts in a millisecond.
 
     ```python
     with FakeCluster(brokers=3) as cluster:
@@ -32,16 +32,17 @@ class FakeCluster(Control):
         cluster.kill(cluster.leader("orders", 0))
     ```
 
-    It uses Kafka's protocol, so every client works with it unchanged. Its methods have the same names as those of
-    `KafkaCluster`, so a test can run on either. It stores batches unchanged, and checks them like a broker: size,
-    checksum, sequences, timestamps. If a client sends a request that the fake does not model, the connection ends, and
-    `close` raises `NotModelledError`. `docs/testing.md` lists these requests. A contract suite runs the same tests on
-    the fake and on real brokers.
+    The fake uses Kafka's protocol, so every client works with it unchanged. Its methods have the same names as the
+    methods of `KafkaCluster`, so a test can run on either. The fake stores batches unchanged, and checks them like a
+    broker: size, checksum, sequences, timestamps. If a client sends a request that the fake does not model, the
+    connection ends, and `close` raises `NotModelledError`. `docs/testing.md` lists these requests. A contract suite
+    runs the same tests on the fake and on real brokers.
 
-    Any thread can call the methods, but it must not hold a lock that a client's callback needs. Every method returns
-    when its effect has been achieved. Methods with the parameters `topic, partition` also accept a `TopicPartition`.
+    Any thread can call the methods, but the thread must not hold a lock that a client's callback needs. Every method
+    returns when its effect has been achieved. Methods with the parameters `topic, partition` also accept a
+    `TopicPartition`.
 
-    These settings differ from Kafka's defaults. The controller notices a dead broker after 0.1 s
+    The following settings differ from Kafka's defaults. The controller notices a dead broker after 0.1 s
     (`broker.session.timeout.ms`). Group rebalances begin without a delay. Brokers check every second which producers
     have expired. Topics have min(3, `brokers`) replicas. With three or more brokers, `min.insync.replicas` is 2.
 
@@ -66,8 +67,7 @@ class FakeCluster(Control):
         cluster_id: str | None = None,
     ) -> None:
         self._lock = threading.RLock()
-        # Use the monotonic clock: if somebody set the wall clock, throttling and sessions would end too early or too
-        # late.
+        # Use the monotonic clock: if the wall clock was set, throttling and sessions would end too early or too late.
         self._began_ms = (time.time_ns() - time.monotonic_ns()) // 1_000_000
         self._ahead_ms = 0
         self._wire: Wire | None = None

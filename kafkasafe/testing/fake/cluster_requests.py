@@ -84,7 +84,8 @@ def _wanted_row(ask: Ask, one: Any, *, create: bool) -> Fields:
             if create and centre.settings["auto.create.topics.enable"] == "true":
                 centre.check_allowed("create", "topic", name)
                 centre.create_topic(name)
-                # Like a broker, answer with an error now. Only the next request gets the new topic.
+                # Like a broker, answer the request that created the topic with an error. Only the next request gets the
+                # topic.
                 raise RefusedError(centre.profile.creating_code)
             raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION)
         return _topic_row(ask, centre.topics[name])

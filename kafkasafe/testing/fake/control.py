@@ -70,7 +70,7 @@ class Control(Network):
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Context for a change of the cluster's state. Within it, other threads cannot use the state. When the context
+        """Context for a change of the cluster's state. Other threads cannot use the state meanwhile. When the context
         ends, all requests that can be answered now are answered, and connections to dead brokers are closed.
         """
         yield
@@ -195,7 +195,7 @@ class Control(Network):
 
     def records(self, topic: str | TopicPartition, partition: int = 0) -> list[Columns]:
         """The records of a partition up to the high watermark, decoded, batch by batch. The first batch is complete,
-        even if the log start offset is in the middle of it.
+        even if it begins before the log start offset.
         """
         return self._shown(topic, partition)[1]
 
@@ -213,7 +213,7 @@ class Control(Network):
     def values(self, topic: str, partition: int | None = None) -> list[bytes | None]:
         """The values of the records up to the high watermark, of one partition or of all partitions one after another.
 
-        Ignores transactions: the result includes records of aborted ones.
+        The result includes records of aborted and open transactions.
         """
         with self._acting() as handler:
             numbers = [partition] if partition is not None else sorted(handler.centre.topic(topic).partitions)
@@ -393,13 +393,13 @@ class Control(Network):
             operation: "read", "write", "describe", "create", "delete" or "alter".
             topic: Name of the topic; "*" for all.
             group: Name of the consumer group; "*" for all.
-            transactional_id: The transactional id; "*" for all. Without any of these three names, the resource is the
-                cluster. If "write" is forbidden for the cluster, a client without a transactional id gets no producer
-                id.
+            transactional_id: The transactional id; "*" for all. Without `topic`, `group` and `transactional_id`, the
+                resource is the cluster. If "write" is forbidden for the cluster, a client without a transactional id
+                gets no producer id.
             on: True: forbid. False: permit.
 
         Raises:
-            UsageError: The operation does not exist, or you passed more than one of the three names.
+            UsageError: The operation does not exist, or you passed more than one resource.
         """
         named = {"topic": topic, "group": group, "transactional_id": transactional_id}
         given = {kind: name for kind, name in named.items() if name is not None} or {
@@ -448,8 +448,8 @@ class Control(Network):
 
     @contextlib.contextmanager
     def _acting(self, node: int | None = None) -> Iterator[RequestHandler]:
-        """Context in which one action is done. First, everything happens that has become due by the current time.
-        Raises kafka-python's error for the code of a `RefusedError`.
+        """Context for one action. First brings the cluster up to the current time (`advance`). Converts a
+        `RefusedError` to kafka-python's error for its code.
         """
         if node is not None:
             self._check_node(node)

@@ -22,7 +22,7 @@ NOT_ENOUGH_REPLICAS_AFTER_APPEND: Final = 20
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 
 _OF_THE_LOG: Final = frozenset({19, 32, 45, 47, 48, 87})
-"""A Produce answer with one of these codes contains the log start offset, unless the broker refused the batch without
+"""Error codes with which a Produce answer contains the log start offset, unless the broker refused the batch without
 reading the log.
 """
 
@@ -52,9 +52,7 @@ def _topics(ask: Ask, topics: list[Any], *, by_id: bool) -> Iterator[tuple[Any, 
 
 
 class _Produce:
-    """One Produce request. Its batches are appended at once. The request is answered when the in-sync replicas have the
-    batches.
-    """
+    """One Produce request. Its batches are appended at once, and answered when the in-sync replicas have them."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -164,7 +162,7 @@ def _hint(partition: Partition, hinted: set[int]) -> Fields:
 
 
 class _Fetch:
-    """One Fetch request. It waits for enough data, an error, or its timeout."""
+    """One Fetch request, which waits for enough data, an error, or its timeout."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -176,7 +174,8 @@ class _Fetch:
         if message.replica_id >= 0 or (state is not None and state.replica_id >= 0):
             raise NotModelledError("Fetch by a follower: the fake's replicas need no requests")
         if message.session_id:
-            # The fake creates no fetch sessions, like a broker without room for them. So every session id is unknown.
+            # Like a broker whose fetch session cache is full, the fake creates no sessions. So every session id is
+            # unknown.
             return {"error_code": FETCH_SESSION_ID_NOT_FOUND, "session_id": 0, "responses": []}
         return self.look(self.ask.now_ms) or Later(self.look, self.deadline_ms)
 

@@ -47,8 +47,8 @@ class Offset:
         offset: Offset of the next record to read.
         leader_epoch: Leader epoch of the record before this offset; -1 if unknown.
         metadata: Text that was committed with the offset.
-        place: Place in the log of offsets. Of several committed offsets, the one that is last in this log wins, no
-            matter in which order the transactions were committed.
+        place: Place in the log of offsets. Of several committed offsets, the last in this log wins, regardless of the
+            order in which the transactions were committed.
     """
 
     offset: int
@@ -71,7 +71,7 @@ class Member:
     joined: bool = False
     """Whether the member has joined the generation that is being prepared."""
     waiting: bool = False
-    """Whether the member waits for an answer. While it waits, its session stays alive."""
+    """Whether the member waits for an answer. The session of a waiting member does not time out."""
 
     @property
     def expires_ms(self) -> int | None:
@@ -196,8 +196,8 @@ class Group:
         self.protocol_type = protocol_type
 
     def rebalances_for(self, member: Member, protocols: list[tuple[str, bytes]]) -> bool:
-        """Whether a member that joins again takes part in a rebalance. It either starts this rebalance, or joins one
-        that is being prepared.
+        """Whether a member that joins again takes part in a rebalance: either starts a rebalance, or joins one that is
+        being prepared.
 
         In a stable group, only the leader and members with changed metadata start a rebalance.
         """
@@ -408,7 +408,7 @@ class Groups:
         """Handles a member's request for its assignment. The leader's request contains all assignments.
 
         Returns:
-            A function. It returns the assignment, or None if the leader has not sent the assignment yet. The function
+            A function that returns the assignment, or None if the leader has not sent the assignment yet. The function
             raises `RefusedError` if another rebalance has begun.
 
         Raises:

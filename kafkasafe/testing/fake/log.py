@@ -1,6 +1,6 @@
 """The log of one replica of a partition: batches, leader epochs, producers, transactions. Pure.
 
-This module does not use other replicas; `partition` does. End offsets are exclusive.
+This module uses one replica only; `partition` uses several. End offsets are exclusive.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class ReplicaLog:
         self.start_offset = 0
         self.high_watermark = 0
         self._end_offset = 0
-        # First offset of a transaction -> offset of its marker, or None. Readers may not have seen these markers yet.
+        # First offset of a transaction -> offset of its marker, or None. Contains transactions whose end
+        # `read_committed` readers may not see yet.
         self._unstable: dict[int, int | None] = {}
 
     @property
@@ -73,11 +74,11 @@ class ReplicaLog:
         return max(self.start_offset, min([self.high_watermark, *undecided]))
 
     def has(self, offset: int) -> bool:
-        """Whether a reader can start at this offset. The end of the log is a valid start too."""
+        """Whether a reader can start at this offset. A reader can also start at the end of the log."""
         return self.start_offset <= offset <= self._end_offset
 
     def segments(self, most_bytes: int) -> list[list[StoredBatch]]:
-        """The batches, grouped by segment as in a broker: if a batch does not fit, a new segment begins."""
+        """The batches, grouped by segment as in a broker: a batch that does not fit begins a new segment."""
         found: list[list[StoredBatch]] = []
         size = 0
         for batch in self.batches:
@@ -162,7 +163,7 @@ class ReplicaLog:
 
     def truncate(self, offset: int) -> None:
         """Removes the records at `offset` and after it, and the state derived from these records."""
-        # This method is called whenever a follower appends records, so it must be cheap if it removes nothing.
+        # The method is called whenever a follower appends records, so a call that removes nothing must be cheap.
         kept = (
             self.batches[: self._index(self.batches, offset)] if offset < self._end_offset else self.batches
         )

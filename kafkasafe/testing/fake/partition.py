@@ -1,8 +1,8 @@
 """One partition: its replicas, its leader, its in-sync replicas, and the leader's answers. Pure.
 
 Followers copy the leader's batches at once, unless they are down, suspended or held back. The high watermark is the
-smallest log end of all in-sync replicas. So a test can create every state that a slow network causes in a real cluster,
-and can keep this state for any length of time.
+smallest log end of all in-sync replicas. So a test can create every replication state that a slow network causes in a
+real cluster, and can keep it for any length of time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Appended:
     """A batch in the leader's log.
 
     Attributes:
-        base_offset: Offset of the batch. For a duplicate, it is the offset of the copy that was appended first.
+        base_offset: Offset of the batch. For a duplicate, the offset of the copy that was appended first.
         log_append_time_ms: -1 unless the broker set the timestamps.
         end_offset: When the high watermark reaches this offset, all in-sync replicas have the batch.
     """
@@ -81,7 +81,7 @@ class Partition:
         replicas: Node ids, the preferred leader first.
         in_sync: The in-sync replicas; never empty.
         leader: Node id; -1 while the partition has no leader.
-        leader_epoch: Leader epoch. It grows by one with each change of the leader.
+        leader_epoch: Leader epoch, which grows by one with each change of the leader.
         logs: The replicas' logs, by node.
         lagging: Followers that currently do not replicate, but stay in the set of in-sync replicas.
     """
@@ -129,8 +129,8 @@ class Partition:
 
         Args:
             able: Function that returns whether the controller considers a node alive.
-            unclean: Whether to elect a replica that is not in sync if no other can lead. Records that it does not have
-                are lost.
+            unclean: Whether to elect a replica that is not in sync if no other can lead. Records that this replica
+                lacks are lost.
         """
         if self.leader >= 0 and able(self.leader):
             return False
@@ -354,8 +354,8 @@ class Partition:
             timestamp: Ms since the epoch, or one of the constants `LATEST` … `EARLIEST_PENDING_UPLOAD`.
             version: API version. After an election, until the high watermark is known, the error code depends on this
                 version.
-            replica_id: -1: a consumer. -2: a debugging replica. If its request has no leader epoch, every replica
-                answers, not only the leader.
+            replica_id: -1: a consumer. -2: a debugging replica. If a debugging replica's request has no leader epoch,
+                every replica answers, not only the leader.
             read_committed: Whether this client reads only up to the last stable offset.
             current_leader_epoch: The epoch that the client expects; -1: unknown.
 
@@ -380,7 +380,7 @@ class Partition:
             return Listed(log.start_offset, leader_epoch=log.epoch_at(log.start_offset))
         if timestamp in {LATEST_TIERED, EARLIEST_PENDING_UPLOAD}:
             return Listed(-1)
-        # In older versions, this number is not a constant but an ordinary timestamp.
+        # In older versions of ListOffsets, the number `MAX_TIMESTAMP` is an ordinary timestamp.
         largest = timestamp == MAX_TIMESTAMP and version >= _FIRST_WITH_MAX_TIMESTAMP
         found = log.latest_record() if largest else log.first_since(timestamp)
         if found is None or found[0] >= limit:

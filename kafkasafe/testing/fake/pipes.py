@@ -75,7 +75,7 @@ class Way:
     free_s: float = 0.0
 
     def pass_through(self, now_s: float, size: int) -> tuple[float, float]:
-        """Sends `size` bytes. Returns (seconds until the buffer has taken all of them, seconds until they have
+        """Sends `size` bytes. Returns (seconds until the buffer has taken all bytes, seconds until all bytes have
         arrived).
         """
         if not self.bytes_per_s:

@@ -1,11 +1,11 @@
 """The state of idempotent and transactional producers, as one replica's log stores it. Pure.
 
-The rules come from measurements on brokers. Some of them differ from the documentation:
+The rules come from measurements on brokers. Some rules differ from Kafka's documentation:
 
-- A broker remembers the last five batches of a producer. After a restart it remembers only the last batch, because its
-  snapshot contains no others.
-- The broker answers with error 45 to any batch that neither repeats one of these batches nor follows the last one. The
-  cause is a gap, or a repetition of an older batch.
+- A broker remembers the last five batches of a producer. After a restart, a broker remembers only the last batch,
+  because its snapshot contains no others.
+- The broker answers error 45 if a batch leaves a gap in the sequences, or repeats a batch that the broker no longer
+  remembers.
 - An unknown producer id may begin with any sequence.
 - A known producer id with a newer epoch must begin with sequence 0.
 - Expiry depends on the batches' own timestamps, not on their time of arrival.
@@ -183,9 +183,8 @@ class Producers:
             known.restarted()
 
     def recall(self, before: Producers, end_offset: int) -> None:
-        """After a truncation, restores producers that have no batch left in the log: the truncation removed their
-        latest batches, and their earlier ones had already been deleted. A broker restores such producers from its
-        snapshot.
+        """After a truncation, restores producers that have no batch in the log any more. (The truncation removed their
+        latest batches, and retention had deleted the earlier ones.) A broker restores such producers from its snapshot.
 
         `before` is the state before the truncation, and `end_offset` the end of the log after it.
         """

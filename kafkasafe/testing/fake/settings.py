@@ -1,7 +1,7 @@
 """The supported versions of Kafka: their API versions and the defaults of their settings. Pure.
 
 For the APIs that the fake has, the ranges of versions are the same as in a real broker's answer to ApiVersions. The
-contract suite compares them with real brokers.
+contract suite compares these ranges with real brokers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Profile:
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.
         creating_code: Error code in the Metadata answer for a topic that this request has created.
-        brokers_control: Whether one of the brokers is the controller. If so, no one notices the death of the last
-            broker.
+        brokers_control: Whether one of the brokers is the controller. If so, the death of the last broker is not
+            noticed.
         verifies_transactions: Whether brokers accept a transaction's batches only for partitions that were added to it.
         caps_in_sync: True for Kafka 4 and later: `min.insync.replicas` is capped at the number of replicas. The high
             watermark advances only while at least that many replicas (the capped value) are in sync.
-        least: Minimum values of topic settings. Each replaces a smaller minimum in `_LEAST`.
+        least: Minimum values of topic settings. They replace smaller minimums in `_LEAST`.
         lacking: Topic settings that exist in other versions, but not in this one.
         unmodelled: Topic settings that exist in this version, but that the fake does not model.
     """
@@ -175,7 +175,7 @@ _OLD: Final = Profile(
         _SETTINGS
         | {
             "log.message.timestamp.type": "CreateTime",
-            # In this version, one setting covers both directions (`unmodelled`).
+            # Kafka 2.8 limits both directions with one setting, which the fake does not model.
             "log.message.timestamp.after.max.ms": _NO_LIMIT,
             "log.message.timestamp.before.max.ms": _NO_LIMIT,
             "producer.id.expiration.ms": "604800000",  # this version uses transactional.id.expiration.ms instead

@@ -163,8 +163,8 @@ def _check_offset(ask: Ask, group: str) -> None:
 
 
 def _end(ask: Ask) -> Fields:
-    """EndTxn. With protocol 2, the answer grants a new epoch (KIP-890). So a repeated request is recognised by its old
-    epoch.
+    """EndTxn. With protocol 2, the answer grants a new epoch (KIP-890). So an EndTxn with the old epoch is a
+    repetition.
     """
     name, commit, identity = ask.message.transactional_id, bool(ask.message.committed), _identity(ask)
     second = ask.version >= _SECOND_PROTOCOL
@@ -176,8 +176,7 @@ def _end(ask: Ask) -> Fields:
     if known is None or not repeated:
         known = _current(known, identity, _old_epoch(ask))
     ended = known.state is (TxnState.COMMITTED if commit else TxnState.ABORTED)
-    # With protocol 2, aborting is allowed even without an open transaction, because a client may not know whether there
-    # is one.
+    # With protocol 2, a client may abort without an open transaction, because it may not know whether one is open.
     needless = second and not commit and not ended
     if not repeated and (known.state is TxnState.ONGOING or needless):
         ask.transactions.end(known, commit=commit, bump=second, repeatable=second, now_ms=ask.now_ms)

@@ -1,7 +1,7 @@
 """Transactions: the state of each transactional id, its transaction's partitions, and how the transaction ends. Pure.
 
 Like Kafka's coordinator, the fake answers EndTxn when the end is decided. The markers are written to the logs a little
-later. Until then, requests for the next transaction get error 51.
+later. Until all markers are written, requests for the next transaction get error 51.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TransactionMetadata:
     same values is a repetition.
     """
     kept: tuple[int, int] | None = None
-    """(producer id, epoch) in the latest InitProducerId request or, if a transaction has ended since, those from before
+    """(producer id, epoch) in the latest InitProducerId request. If a transaction has ended since: the values before
     its end. An InitProducerId request with the same values is a repetition.
     """
     second: bool = False
@@ -80,7 +80,7 @@ class TransactionMetadata:
 
     @property
     def ending(self) -> bool:
-        """Whether the commit or abort is decided, but its markers are not written yet."""
+        """Whether a commit or abort is decided, but its markers are not written yet."""
         return self.state is TxnState.COMMITTING or self.state is TxnState.ABORTING
 
     @property
@@ -132,7 +132,7 @@ class TransactionMetadata:
         self.partitions.update(places)
 
     def add_group(self, name: str, number: int) -> None:
-        """Adds a consumer group. Its offsets are stored in this partition of the offsets topic."""
+        """Adds a consumer group, whose offsets are stored in partition `number` of the offsets topic."""
         self.groups.add(name)
         self.add((OFFSETS_TOPIC, number))
 
@@ -142,7 +142,7 @@ class TransactionMetadata:
         Args:
             commit: Whether the transaction is committed.
             bump: Whether to increase the epoch, so that requests with the old epoch are fenced.
-            repeatable: Whether a later request with the old epoch counts as a repetition of this one.
+            repeatable: Whether a later EndTxn or InitProducerId request with the old epoch counts as a repetition.
             complete_ms: Time in ms at which the markers are written.
         """
         ended = self.identity
@@ -154,8 +154,8 @@ class TransactionMetadata:
     def write_marker(self, place: tuple[str, int], partition: Partition, now_ms: int) -> None:
         """Writes the marker to a partition's log.
 
-        If the partition has got a new leader since the last call, writes the marker again, because the new leader may
-        not have it. The same applies if the topic was created again.
+        Writes the marker again if the partition has got a new leader since the last call, because the new leader may
+        lack it. Also writes the marker again if the topic was created again.
         """
         written = self.markers.get(place)
         if written is None or written[0] is not partition or written[1] != partition.leader_epoch:
@@ -267,8 +267,8 @@ class Transactions:
             raise RefusedError(INVALID_TXN_STATE, _NOT_ADDED, early=True)
 
     def may_end(self, header: BatchHeader) -> bool:
-        """Whether the transaction of this batch can still end. The transaction can end if a transactional id still has
-        the batch's producer id and epoch.
+        """Whether the transaction of this batch can still end: whether a transactional id still has the batch's
+        producer id and epoch.
         """
         return any(
             known.identity == (header.producer_id, header.producer_epoch) for known in self._known.values()
@@ -279,7 +279,7 @@ class Transactions:
         return numbered(self._centre, group, "offsets.topic.num.partitions")
 
     def check_log_of_offsets(self, group: str, producer_id: int, epoch: int) -> None:
-        """Checks that the producer has not added offsets with a newer epoch before. Old brokers make only this check.
+        """Checks that the producer has not added offsets with a newer epoch before. Old brokers make no other check.
 
         Raises:
             RefusedError: With code 47.

@@ -1,7 +1,7 @@
 """The fake's backend for engines: `kafkasafe.cluster.api.Cluster` in virtual time, without a thread or a socket.
 
-Requests are plain data. The handlers of `FakeCluster` answer them. A broker answers the requests of one connection one
-after another. Each request takes `latency_s`, and so does each answer.
+Requests are plain data, answered by the handlers of `FakeCluster`. A broker answers the requests of one connection one
+after another. The network delays each request and each answer by `latency_s`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class VirtualCluster(Control):
     The cluster behaves like `FakeCluster`, and has the same methods, but nothing happens unless the test advances
     `time`. Two runs with the same calls are identical.
 
-    Use the cluster and its clients on one thread only. A `SafeProducer` cannot use them, because its threads wait for
-    the machine's clock, not for virtual time.
+    Use the cluster and its clients on one thread only. A `SafeProducer` cannot use this cluster, because its threads
+    wait for the machine's clock, not for virtual time.
 
     Args:
         brokers: Number of brokers.
@@ -100,7 +100,7 @@ class VirtualCluster(Control):
             bytes_per_s: Limit for the batches sent to each broker, in bytes per second over all connections together;
                 0: no limit.
             buffer_bytes: Number of bytes that the network buffers, as sockets and routers do. The writer does not wait
-                for them.
+                for buffered bytes.
             node: The broker, None for all.
         """
         for one in self._nodes(node):
@@ -143,7 +143,7 @@ class VirtualCluster(Control):
                 return
             pipe = Pipe(node, on_end)
             self._pipes.append(pipe)
-            # As with a real connection, it is usable only after the broker has answered ApiVersions.
+            # Like a real connection, the pipe is usable only after the broker has answered ApiVersions.
             pipe.requests.append(("ApiVersions", 0, SimpleNamespace(), lambda _: on_made(pipe)))
             self._settle()
 
@@ -248,7 +248,7 @@ class VirtualCluster(Control):
     def _plan(self) -> None:
         """Sets a timer for the next time at which the brokers' state changes without a request."""
         due = [self._handler.next_due_ms()]
-        # A suspended broker answers nothing. Its requests are checked when the broker resumes.
+        # The requests of a suspended broker are checked when it resumes.
         due += [
             pipe.held[0].due_ms
             for pipe in self._pipes

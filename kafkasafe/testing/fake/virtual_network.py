@@ -62,9 +62,8 @@ class VirtualBrokers(Protocol):
 class VirtualNetwork:
     """See `kafkasafe.cluster.network.Network`.
 
-    This network behaves like an infinitely fast network thread: it does each posted job before the posting thread
-    continues. So a test notices a request that was sent too early, even if the process is killed right after sending
-    it.
+    This network runs each posted job before the posting thread continues, like an infinitely fast network thread. So a
+    test that kills the client right after a request still notices that the request was sent too early.
 
     Args:
         cluster: Has the brokers and the time.
@@ -116,7 +115,7 @@ class VirtualNetwork:
         return self._time.monotonic()
 
     def random_fraction(self) -> float:
-        """See `Network`. A constant takes the place of the random number, so that runs can be repeated exactly."""
+        """See `Network`. Always returns the same number, so that runs can be repeated exactly."""
         return 0.5
 
     def call_at(self, when: float, call: Callable[[], None]) -> Timer:

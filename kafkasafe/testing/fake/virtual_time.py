@@ -55,7 +55,7 @@ class VirtualTime:
         return self._now_s
 
     def elapsed(self) -> float:
-        """The time in seconds. In contrast to `monotonic`, it includes the time when the machine was suspended."""
+        """The time in seconds, including the time when the machine was suspended."""
         return self._now_s + self._slept_s
 
     def wall_ms(self) -> int:

@@ -30,7 +30,7 @@ class Weather:
 
 
 class Network:
-    """Faults of the network. The methods have the same names as those of `TcpProxy`."""
+    """Faults of the network. The methods have the same names as the methods of `TcpProxy`."""
 
     # --- what subclasses implement ----------------------------------------------------------------------------------
 
@@ -45,8 +45,8 @@ class Network:
 
     @abstractmethod
     def _acting(self) -> AbstractContextManager[object]:
-        """Context for a change. Other threads have no access meanwhile. When the context ends, connections are opened
-        or closed to match the new state.
+        """Context for a change of the faults. Other threads have no access meanwhile. When the context ends,
+        connections are opened or closed to match the new state.
         """
 
     # --- faults -----------------------------------------------------------------------------------------------------

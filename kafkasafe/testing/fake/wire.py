@@ -1,10 +1,10 @@
 """Serves Kafka's protocol on 127.0.0.1 for the fake. One thread serves all brokers.
 
-That thread handles everything in the order of arrival. Other threads may act only while they hold `lock`. So a fake
-cluster has no races. After each change of the cluster's state, the thread adapts the sockets to it. A suspended broker
-neither reads nor answers. A broker that is down has no listener and no connections. But its port stays bound to a
-socket that does not listen. So no other program gets the port, and clients that connect to it are refused, as on a real
-machine.
+The thread handles everything in the order of arrival. Other threads may act only while they hold `lock`. So a fake
+cluster has no races. After each change of the cluster's state, the thread opens and closes sockets to match the new
+state. A suspended broker neither reads nor answers. A broker that is down has no listener and no connections, but its
+port stays bound to a socket that does not listen. So no other program gets the port, and clients that connect to it are
+refused, as on a real machine.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Connection:
         return bool(data)
 
     def hold(self, pending: PendingRequest | None) -> None:
-        """Keeps a request whose answer is not available yet. None: forgets the request, because it was answered."""
+        """Keeps a request whose answer is not available yet. None: the request has been answered."""
         self.held = pending
 
     def put(self, reply: Reply, weather: Weather, now: int) -> None:
@@ -117,7 +117,7 @@ class Wire(SocketLoop[_Connection]):
         return None if due is None else max(0.0, (due - self._now_ms()) / 1000)
 
     def _work_all(self, now: int) -> None:
-        # A request on one connection may complete a waiting request on another one.
+        # A request on one connection may complete a waiting request on another connection.
         while any(self._work(connection, now) for connection in list(self._connections)):
             pass
 
