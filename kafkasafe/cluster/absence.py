@@ -1,8 +1,8 @@
 """Decides, from the brokers' metadata, whether it is proven that a partition does not exist.
 
 A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. In both
-cases each broker reports the partition as missing, and waiting does not help. But a broker also reports a new partition
-as missing while this broker has not heard of the partition yet:
+cases each broker reports the partition as missing, and waiting does not help. But a broker that has not heard of a new
+partition yet also reports the partition as missing:
 
 1. A topic has partitions 0 and 1. An operator adds partition 2, and the controller confirms the change.
 2. A program sends to partition 2. The program's metadata come from broker 1, which has not heard of the change yet.
@@ -10,9 +10,10 @@ as missing while this broker has not heard of the partition yet:
    two partitions for hours, to every client that reaches it.
 
 So one answer proves nothing. The absence is proven if two brokers still report it some seconds after the first such
-report. In a cluster with one broker, that broker's report is the proof. If only one of several brokers answers, that
-broker has to report the absence for a minute. A minute is enough. An operator hardly ever adds a partition in the very
-minute in which a program sends to it. And even a wrong report loses no record: `rejected/` keeps it.
+report. In a cluster with one broker, the broker's report is the proof. If only one of several brokers answers, this
+broker has to report the absence for a minute. A minute is enough, because operators hardly ever add a partition in the
+same minute in which a program first sends to it. Even a wrong proof loses no record, because the directory `rejected/`
+keeps rejected records.
 
 This module has no clock: `now` is an argument, in seconds.
 """
@@ -23,10 +24,10 @@ from collections.abc import Sequence
 from typing import Final
 
 _SETTLED_S: Final = 2.0
-"""After this time, a change of a topic has reached every broker that is connected to the controller."""
+"""Time in which a change of a topic reaches every broker that is connected to the controller."""
 _WITNESSES: Final = 2
 _AGAIN_S: Final = 1.0
-"""After this time, a broker that did not answer is asked again."""
+"""Time after which a broker that did not answer is asked again."""
 _NEVER: Final = float("-inf")
 
 
@@ -36,8 +37,8 @@ class Absence:
     Args:
         partition: Number of the partition.
         now: Time when the partition was first missing.
-        grace_s: How long, in seconds, the partition must be missing before the report of one broker is enough as proof.
-            This applies if there are several brokers, but only one answers.
+        grace_s: If only one of several brokers answers: how long, in seconds, this broker must report the partition as
+            missing.
     """
 
     def __init__(self, partition: int, now: float, grace_s: float) -> None:

@@ -25,8 +25,8 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 """The last offset in remote storage (Kafka 3.9 and later)."""
 LIST_OFFSETS_VERSIONS: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
-"""For each of these constants, the first version of ListOffsets that supports it (KIP-734, 405, 1005). Older versions
-read the constant as an ordinary timestamp.
+"""Special timestamp -> the first version of ListOffsets that supports it (KIP-734, 405, 1005). Older versions read the
+constant as an ordinary timestamp.
 """
 
 NO_TOPIC_ID: Final = bytes(16)
@@ -109,8 +109,8 @@ class TopicInfo:
 
     Attributes:
         topic_id: The topic's id, 16 bytes; `NO_TOPIC_ID` if unknown (brokers < 2.8).
-        partitions: The partitions by number. While `error_code` is not 0, these are the partitions known before the
-            error, if any.
+        partitions: The partitions by number. While `error_code` is not 0, the partitions that were known before the
+            error.
         error_code: Kafka's error code for the topic as a whole; 0 for success. A broker that has just started may
             briefly answer 3 for a topic that exists.
     """
@@ -160,16 +160,16 @@ class ProduceRequest(Generic[Token]):
 
     Attributes:
         token: Passed back with the reply.
-        data: The bytes of exactly one RecordBatch with base offset 0. They are not copied, so they must not change
+        data: The bytes of exactly one RecordBatch with base offset 0. The bytes are not copied, so they must not change
             before the reply.
         fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for no
-            check. If another batch of the partition has failed since then, the cluster refuses this batch (`Failure`
-            with `StaleFenceError`, not sent). Without the check, this batch could overtake the failed batch: the caller
-            may have passed on this batch before the caller learned of the failure.
+            check. If the caller does not know yet that another batch of the partition has failed, the cluster refuses
+            this batch (`Failure` with `StaleFenceError`, not sent). Without the check, this batch could overtake the
+            failed batch.
         patience_s: Seconds to add to the request's time-out. On a slow connection, a batch may stay in the system's
             buffers long after it was written to the socket.
-        transaction: The transaction of the batch; None if the batch belongs to no transaction. `data` has the producer
-            id and the epoch of this identity.
+        transaction: The identity whose producer id and epoch are in `data`; None if the batch belongs to no
+            transaction.
     """
 
     token: Token
@@ -192,8 +192,8 @@ class ProduceReply:
         log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
         record_errors: (index in the batch, message) of each record for which the broker refused the batch.
         error_message: The broker's description of the error, if it sent one.
-        leader_hint: (node id, leader epoch) of the leader that the broker names (KIP-951); None if it names none. The
-            cluster has already updated its metadata from this hint.
+        leader_hint: (node id, leader epoch) of the leader that the broker names (KIP-951); None without a hint. The
+            cluster has already updated its metadata from the hint.
         fence: Number of batches of this partition that have failed so far (see `ProduceRequest.fence`).
     """
 
@@ -209,7 +209,7 @@ class ProduceReply:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The answer to `Cluster.reach`: a request to the partition's leader would be written at once. `node` is the
+    """The answer to `Cluster.reach`: the cluster would write a request to the partition's leader at once. `node` is the
     leader's node id.
     """
 
@@ -254,7 +254,7 @@ class HeadersFetched:
         next_offset: Offset for the next request. It is the offset after the last complete batch, or the requested
             offset if no batch is complete.
         markers: The transaction markers among the batches, by offset. True: the marker commits its transaction. False:
-            the marker aborts it.
+            the marker aborts its transaction.
     """
 
     error_code: int
@@ -282,9 +282,9 @@ class RecordsFetched:
             Always empty with read_uncommitted.
         next_offset: Offset for the next request. It is the offset after the last complete batch, or the requested
             offset if no batch is complete.
-        diverging: Pair (leader epoch, end offset of this epoch). From this end offset on, the leader's log differs from
+        diverging: Pair (leader epoch, end offset of this epoch). From the end offset on, the leader's log differs from
             the records that the client has read. None if `last_fetched_epoch` was not given, or if the broker found no
-            difference or is older than 2.7. If the field is not None, `records` is empty.
+            difference or is older than 2.7. With a divergence, `records` is empty.
     """
 
     error_code: int
@@ -299,7 +299,7 @@ class RecordsFetched:
 
 @dataclass(frozen=True, slots=True)
 class TopicsListed:
-    """All topics that the client may see, without internal ones, with their partition numbers."""
+    """All topics that the client may see, except internal topics, with their partition numbers."""
 
     topics: Mapping[str, tuple[int, ...]]
     error_code: int = 0
@@ -339,7 +339,7 @@ class EpochEnd:
         error_code: Kafka's error code, 0 for success.
         leader_epoch: The largest epoch in the leader's log that is not larger than the requested epoch; -1 if unknown
             (which is not a sign of data loss).
-        end_offset: End of this epoch (exclusive); -1 if unknown.
+        end_offset: End of `leader_epoch` (exclusive); -1 if unknown.
     """
 
     error_code: int

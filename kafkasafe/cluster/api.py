@@ -1,35 +1,35 @@
 """The interface between a client and its brokers: one protocol, and the answers as plain data.
 
 Producers, look-ups and `kafkasafe doctor` send all their requests to a Kafka cluster through `Cluster`. So tests can
-replace the brokers with simulated ones, which fail on command and run in virtual time. `cluster/client/` has the real
-implementation.
+replace the brokers with simulated brokers, which fail on command and run in virtual time. `cluster/client/` implements
+`Cluster` for real brokers.
 
 The rules, for callers and implementations:
 
-- *Every request gets exactly one reply*: the cluster calls its `reply` once, with the answer or with a `Failure`.
-  Methods do not raise errors for network failures, for time-outs or because the cluster is closed. A method raises only
-  if the caller made a mistake in the call itself.
+- *Every request gets exactly one reply*: the cluster calls the request's `reply` once, with the answer or with a
+  `Failure`. Methods do not raise errors for network failures, for time-outs or because the cluster is closed. A method
+  raises only if the caller made a mistake in the call itself.
 - *An error code is an answer.* Each answer has an `error_code`: 0 for success, or one of the codes that
-  `kafkasafe.codes` describes. The other fields have a meaning only if the code is 0. In some methods, an error code
-  becomes a `Failure` instead; the docstrings of these methods say this.
+  `kafkasafe.codes` describes. The other fields have a meaning only if the code is 0. Some methods turn an error code
+  into a `Failure`, as their docstrings say.
 - *The cluster's own thread calls the `reply` callbacks.* There are two exceptions: if the cluster is closed, or if the
   arguments cannot be sent, the called method itself calls `reply` before it returns. A simulated cluster without
-  threads calls `reply` while a test advances its time. A callback must only store the answer and return: while it
-  blocks, this object can send nothing to any broker. The cluster logs an exception that a callback raises, and does not
-  pass it on. The same rules hold for listeners.
-- *For one partition, the callbacks are called in the order in which the broker answered.* If the requests have the same
-  kind and all succeed, this is the order of the requests.
+  threads calls `reply` while a test advances its time. A callback must only store the answer and return: while a
+  callback blocks, the cluster can send nothing to any broker. If a callback raises an exception, the cluster logs the
+  exception, and does not pass it on. The same rules hold for listeners.
+- *For one partition, the callbacks are called in the order in which the broker answered.* Requests of the same kind
+  that all succeed are answered in the order in which they were made.
 - *Methods are thread-safe and never block*, except `close`. Any thread may read the properties and call `topic`,
   `topics` and `brokers`; they return the latest complete answer.
 - *Each request has a time-out*, the option `request_timeout_ms`. For `produce`, the time-out is at least the call's
-  `timeout_ms` plus one second. First, the time-out limits how long the request waits for a connection. If this wait
-  takes too long, the `Failure` has `sent=False`. Then the time-out limits the wait for the answer. If this wait takes
-  too long, the `Failure` has `sent=True`. The wait for the answer begins when the last byte of the request is written
-  to the socket. While bytes are still unwritten, the time-out counts from the latest write that made progress.
+  `timeout_ms` plus one second. First, the time-out limits how long the request waits for a connection; a `Failure` of
+  this wait has `sent=False`. Then the time-out limits how long the request waits for the answer; a `Failure` of this
+  wait has `sent=True`. The wait for the answer begins when the last byte of the request is written to the socket. While
+  some bytes of the request are unwritten, the time-out counts from the latest write that made progress.
 - *The cluster tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
   refreshes its metadata when an answer shows that the metadata are out of date. A request for a partition whose leader
-  is unknown waits for the next metadata answer. If that answer names no leader either, the request gets a `Failure`
-  with `sent=False`. The cluster never repeats a request that may have reached a broker.
+  is unknown waits for the next metadata answer. If the next metadata answer names no leader either, the request gets a
+  `Failure` with `sent=False`. The cluster never repeats a request that may have reached a broker.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ ProduceCallback: TypeAlias = Callable[[Token, ProduceReply | Failure], None]
 
 
 class StaleFenceError(kafka_errors.RetriableError, KafkaSafeError):
-    """An earlier batch of this partition failed, and the caller had not learned of the failure. Nothing was sent."""
+    """The caller made the request before it learned that an earlier batch of the partition had failed. Nothing was
+    sent.
+    """
 
 
 class Clock(Protocol):
@@ -129,8 +131,8 @@ class Clock(Protocol):
         """Ms since the epoch, for the timestamps of records. May be adjusted."""
 
     def boot_id(self) -> bytes:
-        """16 bytes that identify the latest boot of the machine; zeros if unknown. Readings of `monotonic` from
-        different boots are not comparable.
+        """Identifies the latest boot of the machine, 16 bytes; zeros if unknown. Readings of `monotonic` from different
+        boots are not comparable.
         """
 
 
@@ -140,14 +142,14 @@ class Cluster(Protocol):
     # -- lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to connect to a broker, and retries until it succeeds. Idempotent.
+        """Begins to connect to a broker, and retries until a connection succeeds. Idempotent.
 
         Set all listeners (with `pin_cluster`, `create_only` and `on_metadata`) before this call. Requests made before
         this call wait.
         """
 
     def close(self, timeout_s: float) -> bool:
-        """Closes the cluster. Every outstanding request, and every later one, gets a `Failure` at once. Idempotent.
+        """Closes the cluster. Every outstanding and every later request gets a `Failure` at once. Idempotent.
 
         After a call that returned True, no reply or listener is called any more, and nothing more is written to a
         socket.
@@ -156,8 +158,7 @@ class Cluster(Protocol):
             timeout_s: How long to wait for the cluster's thread to end, in seconds.
 
         Returns:
-            Whether the thread has ended. If the thread has not ended (because a callback blocks), it ends as soon as it
-            can.
+            Whether the thread has ended. If not, a callback blocks the thread, and the thread ends after the callback.
         """
 
     @property
@@ -168,7 +169,7 @@ class Cluster(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the cluster was closed and its thread has ended. From then on every request fails."""
+        """Whether the cluster was closed and its thread has ended, so that every request fails."""
 
     @property
     def last_error(self) -> BaseException | None:
@@ -185,22 +186,22 @@ class Cluster(Protocol):
     def pin_cluster(
         self, *, on_other_cluster: Callable[[str], None], on_pinned_cluster: Callable[[], None]
     ) -> None:
-        """Restricts the client to one cluster: the first that answers, until `repin` names another. Call before
-        `start`.
+        """Restricts the client to the first cluster that answers, or to the cluster that `repin` names later. Call
+        before `start`.
 
-        On each new connection, the client first asks for the cluster id. If the connection leads to another cluster,
-        the client closes it and tries again with back-off; requests that waited for the connection fail with
+        On each new connection, the client first asks for the cluster id. If a connection leads to another cluster, the
+        client closes the connection and tries again with back-off; requests that waited for the connection fail with
         WrongClusterError (not sent). Brokers that report no cluster id are accepted until one broker has reported an
         id.
 
         Args:
-            on_other_cluster: Listener. Gets the id of another cluster that answered.
-            on_pinned_cluster: Listener. Called when a new connection leads to the right cluster, before other requests
-                are written to the connection.
+            on_other_cluster: Listener that gets the id of another cluster that answered.
+            on_pinned_cluster: Listener that is called when a new connection leads to the right cluster, before other
+                requests are written to the connection.
         """
 
     def repin(self, cluster_id: str) -> None:
-        """Makes `cluster_id` the cluster to communicate with from now on. Only after `pin_cluster`."""
+        """Restricts the client to the cluster `cluster_id` from now on. Only after `pin_cluster`."""
 
     @property
     def connected_to_pinned(self) -> bool:
@@ -211,9 +212,9 @@ class Cluster(Protocol):
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Adds a listener for each metadata answer.
 
-        When an answer arrives, the cluster calls the `reply` of each `refresh_metadata` call that waited for this
-        answer. Next, it passes on the requests that had to wait for this answer; a request that still cannot be sent
-        fails. Then it calls the listener. The answers to the requests that waited arrive later.
+        When a metadata answer arrives, the cluster first calls the `reply` of each waiting `refresh_metadata` call.
+        Next, the cluster sends the requests that waited for metadata, or fails the requests that still cannot be sent.
+        Then the cluster calls the listener, before the requests that waited are answered.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
@@ -224,7 +225,7 @@ class Cluster(Protocol):
         nothing is created.
 
         Args:
-            may_create: Listener. Gets the name of a missing topic, and returns whether it may be created.
+            may_create: Listener that gets the name of a missing topic, and returns whether the topic may be created.
         """
 
     def topic(self, name: str) -> TopicInfo | None:
@@ -244,8 +245,8 @@ class Cluster(Protocol):
 
         Args:
             topics: Names to watch, in addition to the topics watched already.
-            reply: Gets the first answer to a metadata request that was sent after this call, or the first `Failure`. If
-                a topic name is invalid, this is a `Failure` with `InvalidTopicError` and `sent=False`.
+            reply: Gets the first answer to a metadata request that was sent after this call, or the first `Failure`.
+                For an invalid topic name, gets a `Failure` with `InvalidTopicError` and `sent=False`.
         """
 
     def unwatch(self, topic: str) -> None:
@@ -254,8 +255,8 @@ class Cluster(Protocol):
         """
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
-        """Asks broker `node`, one of `brokers`, which partitions of a topic it knows. The call does not change what
-        `Cluster.topic` returns, and the topic is not watched. If no broker has this id, `reply` gets a `Failure` with
+        """Asks broker `node`, one of `brokers`, which partitions of a topic it knows. The answer does not change the
+        result of `Cluster.topic`, and the topic is not watched. If no broker has this id, `reply` gets a `Failure` with
         `sent=False`.
         """
 
@@ -270,8 +271,8 @@ class Cluster(Protocol):
         timeout_ms: int,
         reply: Reply[TopicCreated],
     ) -> None:
-        """Creates a topic with the brokers' default replication. Brokers before 2.4 cannot do this; `reply` then gets a
-        `Failure` whose `unsupported` is true.
+        """Creates a topic with the brokers' default replication. With brokers before 2.4, `reply` gets a `Failure`
+        whose `unsupported` is true.
 
         Args:
             name: Topic name.
@@ -284,8 +285,8 @@ class Cluster(Protocol):
     # -- writing -------------------------------------------------------------------------------------------------
 
     def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
-        """Asks any broker for a producer id. Each error code becomes a `Failure` with this `code`. Shortly after its
-        start, a broker may answer with producer id -1. This becomes a `Failure` with code 14.
+        """Asks any broker for a producer id. An error code becomes a `Failure` with the same `code`. A producer id of
+        -1, which a broker may grant shortly after its start, becomes a `Failure` with code 14.
         """
 
     @property
@@ -307,8 +308,8 @@ class Cluster(Protocol):
         partition.
 
         A batch counts as *sent* as soon as its bytes were passed to a connection, whether or not the broker received
-        them. When a connection ends, all batches sent on it fail (`sent=True`), and all batches that waited for it fail
-        (`sent=False`).
+        them. When a connection ends, all batches that were sent on the connection fail (`sent=True`), and so do all
+        batches that waited for the connection (`sent=False`).
 
         Args:
             requests: The batches. Several batches for one partition go into separate requests, which are pipelined.
@@ -324,8 +325,8 @@ class Cluster(Protocol):
         """Connects to the partition's leader if necessary, and sends no request.
 
         The reply comes as soon as a request to the leader would be written without a wait. So the caller can load a
-        batch's bytes just before they are written. In a situation in which a produce request could not be sent, this
-        call fails with the same error and after the same delay.
+        batch's bytes just before they are written. If a produce request could not be sent, `reach` fails with the same
+        error, and after the same delay, as the produce request.
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------
@@ -340,8 +341,8 @@ class Cluster(Protocol):
     ) -> None:
         """Reads batch headers from a log with isolation read_uncommitted. Does not wait for new batches.
 
-        The answer ends before the high watermark. If a batch was damaged in transit, the reply is a `Failure`. `offset`
-        and `max_bytes` are as for `fetch_records`.
+        The answer ends before the high watermark. If a batch was damaged in transit, the reply is a `Failure`. See
+        `fetch_records` for `offset` and `max_bytes`.
         """
 
     def fetch_records(
@@ -362,7 +363,7 @@ class Cluster(Protocol):
         Args:
             topic: Topic name.
             partition: Partition number.
-            offset: First offset. The answer begins with the batch that contains it.
+            offset: First offset. The answer begins with the batch that contains this offset.
             max_bytes: Approximate size of the batches to transfer. A larger first batch is transferred completely.
             reply: Gets `RecordsFetched` or `Failure`.
             isolation_level: 1 (read_committed): up to the last stable offset, with a list of aborted transactions.
@@ -409,16 +410,16 @@ class Cluster(Protocol):
             timestamp: As for `list_offset`, the same for all.
             reply: Called with a mapping from partition to `OffsetListed`, or with a `Failure`. A partition is left out
                 if it has no known leader, if its broker did not answer, or if the answer is an error or has no offset.
-                To find out which of these is the cause, call `list_offset`.
+                To learn the cause, call `list_offset`.
             isolation_level: 1 (read_committed): `LATEST` is the last stable offset.
         """
 
     def log_end_offset(self, topic: str, partition: int, reply: Reply[OffsetListed]) -> None:
         """Asks for the end of the log, which may be after the high watermark.
 
-        The request has the replica id of a debugging replica (-2), so a broker answers the request whether it is the
-        leader or not. From Kafka 2.4 on, the request also has a leader epoch, and a former leader answers error code 74
-        instead of an offset.
+        The request has the replica id of a debugging replica (-2), to which every replica answers, not only the leader.
+        From Kafka 2.4 on, the request also has a leader epoch, and a former leader answers error code 74 instead of an
+        offset.
         """
 
     def offset_for_leader_epoch(
@@ -436,21 +437,20 @@ class Cluster(Protocol):
             topic: Topic name.
             partition: Partition number.
             leader_epoch: The epoch.
-            reply: Called with an `EpochEnd` or a `Failure`. With brokers before 0.11, this is a `Failure` whose
-                `unsupported` is true.
+            reply: Gets an `EpochEnd` or a `Failure`. With brokers before 0.11, the `Failure` has `unsupported` true.
             current_leader_epoch: The leader epoch that the caller expects. A leader with another epoch answers 74 or
                 75 (Kafka 2.1 and later). -1: do not check the epoch.
         """
 
 
-# A client without TLS takes the first four bytes of a TLS alert for the length of a frame. The bytes are 0x15, 0x03, a
-# minor version, 0x00.
+# A client without TLS takes the first four bytes of a TLS alert (0x15, 0x03, a minor version, 0x00) for the length of a
+# frame.
 _TLS_ALERTS: Final = tuple(f"Invalid frame length: {0x15030000 + (minor << 8)}" for minor in range(5))
 
 
 def in_words(error: BaseException) -> str:
-    """Returns an error as text that begins with the name of its class. The texts of kafka-python's errors already
-    contain this name, some of them twice.
+    """Returns an error as text that begins with the name of its class. The texts of kafka-python's errors already begin
+    with this name, some of them twice.
     """
     name, text = type(error).__name__, str(error)
     if text.startswith(f"{name}: "):

@@ -1,8 +1,7 @@
 """Lets one thread make many requests with a single wake-up of the network thread.
 
-Without this module, the first of many requests would wake the network thread while the other thread is still making the
-rest. The network thread would send each request as soon as it is made. So requests that could share one message would
-be sent separately.
+Without this module, the first of many requests would wake the network thread while the calling thread is still making
+the rest. So the network thread would send separate messages, although several requests could share one message.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ _deferred: Final = _DeferredWakes()
 
 
 def at_once(work: Callable[[], None]) -> None:
-    """Call `work`. Its requests on this thread do not wake a network thread. At the end, each network thread that got
-    requests is woken once.
+    """Calls `work`, whose requests on this thread do not wake a network thread. At the end, wakes each network thread
+    that got requests once.
 
-    `work` must not wait for an answer. This is no context manager, because Ctrl-C may raise at the beginning of
-    `__exit__`. Then later requests of this thread would wake no network thread.
+    `work` must not wait for an answer. This function is no context manager, because Ctrl-C may raise at the beginning
+    of `__exit__`, so that later requests of this thread would wake no network thread.
     """
     if _deferred.wakes is not None:
         work()
@@ -33,15 +32,15 @@ def at_once(work: Callable[[], None]) -> None:
     try:
         work()
     finally:
-        # Do not call a function for this: Ctrl-C may raise when a function begins.
+        # Do not reset `wakes` in a function, because Ctrl-C may raise when a function begins.
         _deferred.wakes = None
         for wake in wakes.values():
             wake()
 
 
 def is_deferred(wake: Callable[[], None], key: int) -> bool:
-    """Returns whether this thread is in a call of `at_once`. If it is, `wake` is called once for each `key` at the end
-    of that call.
+    """Returns whether this thread is in a call of `at_once`. If so, `at_once` calls `wake` at its end, once for each
+    `key`.
     """
     if _deferred.wakes is None:
         return False

@@ -24,7 +24,7 @@ class Backoff:
     Args:
         first_s: Upper bound of the first pause, in seconds.
         max_s: Upper bound of any pause, in seconds.
-        least_s: Lower bound of any pause, in seconds. So there are at most 1 / least_s attempts in a second.
+        least_s: Lower bound of any pause, in seconds, which permits at most 1 / least_s attempts in a second.
         jitter: The random share of a pause: 1 is full jitter, 0 is no jitter.
         random_fraction: Returns a number in [0, 1).
     """
@@ -53,8 +53,8 @@ class Backoff:
         share: float = 0.2,
         random_fraction: Callable[[], float] = random.random,
     ) -> Backoff:
-        """Returns pauses that begin at `first_s` and double up to `max_s`. Each is randomly longer or shorter by at
-        most `share` of its length (KIP-580).
+        """Returns pauses that begin at `first_s` and double up to `max_s`. Each pause is randomly longer or shorter by
+        at most `share` of its length (KIP-580).
         """
         jitter = 2 * share / (1 + share)
         return cls(
@@ -77,6 +77,7 @@ class Backoff:
 
 
 PAUSES: Final = Backoff(0.1, 0.4, least_s=0.1)
-"""Pauses between two attempts of a look-up, a fetch, or a step of a transaction. So each of these sends at most ten
-requests in a second (not 9,000 as in KAFKA-19599), and notices within a second that a partition is ready again.
+"""Pauses between two attempts of a look-up, a fetch, or a step of a transaction. They permit at most ten requests in a
+second (not 9,000 as in KAFKA-19599), and are at most one second, so that a retry soon finds a partition that is ready
+again.
 """

@@ -1,8 +1,8 @@
 """Describes requests as plain data, chooses their versions, and builds the requests of
 `kafkasafe.cluster.transactions`.
 
-A request has a name and fields. The fields of the answer are attributes of a Python object. All names are those of
-Kafka's protocol.
+A request has a name and fields. The fields of the answer are attributes of a Python object. All names come from Kafka's
+protocol.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def versions_of(protocol: int) -> tuple[int, int]:
     """Returns the oldest and the newest version of EndTxn and TxnOffsetCommit for a version of the transaction
     protocol.
 
-    With another version, the client and the coordinator would have different epochs.
+    In other versions of EndTxn and TxnOffsetCommit, the client and the coordinator would have different epochs.
     """
     return (5, 5) if protocol >= _PROTOCOL_2 else (0, 4)
 
@@ -107,7 +107,7 @@ class Question:
         fields: The request's fields by name. A struct is a dict, and an array of structs is a list of dicts.
         parse: Turns the answer, whose fields are attributes, into the result.
         minimum: Oldest usable version.
-        maximum: Newest version that the caller can use. In a later version, the request may have another meaning.
+        maximum: Newest version that the caller can use, because the request may have another meaning in later versions.
     """
 
     name: str
@@ -120,14 +120,14 @@ class Question:
 def metadata_question(
     topics: Sequence[str] | None, parse: Callable[[Any], Any], *, create: bool = False
 ) -> Question:
-    """A request for metadata of these topics (None: all topics). `create`: brokers may create missing topics."""
+    """A Metadata request for these topics (None: all topics). With `create`, brokers may create missing topics."""
     fields = {
         "topics": None if topics is None else [{"name": name} for name in topics],
         "allow_auto_topic_creation": create,
         "include_cluster_authorized_operations": False,
         "include_topic_authorized_operations": False,
     }
-    # Version 1 is the first one in which an empty list means no topic. In version 0, it means all topics.
+    # An empty list of topics means no topic since version 1, but all topics in version 0.
     return Question("Metadata", fields, parse, 1)
 
 
@@ -168,13 +168,13 @@ class CoordinatorQuestions:
 
     def __init__(self, ask: AskBroker) -> None:
         self._ask = ask
-        # Several threads read and write this dict; each access is atomic.
+        # Several threads read and write `_coordinators`; each access is atomic.
         self._coordinators: dict[tuple[int, str], Node] = {}
 
     # -- finding -----------------------------------------------------------------------------------------------------
 
     def _coordinator(self, kind: int, key: str, reply: Callable[[Node | int | Failure], None]) -> None:
-        """Finds the coordinator of `key`. `reply` gets the broker, an error code of the search, or a `Failure`."""
+        """Finds the coordinator of `key`. `reply` gets the broker, FindCoordinator's error code, or a `Failure`."""
         known = self._coordinators.get((kind, key))
         if known is not None:
             reply(known)
@@ -187,7 +187,7 @@ class CoordinatorQuestions:
         def found(answer: Node | int | Failure) -> None:
             if isinstance(answer, tuple):
                 self._coordinators[kind, key] = answer
-            # The search may have been sent, but the request to the coordinator was not.
+            # `sent=False`, because only FindCoordinator may have been sent, not the request to the coordinator.
             reply(Failure(answer.error, sent=False) if isinstance(answer, Failure) else answer)
 
         fields = {"key": key, "key_type": kind, "coordinator_keys": [key]}
@@ -201,8 +201,8 @@ class CoordinatorQuestions:
         reply: Reply[Any],
         of_code: Callable[[int], Any],
     ) -> None:
-        """Asks the coordinator of `key`. If the outcome shows that the coordinator may have moved, the next call
-        searches for it again.
+        """Asks the coordinator of `key`. If the outcome shows that the coordinator may have moved, the next call looks
+        for the coordinator again.
         """
 
         def answered(answer: Any) -> None:
@@ -388,7 +388,7 @@ class CoordinatorQuestions:
             ],
             "require_stable": require_stable,
         }
-        # v7 is the first version with the field `require_stable` (KIP-447, Kafka 2.5).
+        # OffsetFetch v7 is the first version with the field `require_stable` (KIP-447, Kafka 2.5).
         question = Question("OffsetFetch", fields, parse, 7 if require_stable else 2, 9)
         self._through(GROUP, group, question, reply, OffsetCommitted)
 
@@ -431,8 +431,8 @@ class CoordinatorQuestions:
 
 
 def _has_id(response: Any) -> bool:
-    """Whether the answer to InitProducerId has a producer id. A broker that just started may answer -1 without an error
-    code.
+    """Whether the answer to InitProducerId has a producer id. A broker that just started may answer producer id -1
+    without an error code.
     """
     return bool(response.producer_id >= 0 and response.producer_epoch >= 0)
 

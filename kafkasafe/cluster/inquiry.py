@@ -28,18 +28,17 @@ T = TypeVar("T")
 
 
 def pause_s(failures: int) -> float:
-    """Seconds to wait after a failure. `failures` is the number of consecutive failures before this one."""
+    """Seconds to wait after a failure. `failures` is the number of consecutive failures before the latest failure."""
     return PAUSES.pause_s(failures + 1)
 
 
 class RunningProcedure(Generic[T]):
-    """A running procedure. When it is `done` without being cancelled, either `error` is set, or `result` is its return
-    value.
+    """A running procedure. After its end (`done`), either `error` is set, or `result` is its return value; neither if
+    it was cancelled.
 
     Args:
         procedure: The procedure.
-        parent: The procedure that this one is a part of, and that waits for all of its parts. None if there is no such
-            procedure.
+        parent: The procedure that waits for this procedure as one of its parts; None if this procedure is not a part.
     """
 
     def __init__(self, procedure: Procedure[T], parent: RunningProcedure[Any] | None = None) -> None:
@@ -58,24 +57,22 @@ class RunningProcedure(Generic[T]):
         self.procedure.close()
 
     def split(self, procedures: Sequence[Procedure[Any]]) -> list[RunningProcedure[Any]]:
-        """Adds `procedures` as the parts of this procedure. It waits until all of its parts have ended."""
+        """Adds `procedures` as the parts of this procedure, which waits until all parts have ended."""
         self._parts = [RunningProcedure(procedure, self) for procedure in procedures]
         return self._parts
 
     def ended(
         self, *, result: T | None = None, error: Exception | None = None
     ) -> RunningProcedure[Any] | None:
-        """Ends this procedure. Returns the procedure that this one is a part of, if that procedure can continue now;
-        otherwise None.
-        """
+        """Ends this procedure. Returns the parent if it can continue now; otherwise None."""
         self.done, self.result, self.error = True, result, error
         parent = self._parent
         return parent if parent is not None and parent.goes_on(error) else None
 
     def goes_on(self, error: Exception | None) -> bool:
-        """One part of this procedure has ended, maybe with an `error`. Returns whether this procedure can continue.
+        """Returns whether this procedure can continue after one of its parts has ended.
 
-        An error ends the other parts.
+        An `error` of the part ends the other parts.
         """
         if self.done:
             return False
@@ -98,11 +95,11 @@ class RunningProcedure(Generic[T]):
 class ProcedureRunner:
     """Runs procedures.
 
-    First all procedures advance to their next step, then their requests are sent together. So the transport can combine
-    requests of the same kind.
+    All procedures first advance to their next step, then their requests are sent together, so that the transport can
+    combine requests of the same kind.
 
     Args:
-        wake: Called on the network thread when an answer has arrived. For owners that do not wait in `wait`.
+        wake: Called on the network thread when an answer has arrived, for owners that do not wait in `wait`.
     """
 
     def __init__(self, wake: Callable[[], None] | None = None) -> None:
@@ -163,8 +160,8 @@ class ProcedureRunner:
 
     def wait(self, timeout_s: float) -> None:
         """Waits until there is work, but at most for `timeout_s` seconds."""
-        # If a procedure calls this method, requests of other procedures may still be unsent. Send them now, so that
-        # they do not wait too.
+        # A procedure may call this method while requests of other procedures are unsent. Send them, so that they do not
+        # wait too.
         self._send()
         due = self.due_s()
         if not self._arrived:
@@ -222,11 +219,11 @@ def ask_until_answered(
     """Sends a request, and repeats it after each retriable error. Returns the first answer without an error.
 
     Args:
-        transport: Used to request new metadata after errors that make this necessary.
+        transport: Used to request new metadata after errors that point to outdated metadata.
         topic: The topic of the request.
         api: Request kind, for the verdict.
         send: Sends the request.
-        on_failure: Called for each failed attempt. If it raises an error, the procedure ends with this error.
+        on_failure: Called for each failed attempt. If `on_failure` raises an error, the procedure ends with this error.
         stats: Counts retries.
 
     Raises:
@@ -257,7 +254,7 @@ def ask_until_answered(
 
 
 def coded(code: int, message: str) -> KafkaError:
-    """Creates the error of an answer. Keeps the error code even if kafka-python has no class for this code."""
+    """Creates the error of an answer, which keeps the error code even if kafka-python has no class for the code."""
     made: Any = for_code(code)(message)
     made.errno = code
     error: KafkaError = made

@@ -45,7 +45,7 @@ def topic_at(answer: Any, topic: str, *, version: int) -> TopicInfo:
 
 
 def topics_listed(answer: Any) -> TopicsListed:
-    """Returns the topics of a metadata answer, without internal topics and without topics that have an error."""
+    """Returns the topics of a metadata answer, except internal topics and topics with an error."""
     found: dict[str, tuple[int, ...]] = {}
     for row in answer.topics:
         if not (row.error_code or row.is_internal) and row.name is not None:
@@ -119,8 +119,8 @@ class Leaders:
         self, target: TopicPartition, topic_id: bytes, hint: tuple[int, int], brokers: Collection[int]
     ) -> bool:
         """Stores the new leader that a former leader has named (the hint). Ignores a hint that is old, that is about a
-        former topic of this name, or that names an unknown broker. A deleted topic of the same name may have had higher
-        epochs. With such an epoch, later metadata of the new topic would seem outdated.
+        former topic of this name, or that names an unknown broker. (A deleted topic of the same name may have had
+        higher epochs, with which later metadata of the new topic would seem outdated.)
 
         Args:
             target: The partition.

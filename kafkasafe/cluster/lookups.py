@@ -1,14 +1,14 @@
 """Looks up offsets and verifies the answers, for `SafeConsumer` and the planner of the Spark source.
 
-Each public method of `LookUps` is a procedure (`inquiry`) about one partition. It repeats its requests while a retry
+Each public method of `LookUps` is a procedure (`inquiry`) about one partition, which repeats its requests while a retry
 can help, and returns the offset to use. An answer without an error can be wrong in two ways:
 
 - A new leader may be behind its predecessor, so that its answer is out of date (KIP-207). So `end`, `start` and
-  `at_time` check each answer by the tracker's rules. If the rules require a proof, they ask the leader for it. `listed`
-  returns an answer unchecked.
-- If a leader does not find its remote segments, it searches only its own disk for a timestamp (KIP-1007). Its answer
-  names the first matching record on that disk, or none. So `at_time` asks whether the log has a remote part. If there
-  is a remote part, `at_time` reads the last remote batch, and then asks again: see `_beside_remote`.
+  `at_time` check each answer by the tracker's rules. If the rules require a proof, `end`, `start` and `at_time` ask the
+  leader for it. `listed` returns an answer unchecked.
+- If a leader does not find its remote segments, it searches only its own disk for a timestamp (KIP-1007), and answers
+  with the first matching record on this disk, or with none. So `at_time` asks whether the log has a remote part. If
+  there is a remote part, `at_time` reads the last remote batch, and then asks again: see `_beside_remote`.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ Note = Callable[[Exception], None]
 """Gets the error of each failed attempt."""
 
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
-# A look-up asks again if the answer came from a former leader or from the leader of a deleted topic. After this many
-# attempts, the look-up returns the remembered offset instead, if there is one.
+# Maximum number of attempts whose answers come from a former leader or from the leader of a deleted topic. After the
+# last attempt, the look-up returns the remembered offset, if there is one.
 _OLD_ANSWERS: Final = 3
 # A value that is larger than any offset.
 _NOWHERE: Final = 2**63
-# How long a broker may take to read one remote batch. If it takes longer, it answers without records.
+# How long a broker may take to read one remote batch. After this time, the broker answers without records.
 _REMOTE_READ_MS: Final = 1000
 
 
 class LeaderChangedError(Exception):
-    """All answers of a walk must come from one leader, but the leader has changed.
+    """The leader changed during a sequence of requests whose answers must all come from one leader.
 
     This error never leaves the package. It is not a KafkaError, so code that retries KafkaErrors does not catch it.
     """
@@ -100,7 +100,7 @@ class LookUps:
         stats: Counts retries, and the time during which leaders were not ready.
         emit: Gets events.
         isolation: With 1 (read_committed), the end of a log is its last stable offset.
-        note: Called with the error of each failed attempt of a method that was called without a `note`.
+        note: Called with the error of each failed attempt, unless the method got its own `note`.
     """
 
     def __init__(
@@ -134,8 +134,8 @@ class LookUps:
         return {} if isinstance(answer, Failure) else answer
 
     def give(self, timestamp: int, answers: Mapping[tuple[str, int], OffsetListed]) -> None:
-        """Keeps answers for `listed`. For the next call about the same partition and `timestamp`, `listed` returns the
-        kept answer and sends no request.
+        """Keeps answers for `listed`. The next call of `listed` for the same partition and `timestamp` returns the kept
+        answer and sends no request.
         """
         for (topic, partition), answer in answers.items():
             self._given[topic, partition, timestamp] = answer
@@ -164,7 +164,7 @@ class LookUps:
 
         def failed(error: Exception, verdict: Verdict) -> None:
             nonlocal since
-            # A look-up of the first offset on the leader's own disk only helps another look-up, and is not counted.
+            # Do not count look-ups of the first offset on the leader's own disk, which only help other look-ups.
             if verdict.code in NOT_CAUGHT_UP_CODES and timestamp != EARLIEST_LOCAL:
                 since = time.monotonic() if since is None else since
             self._noted(note, error, verdict)
@@ -190,7 +190,7 @@ class LookUps:
     def epoch_end(
         self, topic: str, partition: int, epoch: int, current: int, note: Note | None = None
     ) -> Procedure[EpochEnd]:
-        """Asks the leader where `epoch` ends in its log. `current` is the epoch of the leader itself.
+        """Asks the leader where `epoch` ends in its log. `current` is the leader's current epoch.
 
         Raises:
             LeaderChangedError: The leader has another epoch, or the broker has lost the leadership.
@@ -253,9 +253,9 @@ class LookUps:
     def start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int]:
         """The verified start of the log. Reports answers that needed verification.
 
-        A start that is lower than the remembered one has to be proven. If no proof is possible, the lower start is
-        accepted after a while. This does no harm, because the records from the lower start on can be read. If the log
-        has been replaced, the remembered start would hide records.
+        A start that is lower than the remembered start has to be proven. If no proof is possible, the lower start is
+        accepted after a while. Accepting a lower start does no harm, because the records from this start on can be
+        read. If the log has been replaced, the remembered start would hide records.
         """
         tries = 0
         is_fresh = False
@@ -272,13 +272,12 @@ class LookUps:
             )
             tries += 1
             if isinstance(result, Held) and not is_fresh:
-                # With outdated metadata, the log start of a recreated topic would be taken for that of the deleted
-                # topic.
+                # With outdated metadata, the log start of a recreated topic would be taken for the deleted topic's.
                 yield Ask(functools.partial(self._network().refresh_metadata, [topic]))
                 is_fresh = True
                 continue
             if isinstance(result, Held) and result.ask_epoch is not None:
-                # The answer has the epoch of the first record, not that of the leader.
+                # The answer has the epoch of the first record, not the leader's epoch.
                 partition_info = None if info is None else info.partitions.get(partition)
                 current = UNDEFINED if partition_info is None else partition_info.leader_epoch
                 try:
@@ -331,7 +330,7 @@ class LookUps:
                     self.listed(topic, partition, EARLIEST, note),
                 )
             )
-            # Check even an answer below `local`: the local start may have moved since the answer.
+            # Check even an answer below `local`, because the local start may have moved since the answer.
             if local is not None and start.offset < local:
                 sure = yield from self._beside_remote(
                     topic, partition, timestamp, answer, range(start.offset, local), note
@@ -343,7 +342,7 @@ class LookUps:
                 answer = sure
             result = self._observe_time(topic, partition, timestamp, answer)
             if isinstance(result, Held) and result.reason is HeldReason.NOT_FOUND:
-                # Retention or a truncation may have removed the record. These two calls find out which.
+                # Retention or a truncation may have removed the record. `start` and `end` find out the cause.
                 yield from self.start(topic, partition, note)
                 yield from self.end(topic, partition, note)
                 result = self._observe_time(topic, partition, timestamp, answer)
@@ -372,12 +371,12 @@ class LookUps:
         2. Remote storage becomes ready.
         3. A fetch of offset 5 succeeds.
 
-        The fetch does not prove that remote storage was ready at the time of the answer. So the leader is asked again
-        after the fetch, and the lower of the two answers counts. A single outage cannot falsify both answers: it would
-        also make the fetch between them fail. But remote storage may fail twice, once for each look-up. In this case,
-        the fetched batch can show that the answer is wrong: if this batch has a record that is at least as new as
-        `timestamp`, the correct answer is in this batch or before it. This check needs a complete batch, and may find
-        nothing if timestamps are out of order.
+        The successful fetch does not prove that remote storage was ready at the time of the first answer. So the leader
+        is asked again after the fetch, and the lower of the two answers counts. A single outage that falsified both
+        answers would also make the fetch between them fail. But remote storage may fail twice, once for each look-up.
+        In this case, the fetched batch can show that the answer is wrong: if the batch has a record that is at least as
+        new as `timestamp`, the correct answer is in the batch or before it. This check needs a complete batch, and may
+        find nothing if timestamps are out of order.
         """
         fetched = yield from self._read_remote(topic, partition, remote[-1], note)
         if fetched is None:
@@ -437,7 +436,9 @@ class LookUps:
     # --- remote storage -----------------------------------------------------------------------------------------
 
     def local_start(self, topic: str, partition: int, note: Note | None = None) -> Procedure[int | None]:
-        """Asks for the first offset on the leader's own disk; None: the whole log is local. Reads no remote storage."""
+        """Asks for the first offset on the leader's own disk, without reading remote storage. None: the whole log is
+        local.
+        """
         try:
             answer = yield from self.listed(topic, partition, EARLIEST_LOCAL, note)
         except IllegalStateError:  # the client was closed meanwhile
@@ -480,7 +481,8 @@ class LookUps:
         elif answer.error_code not in {NONE, *REMOTE_CODES, OFFSET_OUT_OF_RANGE}:
             noted(for_code(answer.error_code)(f"{topic}-{partition} at {offset}"))
         else:
-            # No records and no error: the broker did not receive the records from remote storage in time.
+            # An answer without records and without an error: the broker did not receive the records from remote storage
+            # in time.
             code = answer.error_code or REQUEST_TIMED_OUT
             reason = f"offset {offset}, which is in remote storage, cannot be read (error code {code})"
             self._not_ready(topic, partition, reason, code, note)

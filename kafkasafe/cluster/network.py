@@ -1,16 +1,17 @@
 """The interface between a client of brokers and its network: connections, requests as data, time.
 
-The client (`kafkasafe.cluster.client`) decides which request goes where and when. A `Network` makes connections, and
-calls the client back. Its implementations work over sockets (`kafkasafe.kafkapython.network`), or in virtual time
-(`kafkasafe.testing.fake`).
+The client (`kafkasafe.cluster.client`) decides which request goes to which broker, and when. A `Network` makes
+connections, and calls the client back. A `Network` works over sockets (`kafkasafe.kafkapython.network`), or in virtual
+time (`kafkasafe.testing.fake`).
 
 Rules for each implementation of `Network`:
 
 - *One thread*, the network thread, runs the timers' calls, the methods of the `Service` and the callbacks of
   connections. Other threads may call only these methods of the `Network`: `wake`, `brokers`, `start` and `close`.
-- *No callback runs inside the call that registers it*: `call_at`, `connect` and `Connection.watch` return first.
-- *Each request has one outcome*: `answered` or `failed` is called. The outcomes come in the order of the connection's
-  requests, and before `on_closed`. A request that cannot be written fails before `send` returns.
+- *No callback runs inside the call that registers it*: `call_at`, `connect` and `Connection.watch` return before the
+  callback runs.
+- *Each request has one outcome*: the connection calls `answered` or `failed`, in the order of its requests, and before
+  `on_closed`. A request that cannot be written fails before `send` returns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OffsetRow: TypeAlias = tuple[int, int, int, int, int]
 
 
 PRODUCE_BY_ID: Final = 13
-"""From this version on, Produce requests and their answers have the topics' ids instead of their names (KIP-516)."""
+"""First version in which Produce requests and answers have topic ids instead of topic names (KIP-516)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class ProduceBatches:
         acks: -1 or 1.
         timeout_ms: How long the broker may wait for its replicas.
         batches: (topic, partition, batch) for each batch. The list is emptied when the request is encoded.
-        transactional_id: Transactional id of the transaction that the batches belong to; None for none.
-        topic_ids: The id of each topic, 16 bytes. From version 13 on, the request has the ids instead of the names.
+        transactional_id: Transactional id of the batches' transaction; None if the batches belong to no transaction.
+        topic_ids: The id of each topic, 16 bytes. From version 13 on, the request names topics by their ids.
     """
 
     name: ClassVar[str] = "Produce"
@@ -95,7 +96,7 @@ Sendable: TypeAlias = Request | ProduceBatches | ManyOffsets
 
 @dataclass(frozen=True, slots=True)
 class AllAppended:
-    """An answer to Produce which says only that every batch was appended.
+    """An answer to Produce that says only that every batch was appended.
 
     Attributes:
         replies: The reply for each batch, by topic and partition.
@@ -126,8 +127,8 @@ class Connection(Protocol):
 
     @property
     def resumes_at(self) -> float | None:
-        """None if the connection takes requests. Otherwise (for example while it is throttled), this is the time when
-        it may take requests again, in seconds of `Network.now`. 0 means soon.
+        """None if the connection takes requests. Otherwise (for example while the connection is throttled), the time
+        when it may take requests again, in seconds of `Network.now`; 0 means soon.
         """
 
     @property
@@ -143,8 +144,8 @@ class Connection(Protocol):
 
         Args:
             on_ready: Called when the broker has answered the handshake.
-            on_closed: Called when the connection ends or cannot be made. Gets the reason; None if `close` was called
-                without a reason.
+            on_closed: Called with the reason when the connection ends or cannot be made; with None if `close` was
+                called without a reason.
         """
 
     def version(self, name: str, minimum: int, maximum: int) -> int:
@@ -165,10 +166,10 @@ class Connection(Protocol):
 
         Args:
             request: The request.
-            written: Its method `written` is called when the last byte has been written.
-            answered: Called with the answer, whose fields are attributes. A field that the version does not have is
-                None.
-            failed: Called instead of `answered`. Gets the error, and whether bytes may have been sent.
+            written: Object whose method `written` is called when the last byte has been written.
+            answered: Called with the answer, whose fields are attributes. A field that the request's version does not
+                have is None.
+            failed: Called instead of `answered`, with the error, and whether bytes may have been sent.
         """
 
     def close(self, error: BaseException | None = None) -> None:
@@ -179,10 +180,10 @@ class Service(Protocol):
     """The methods of a client that the network thread calls."""
 
     def begin(self) -> None:
-        """Makes the network thread look for a broker as soon as that thread runs. Any thread may call this method."""
+        """Makes the network thread look for a broker as soon as it runs. Any thread may call this method."""
 
     def look(self) -> None:
-        """Runs the jobs that other threads have passed to the network thread, and sends the questions that these jobs
+        """Runs the jobs that other threads have passed to the network thread, and sends the questions that the jobs
         have gathered.
         """
 
@@ -198,10 +199,10 @@ class Service(Protocol):
         """
 
     def begin_anew(self) -> None:
-        """Prepares for a new loop, which replaces the crashed loop and opens its own connections."""
+        """Prepares for a new event loop, which replaces the crashed loop and opens its own connections."""
 
     def end(self, error: BaseException) -> None:
-        """Fails all requests from now on, because no other loop will replace the one that ended."""
+        """Fails all requests from now on, because no new event loop will replace the ended loop."""
 
 
 class Network(Protocol):
@@ -225,7 +226,7 @@ class Network(Protocol):
         """Monotonic seconds."""
 
     def random_fraction(self) -> float:
-        """A random number in [0, 1). It varies the length of pauses, and chooses among equally good brokers."""
+        """A random number in [0, 1), to vary the length of pauses, and to choose among equally good brokers."""
 
     def call_at(self, when: float, call: Callable[[], None]) -> Any:
         """Calls `call` when `now` reaches `when`. Returns a handle for `cancel`."""
@@ -258,12 +259,12 @@ class Network(Protocol):
         """Node ids of the brokers whose addresses are known."""
 
     def learn_broker(self, endpoint: Any) -> None:
-        """Adds the address of a broker, which an answer of another broker has named. Does nothing if the broker is
-        known already.
+        """Adds the address of a broker that another broker's answer has named. Does nothing if the broker is known
+        already.
         """
 
     def learn_brokers(self, brokers: Iterable[Any]) -> tuple[int, ...]:
-        """Replaces the known brokers with those of a metadata answer. Returns their node ids."""
+        """Replaces the known brokers with the brokers of a metadata answer. Returns their node ids."""
 
     def serve(self, service: Service) -> None:
         """Sets the client that the network calls back. Call it once, before any other method."""

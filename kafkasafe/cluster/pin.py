@@ -26,8 +26,8 @@ class ClusterPin:
         self.pinned = False
         self.cluster_id: str | None = None
         self._pinned: str | None = None
-        """The cluster that connections of a pinned client must lead to; None until a broker has reported its cluster
-        id.
+        """Id of the cluster to which connections of a pinned client must lead; None until a broker has reported its
+        cluster id.
         """
         self._on_other_cluster: Callable[[str], None] = lambda _: None
         self._on_pinned_cluster: Callable[[], None] = lambda: None
@@ -50,7 +50,7 @@ class ClusterPin:
         )
 
     def answered(self, cluster_id: str | None) -> str | None:
-        """Stores and returns the cluster id of a metadata answer; None for an empty one."""
+        """Stores and returns the cluster id of a metadata answer; None if the id is empty."""
         answered = cluster_id or None
         if self.cluster_id is not None and answered is not None and answered != self.cluster_id:
             self._log.warning(
@@ -63,8 +63,8 @@ class ClusterPin:
         return answered
 
     def refusal(self, cluster_id: str | None) -> BaseException | None:
-        """Returns why a connection to this cluster must not be used; None if it may be used. The first id that a broker
-        reports becomes the pinned one.
+        """Returns why a connection to this cluster must not be used; None if it may be used. Pins the first cluster id
+        that a broker reports.
         """
         if not self.pinned:
             return None

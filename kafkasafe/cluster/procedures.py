@@ -1,10 +1,10 @@
 """Queries that consist of several requests and pauses, written as generators.
 
-A *procedure* yields what it needs: an `Ask` (one request to a broker), a `Pause`, or several procedures `Together`. The
-driver sends the answer into the generator. When the generator ends, its return value is the result of the query. So the
-code of a query with retries and decisions reads from top to bottom, and one thread can run many queries concurrently.
-`inquiry.ProcedureRunner` drives procedures on a thread that waits for them, and `engine/leader.py` drives those of the
-engine.
+A *procedure* is a generator that yields an `Ask` (one request to a broker), a `Pause`, or several procedures
+`Together`. A driver sends the answer into the generator. When the generator ends, its return value is the result of the
+query. So the code of a query with retries and decisions reads from top to bottom, and one thread can run many queries
+concurrently. `inquiry.ProcedureRunner` drives procedures on a thread that waits for them, and `engine/leader.py` drives
+the engine's procedures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Ask:
     """One request.
 
     Attributes:
-        send: Function that sends the request. Its argument is a callback for the answer.
+        send: Function that sends the request, and takes a callback for the answer.
         name: Name of the request in the engine's transcripts. Other drivers do not use it.
     """
 
@@ -42,8 +42,8 @@ class Pause:
 class Together:
     """Procedures that run concurrently. They begin in this order.
 
-    When all have ended, the answer is the list of their results. If one of them raises an error, the others are
-    cancelled, and the error is raised in the procedure that yielded this object.
+    When all procedures have ended, the answer is the list of their results. If one procedure raises an error, the
+    others are cancelled, and the error is raised in the procedure that yielded the `Together`.
     """
 
     procedures: Sequence[Procedure[Any]]

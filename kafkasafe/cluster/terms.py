@@ -28,7 +28,7 @@ MISSING_TOPIC_POLL_MAX_S: Final = 5.0
 
 
 def plausible(number: int | None, limit: int = 2**31) -> int:
-    """Returns a valid offset or epoch unchanged, and -1 for one that is unknown or impossible."""
+    """Returns a valid offset or epoch unchanged, and -1 for an unknown or impossible number."""
     return number if number is not None and 0 <= number < limit else -1
 
 
@@ -55,7 +55,7 @@ def safely(reply: Callable[..., None], *args: Any) -> None:
     try:
         reply(*args)
     except Exception:
-        # The error of one callback must not prevent the calls of the others.
+        # An error in one callback must not prevent the calls of other callbacks.
         log.exception("A reply callback raised", event="callback_failed")
 
 

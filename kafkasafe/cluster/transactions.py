@@ -1,6 +1,7 @@
-"""The requests of transactions: `transactions` of `kafkasafe.cluster.api.Cluster`, whose rules hold for them too.
+"""The requests of transactions (`Cluster.transactions`). The rules of `kafkasafe.cluster.api` hold for these requests,
+too.
 
-One transaction is a sequence of requests. Any process that knows the `TransactionIdentity` can send each of them:
+One transaction is a sequence of requests. Any process that knows the `TransactionIdentity` can send each request:
 
     init_transactional_id        → identity; fences older holders, and aborts the transaction that they left open
     add_partitions_to_transaction  with protocol 1 only
@@ -9,21 +10,21 @@ One transaction is a sequence of requests. Any process that knows the `Transacti
     commit_offsets_in_transaction
     end_transaction              → the identity of the next transaction
 
-*Protocol 1* is that of KIP-98. Partitions and groups must be added before the client writes to them, and the identity
-stays the same from one transaction to the next. So a delayed EndTxn request can end the *next* transaction of the
-transactional id. A client can avoid this in two ways: it obtains a new identity after each EndTxn that was not
+*Protocol 1* is the protocol of KIP-98. Partitions and groups must be added before the client writes to them, and the
+identity stays the same from one transaction to the next. So a delayed EndTxn request can end the *next* transaction of
+the transactional id. A client can avoid this in two ways: it obtains a new identity after each EndTxn that was not
 answered, or it uses a separate transactional id for each transaction.
 
 *Protocol 2* (KIP-890, Kafka 4.0 and later, if the feature `transaction.version` is at level 2) adds partitions and
-groups implicitly, and gives each transaction its own epoch. The coordinator refuses requests of an earlier transaction.
-If an EndTxn is repeated, the coordinator gives the same answer again.
+groups implicitly, and gives each transaction its own epoch. The coordinator refuses requests of an earlier transaction,
+and answers a repeated EndTxn as before.
 
 Rules beyond those of `Cluster`:
 
 - *The cluster finds coordinators itself*, like leaders. `Cluster` looks for a coordinator again when an answer or a
-  failure shows that the coordinator may have moved. It repeats no request: the caller gets the codes 14, 15, 16 and 51,
-  and tries again after a pause. If the search itself returns an error code, the answer has this code, and the request
-  was not sent.
+  failure shows that the coordinator may have moved. `Cluster` repeats no request: the caller gets the codes 14, 15, 16
+  and 51, and tries again after a pause. If the search for the coordinator returns an error code, the answer has this
+  code, and the request was not sent.
 - *Each answer has an `error_code`*; no method turns codes into failures.
 """
 
@@ -56,7 +57,7 @@ TopicPartition: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TransactionsInitialized:
-    """The answer to InitProducerId with a transactional id; `identity` is None if there is an error."""
+    """The answer to InitProducerId with a transactional id; `identity` is None after an error."""
 
     error_code: int
     identity: TransactionIdentity | None = None
@@ -67,8 +68,8 @@ class PartitionsAdded:
     """The answer to AddPartitionsToTxn.
 
     Attributes:
-        error_code: 0 if all partitions were added. Otherwise the code of the first partition that could not be added;
-            then no partition was added.
+        error_code: 0 if all partitions were added. Otherwise no partition was added, and this is the code of the first
+            partition with an error.
         error_codes: Code of each partition. 55: not attempted because of another partition's error.
     """
 
@@ -99,7 +100,7 @@ class GroupMember:
 
 
 NO_MEMBER: Final = GroupMember("", -1)
-"""Stands for no member. The coordinator then accepts the offsets without a check of the membership."""
+"""Stands for no member: the coordinator accepts offsets without a check of the membership."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +153,8 @@ class TransactionEnded:
     """The answer to EndTxn.
 
     Attributes:
-        error_code: Kafka's error code; 0 for success, also for a repetition of the same request.
-        identity: Identity of the next transaction; with protocol 1 the same as before. None if there is an error.
+        error_code: Kafka's error code; 0 for success, also if the request repeats an earlier EndTxn.
+        identity: Identity of the next transaction; unchanged with protocol 1; None after an error.
     """
 
     error_code: int
@@ -197,7 +198,7 @@ class Transactions(Protocol):
     ) -> None:
         """Takes over a transactional id: the coordinator fences older holders and aborts their open transaction.
 
-        While the coordinator is still aborting that transaction, it answers error code 51.
+        While the coordinator is still aborting the open transaction, it answers error code 51.
 
         Args:
             transactional_id: The transactional id to take over.
@@ -251,8 +252,8 @@ class Transactions(Protocol):
     ) -> None:
         """Asks for a group's committed offset of one partition.
 
-        With `require_stable`, the coordinator answers 88 while an open transaction may change the offset. Brokers
-        before 2.5 cannot do this; `reply` then gets a `Failure` whose `unsupported` is true.
+        With `require_stable`, the coordinator answers 88 while an open transaction may change the offset. With brokers
+        before 2.5, `reply` gets a `Failure` whose `unsupported` is true.
         """
 
     def end_transaction(

@@ -1,8 +1,8 @@
 """The client of the brokers. It sends requests, and calls the reply callback of each request exactly once.
 
-The client decides which broker gets a request, and when. It also decides when to request metadata, and how long to back
-off. It communicates through a `Network` (`kafkasafe/cluster/network.py`). Sockets, TLS, SASL, proxies, the event loop
-and the encoding of requests come from kafka-python, which `kafkasafe/kafkapython` extends. In virtual time,
+The client decides which broker gets a request, and when. The client also decides when to request metadata, and how long
+to back off, and communicates through a `Network` (`kafkasafe/cluster/network.py`). Sockets, TLS, SASL, proxies, the
+event loop and the encoding of requests come from kafka-python, which `kafkasafe/kafkapython` extends. In virtual time,
 `kafkasafe/testing/fake` provides the network.
 
 Each module uses only modules that are listed before it:
@@ -20,10 +20,10 @@ Each module uses only modules that are listed before it:
 
 Each object owns its state, and gets the objects that it uses as constructor arguments (see `Transport.__init__`).
 
-Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into the
-`Mailbox`, which wakes that thread. The thread passes each job to the `BrokerLink` of one broker, or parks it
+Ownership. One I/O thread owns everything below the public methods. A public method only puts a job into the `Mailbox`,
+which wakes the I/O thread. The I/O thread passes each job to the `BrokerLink` of one broker, or parks it
 (`Refresher.park`) until the next metadata answer. While a link has no connection, or while its connection is throttled,
-the link holds requests back and keeps their order. If the link's connection fails, the link fails all these requests.
+the link holds requests back and keeps their order. If a link's connection fails, the link fails all its requests.
 
 The path of a batch: (1) `produce` puts a job into the mailbox. (2) `ProduceRouter` groups batches by leader into
 requests. (3) `BrokerLink.submit` appends each request to `waiting`. `BrokerLink.pump` connects if necessary, and writes
@@ -34,7 +34,7 @@ Non-obvious:
 
 - An address may lead to another cluster after a while (a DNS name was switched, a pod's address was reused). So a
   pinned transport (`pin_cluster`) first asks each new connection for the cluster id: `BrokerLink.pump` holds all other
-  requests back until the answer to a Metadata request has shown that the cluster is the right one.
+  requests back until the answer to a Metadata request has shown the right cluster id.
 - A request counts as sent once its bytes are in the connection's write buffer. A request that fails earlier has
   `sent=False`: the broker cannot have seen it.
 - A request's timeout begins when its last byte has left the write buffer (`Connection.send`). On a slow connection, the
@@ -43,25 +43,24 @@ Non-obvious:
 - The transport sends no batch to a partition's new leader while the old leader has unanswered batches of the partition:
   otherwise the order of the batches would depend on which broker is faster.
 - Questions about offsets and epochs are gathered (`Links.ask`): questions of one kind for one broker that come in the
-  same turn of the loop become one request. The link sends the gathered questions before any later request to that
+  same turn of the loop become one request. The link sends the gathered questions before any later request to the
   broker, so the order is kept. In ListOffsets, each special timestamp (such as `LATEST`) is a separate kind, and
-  look-ups by time are one more kind. So a look-up of the log's end does not wait for a look-up by time that must read
-  remote storage.
-- When a connection ends, all its requests fail, sent or not: a later batch must not overtake an earlier one that was
-  lost. Another thread may submit a batch before it learns of the loss; the *fence* stops such batches (see
+  look-ups by time are one more kind, so that a look-up of the log's end does not wait for a look-up by time that must
+  read remote storage.
+- When a connection ends, all its requests fail, sent or not, because a later batch must not overtake an earlier, lost
+  batch. Another thread may submit a batch before it learns of the loss; the *fence* stops such batches (see
   `ProduceRequest.fence`).
 - The transport does not use kafka-python's metadata loop, which does not return to the bootstrap servers when all known
   brokers have left, and logs an error ten times a second for a topic that does not exist. kafka-python's
   `ClusterMetadata` serves only as the address book.
 - In kafka-python, a connection that fails while it is being initialised resets the back-off (`initialize` swallows the
   error), and one authentication failure blocks a node for ever. Links keep their own back-off.
-- A task of kafka-python's loop costs about 50 µs, and registering a socket costs as much. So a request creates no task
-  and registers no socket (`Loop`, `_DirectMixin`). Instead, sockets stay registered. All bytes that a turn of the loop
-  has to send are written at the end of that turn. Each link has one timer for all of its requests in flight. The
-  consumer and the admin client use kafka-python's loop unchanged.
-- kafka-python leaves the socket of a failed connection attempt to the garbage collector, looks up names on the I/O
-  thread and never gives up a TLS handshake. `Manager._build_transport` overrides the method of kafka-python that does
-  this.
+- A task of kafka-python's event loop costs about 50 µs, and registering a socket costs as much. So a request creates no
+  task and registers no socket (`Loop`, `_DirectMixin`). Instead, sockets stay registered. All bytes that a turn of the
+  event loop has to send are written at the end of the turn. Each link has one timer for all of its requests in flight.
+  The consumer and the admin client use kafka-python's loop unchanged.
+- When kafka-python connects, it leaves the socket of a failed attempt to the garbage collector, looks up names on the
+  I/O thread and never gives up a TLS handshake. `Manager._build_transport` replaces this method of kafka-python.
 """
 
 from kafkasafe.cluster.client.transport import Transport

@@ -48,7 +48,7 @@ class BrokerQuestions:
         self._refresher = refresher
         self._reachability = reachability
         self._looks: dict[tuple[int, str], list[Reply[TopicInfo]]] = {}
-        """For each request in flight, by broker and topic: the callers that asked after the request was sent."""
+        """The callers that asked while a request was in flight, by the request's broker and topic."""
 
     def list_topics(self, reply: Reply[TopicsListed]) -> None:
         self.ask(metadata_question(None, topics_listed), reply)
@@ -73,7 +73,7 @@ class BrokerQuestions:
             "configs": [{"name": key, "value": value} for key, value in config.items()],
         }
         fields = {"topics": [topic], "timeout_ms": timeout_ms, "validate_only": False}
-        # v4 is the first version with the brokers' default replication (KIP-464, Kafka 2.4).
+        # CreateTopics v4 is the first version with the brokers' default replication (KIP-464, Kafka 2.4).
         self.ask(Question("CreateTopics", fields, parse, 4), reply)
 
     def init_producer_id(self, reply: Reply[ProducerIdGranted]) -> None:
@@ -84,7 +84,7 @@ class BrokerQuestions:
 
         Callers may ask for all partitions of a topic at the same time, for instance after a restart of a broker. So
         only one request about the topic is in flight at a time. Callers that ask while a request is in flight share the
-        next one: the broker may have learned more since it got the first request.
+        next request, because the broker may have learned more meanwhile.
         """
 
         def run() -> None:
@@ -119,7 +119,8 @@ class BrokerQuestions:
         """Asks a certain broker, or the best one.
 
         Args:
-            question: The request, and how to parse its answer. An exception of `parse` becomes the `Failure`.
+            question: The request, and how to parse its answer. If `parse` raises, `reply` gets a `Failure` with the
+                exception.
             reply: Gets the result of `parse`, or a `Failure`.
             node: The broker to ask, as the triple (node id, host, port) that another broker reported. None: any broker.
         """

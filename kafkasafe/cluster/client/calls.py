@@ -1,4 +1,4 @@
-"""The requests to one broker. A request contains one question or several, and has a single outcome.
+"""The requests to one broker. A request contains one or several questions, and has a single outcome.
 
 A `Call` builds its request, and passes the outcome to a callback. Other modules decide to which broker the request
 goes, and when.
@@ -34,13 +34,13 @@ class Call:
         self.deadline = 0.0
         self.targets = targets
         self.written_at = 0.0
-        """When the request's last byte was passed to the network; 0 before that."""
+        """When the request's last byte was passed to the network; 0 until then."""
 
     def written(self, now: float) -> None:
         self.written_at = now
 
     def begin(self, now: float) -> None:
-        """Sets the deadline of the wait for a connection, because the wait begins now."""
+        """Begins the wait for a connection: sets its deadline."""
         self.deadline = now + self._wait_s
 
     def request(self, conn: Connection) -> Sendable | None:
@@ -117,8 +117,8 @@ class PartitionQuestion:
     reply: Reply[Any]
 
     def answer(self, row: Any) -> None:
-        """Parses `row`, the broker's answer for the partition, and calls the reply with the result. If the broker left
-        the partition out, `row` is None, and the question fails.
+        """Parses `row`, the broker's answer for the partition, and calls the reply with the result. If `row` is None,
+        because the broker left the partition out, the question fails.
         """
         topic, partition = self.target
         try:
@@ -241,7 +241,9 @@ class QuestionsCall(Call):
                 question.fail(error, sent=sent)
 
     def drop(self, is_gone: Callable[[TopicPartition], bool], error: BaseException) -> bool:
-        """Fails the unsent questions about partitions that are gone. Returns whether other questions are left."""
+        """Fails the unsent questions about partitions for which `is_gone` is true. Returns whether other questions are
+        left.
+        """
         gone = [target for target in self.questions if is_gone(target)]
         failed = [self.questions.pop(target) for target in gone]
         self._done = not self.questions
@@ -289,7 +291,7 @@ class OffsetsCall(Call):
 
 
 class ReachCall(Call):
-    """A call without a request: it only waits for the connection."""
+    """A call that sends no request, but only waits for the connection."""
 
     __slots__ = ("_done", "node_id", "reply")
 

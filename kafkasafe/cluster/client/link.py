@@ -1,6 +1,6 @@
-"""The connection to one broker: when it is opened and closed, and the requests that wait for it or are in flight.
+"""The connection to one broker: opens and closes it, and keeps the requests that wait for it or are in flight.
 
-Other modules decide which broker a request goes to.
+Other modules decide which broker gets a request.
 """
 
 from __future__ import annotations
@@ -105,17 +105,17 @@ class BrokerLink:
         self.pump()
 
     def gather(self, kind: Wanted, question: PartitionQuestion) -> None:
-        """Keeps a question for `ask_gathered`, which sends it together with others of its kind."""
+        """Keeps a question for `ask_gathered`, which sends the questions of each kind together."""
         self.gathered.setdefault(kind, []).append(question)
 
     def ask_gathered(self) -> None:
-        """Sends the gathered questions, at the end of a turn of the loop."""
+        """Sends the gathered questions, at the end of a turn of the event loop."""
         if self.gathered:
             self._collect()
             self.pump()
 
     def _collect(self) -> None:
-        """Turns the gathered questions into requests, and queues these after the waiting requests."""
+        """Turns the gathered questions into requests, and queues them after the waiting requests."""
         if not self.gathered:
             return
         gathered, self.gathered = self.gathered, {}
@@ -154,7 +154,7 @@ class BrokerLink:
             resumes_at = conn.resumes_at
             if resumes_at is not None:
                 # The broker throttles the connection, or the connection authenticates again. The pause is short, and
-                # waiting keeps the requests in their order.
+                # keeps the order of the requests.
                 self._arm(min(max(resumes_at, now + _PAUSE_POLL_S), call.deadline))
                 return
             if self._pin.pinned and not self.ready_once and (self.identifying or not call.identifies):
@@ -183,7 +183,7 @@ class BrokerLink:
         self._write(conn, QuestionCall(question, answered, timeout_s=timeout_s, identifies=True), now)
 
     def _admit(self, conn: Connection) -> None:
-        """Marks the connection as one to the right cluster, and sends the waiting requests."""
+        """Notes that the connection leads to the right cluster, and sends the waiting requests."""
         if conn is self.conn and not self.ready_once:
             self.ready_once = True
             self.failures = 0
@@ -224,7 +224,7 @@ class BrokerLink:
             self._watch_silence()
 
     def _watch(self, due: float) -> None:
-        """Sets one timer for all requests in flight. An answered request does not cancel the timer."""
+        """Sets one timer for all requests in flight, which stays set when a request is answered."""
         if self.watch is not None:
             if self.watch_at <= due:
                 return
@@ -290,8 +290,8 @@ class BrokerLink:
         self.not_before = self._network.now() + self._backoff.pause_s(self.failures)
 
     def drop(self, error: BaseException) -> None:
-        """Fails all waiting requests, in order. On a new connection, they would overtake the requests that were lost
-        with the old one.
+        """Fails all waiting requests, in order. On a new connection, they would overtake requests that were lost with
+        the old connection.
         """
         self._collect()
         waiting, self.waiting = self.waiting, collections.deque()
@@ -299,7 +299,7 @@ class BrokerLink:
             call.fail(error, sent=False)
 
     def drop_moved(self, leader_of: Callable[[TopicPartition], int | None]) -> None:
-        """Every waiting request whose partition has another leader now fails. So do all later waiting requests for that
+        """Fails each waiting request whose partition has another leader now, and all later waiting requests for the
         partition.
         """
         self._collect()
@@ -330,7 +330,7 @@ class BrokerLink:
         if not self.in_flight or self.conn is None:
             return 0.0
         call, since = next(iter(self.in_flight.items()))
-        # No answer is due before the broker has received the whole request.
+        # The broker does not answer before it has received the whole request.
         since = max(since, call.written_at or self.conn.last_write)
         heard: float = self.conn.last_read
         return max(0.0, now - max(since, heard))
@@ -341,7 +341,7 @@ class BrokerLink:
             self.conn.close(error)
 
     def abandon(self, error: BaseException) -> None:
-        """Fails the waiting requests and those in flight, because the loop has ended."""
+        """Fails the waiting requests and the requests in flight, because the event loop has ended."""
         self.drop(error)
         in_flight, self.in_flight = list(self.in_flight), {}
         for call in in_flight:
@@ -350,7 +350,7 @@ class BrokerLink:
             self.hang_up()
 
     def suspect(self, now: float) -> None:
-        """Marks the broker as suspected to hang: for a while, requests prefer other brokers."""
+        """Marks the broker as suspected to hang, so that requests prefer other brokers for a while."""
         self.suspect_until = now + 2 * SILENCE_S
 
     def connect_at_once(self) -> None:

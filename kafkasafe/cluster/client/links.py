@@ -41,7 +41,7 @@ class Links:
         )
         self._links: dict[NodeId, BrokerLink] = {}
         self._asking: list[BrokerLink] = []
-        """Links for which questions were gathered in this turn of the loop."""
+        """Links with questions that were gathered in this turn of the event loop."""
         self._ticking = False
 
     def link(self, node_id: NodeId) -> BrokerLink:
@@ -83,13 +83,13 @@ class Links:
         return any(link.alive(now) for link in self._links.values())
 
     def ask(self, node_id: NodeId, kind: Wanted, question: PartitionQuestion) -> None:
-        """Sends the question, together with others of its kind, at the end of this turn of the loop."""
+        """Sends the question, together with other questions of its kind, at the end of this turn of the event loop."""
         link = self.link(node_id)
         link.gather(kind, question)
         self._asking.append(link)
 
     def ask_gathered(self) -> None:
-        """Sends the questions that this turn of the loop gathered."""
+        """Sends the questions that were gathered in this turn of the event loop."""
         asking, self._asking = self._asking, []
         for link in asking:
             link.ask_gathered()
@@ -143,7 +143,7 @@ class Links:
             link.abandon(error)
 
     def begin_anew(self) -> None:
-        """Forgets all connections after a crash of the loop, because the new loop opens its own."""
+        """Forgets all connections after a crash of the event loop, because the new loop opens its own connections."""
         self._links = {}
         self._asking = []
         self._ticking = False

@@ -13,10 +13,10 @@ from kafkasafe.errors import ForkedProcessError
 
 
 class Mailbox:
-    """Jobs for the network thread. Each one runs or fails. Any thread may call `post`.
+    """Jobs for the network thread. Each job runs or fails. Any thread may call `post`.
 
     Attributes:
-        closing: Whether jobs fail instead of running. Only the network thread uses it.
+        closing: Whether jobs fail instead of running. Only the network thread uses this attribute.
         ended: Whether the mailbox is closed for good, so that no thread will run its jobs.
     """
 
@@ -37,15 +37,15 @@ class Mailbox:
 
         Args:
             run: Called on the network thread, unless the transport closes first.
-            fail: Called if the job cannot be run. Its argument is the error that says why. If the transport is closed
-                already, the thread that called `post` calls `fail` at once.
+            fail: Called with the reason if the job cannot be run. If the transport is closed already, the thread that
+                called `post` calls `fail` at once.
         """
         if os.getpid() != self._pid:
             fail(ForkedProcessError("The connections belong to the parent process"))
             return
         self._jobs.append((run, fail))
-        # One wake-up serves all jobs that come before the network thread calls `look`. `look` clears the flag before
-        # it empties the mailbox, so it sees every job that came while the flag was set.
+        # One wake-up serves all jobs that come before the network thread calls `look`. `look` clears `_woken` before it
+        # empties the mailbox, so it sees every job that came while `_woken` was set.
         if not self._woken and not at_once.is_deferred(self._wake, id(self)):
             self._wake()
         if self.ended:
@@ -67,7 +67,7 @@ class Mailbox:
                 else:
                     run()
             except Exception:
-                # This is a bug in the job, but the other jobs must still run.
+                # The job has a bug, but the other jobs must still run.
                 log.exception("A request could not be passed on", event="request_failed")
 
     def close(self) -> bool:
@@ -78,7 +78,7 @@ class Mailbox:
         return closing
 
     def reopen(self) -> None:
-        """Prepares for a new loop. The new loop is woken when it starts, and then runs the jobs that came before."""
+        """Prepares for a new event loop, which is woken when it starts, and then runs the jobs that came before."""
         self._woken = False
         self.closing = False
 

@@ -1,8 +1,8 @@
 """Sends batches, in order, in Produce requests to the leaders of their partitions, and reports each batch's result.
 
-A batch whose leader is unknown is parked until the next metadata. If the broker supports it (4.1 and newer), a request
-names its topics by their ids (KIP-516). So a batch that is in flight while its topic is recreated never gets into the
-new topic.
+A batch whose leader is unknown is parked until the next metadata. With brokers that support topic ids in Produce (4.1
+and newer), a request names its topics by their ids (KIP-516). So a batch that is in flight while its topic is recreated
+never gets into the new topic.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _Batch: TypeAlias = tuple[ProduceRequest[Any], memoryview]
 
 
 class ProduceRouter:
-    """Combines batches into Produce requests, and sends these on the links to the leaders.
+    """Combines batches into Produce requests, and sends the requests on the links to the leaders.
 
     Args:
         max_request_bytes: Upper bound for the total size of several batches in one request.
@@ -156,8 +156,8 @@ class ProduceRouter:
         self._network.learn_broker(endpoint)
 
     def take_hint(self, target: TopicPartition, topic_id: bytes, hint: tuple[int, int]) -> bool:
-        """Stores the leader and the leader epoch that an answer named. `topic_id` is the id in the request. Returns
-        whether the leader changed.
+        """Stores the leader and the leader epoch that an answer named. `topic_id` is the topic's id in the request.
+        Returns whether the leader changed.
         """
         return self._leaders.take_hint(target, topic_id, hint, self._network.addresses())
 
@@ -170,15 +170,15 @@ class ProduceRouter:
 
 
 class RequestOrder:
-    """Stops batches that would overtake others. To do so, it stores three things for each partition: the fence, the
-    broker to which the unanswered batches were sent, and the topic id that they were sent with. Pure.
+    """Stops batches that would overtake others. For each partition, stores the fence, the broker to which the
+    unanswered batches were sent, and the topic id in these batches' requests. Pure.
     """
 
     __slots__ = ("_fences", "_pending")
 
     def __init__(self) -> None:
         self._fences: dict[TopicPartition, int] = {}
-        # For each partition with unanswered batches: the node that the batches were sent to, their topic id, and their
+        # For each partition with unanswered batches: the node to which the batches were sent, their topic id, and their
         # number. Invariant: all unanswered batches of a partition were sent to one node, with one topic id.
         self._pending: dict[TopicPartition, tuple[NodeId, bytes, int]] = {}
 
@@ -187,17 +187,17 @@ class RequestOrder:
         return self._fences.get(target, 0)
 
     def raise_fence(self, target: TopicPartition) -> int:
-        """Counts a failed batch, and returns the new fence. Batches that a thread submits before that thread learns of
-        the failure must not be sent.
+        """Counts a failed batch, and returns the new fence. Batches that a thread submits before it learns of the
+        failure have an older fence, and must not be sent.
         """
         fence = self._fences.get(target, 0) + 1
         self._fences[target] = fence
         return fence
 
     def overtaken(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> str | None:
-        """Says which unanswered batches would be overtaken by a batch that is sent to this node with this topic id;
-        None if none would be. The topic id counts, because the broker may refuse the unanswered batches, which carry
-        the former id, and yet append this batch, which carries the new id.
+        """Describes the unanswered batches that a batch to this node with this topic id would overtake; None if there
+        are none. After a topic was recreated, a broker may refuse unanswered batches with the former id, and yet append
+        a batch with the new id.
         """
         pending = self._pending.get(target)
         if pending is None:
@@ -230,8 +230,8 @@ class RequestOrder:
 
 
 class ProduceCall(Call):
-    """A Produce request. It has at most one batch for each partition. Either all batches belong to the same
-    transaction, or none belongs to any.
+    """A Produce request with at most one batch for each partition. Either all batches belong to one transaction, or
+    none belongs to a transaction.
 
     Args:
         topic_ids: The id of each topic when the request was made; `NO_TOPIC_ID` if it is unknown.
@@ -252,15 +252,15 @@ class ProduceCall(Call):
         reply: ProduceCallback[Any],
     ) -> None:
         targets = tuple((request.topic, request.partition) for request, _ in requests)
-        # This time-out is longer than the broker's own, so that the broker can report slow replicas before this client
-        # closes the connection.
+        # The client's time-out is longer than the broker's, so that the broker can report slow replicas before the
+        # client closes the connection.
         super().__init__(max(router.request_timeout_s, timeout_ms / 1000 + 1), targets)
         self.timeout_s += max((request.patience_s for request, _ in requests), default=0.0)
         self._done = False
         self._router = router
         self._topic_ids = topic_ids
         self.requests = [request for request, _ in requests]
-        # A view prevents its bytearray from being resized, so the views are released as soon as possible.
+        # A memoryview prevents its bytearray from being resized, so the views are released as soon as possible.
         self.views = [view for _, view in requests]
         self.acks = acks
         self.timeout_ms = timeout_ms
@@ -368,8 +368,8 @@ class ProduceCall(Call):
 
 
 def shared_requests(batches: Sequence[_Batch], max_bytes: int) -> list[list[_Batch]]:
-    """Splits the batches for one leader into requests. Each request has at most one batch per partition. All its
-    batches belong to one transaction, or none does. A request has at most `max_bytes`, unless it consists of one larger
+    """Splits the batches for one leader into requests. Each request has at most one batch per partition. All batches of
+    a request belong to one transaction, or to none. A request has at most `max_bytes`, unless it consists of one larger
     batch.
     """
     found: list[list[_Batch]] = []

@@ -1,4 +1,4 @@
-"""The requests to a partition's leader that `kafkasafe.cluster.api` defines, and the interpretation of their answers.
+"""Sends the requests of `kafkasafe.cluster.api` to partitions' leaders, and interprets their answers.
 
 A request whose leader is unknown is parked until the next metadata.
 """
@@ -319,7 +319,7 @@ class LeaderQuestions:
         parse: Callable[[Any], Any],
         reply: Reply[Any],
     ) -> None:
-        """Like `_ask`, but the question shares a request with others of its kind."""
+        """Like `_ask`, but questions of the same kind share a request."""
         fail = not_sent(reply)
 
         def submit(leader: int) -> None:
@@ -356,8 +356,8 @@ class LeaderQuestions:
         submit: Callable[[int], None],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """On the network thread, calls `submit` with the leader's node id, or `fail` with the reason why there is
-        none.
+        """On the network thread, calls `submit` with the leader's node id, or `fail` with the reason why the partition
+        has no leader.
         """
 
         def route(final: bool) -> None:
@@ -425,7 +425,7 @@ class _Offsets:
 
 
 def _next_offset(records: Buffer, offset: int) -> int:
-    """Returns the offset after the last complete batch, or `offset` if that is larger or if no batch is complete. The
+    """Returns the offset after the last complete batch; but `offset` if it is larger, or if no batch is complete. The
     batches may have old formats.
     """
     at = 0

@@ -14,8 +14,8 @@ class Reachability:
     """Tracks whether the cluster answers, and logs when an outage begins and ends.
 
     Attributes:
-        connected: Whether the cluster is reachable. An answered metadata request makes this True. A failed metadata
-            request makes this False, unless a broker is still usable.
+        connected: Whether the cluster is reachable: True after an answered metadata request; False after a failed
+            metadata request, unless a broker is still usable.
         last_error: Why the latest attempt found no usable broker; None while the cluster answers, and before the first
             attempt.
         answered: Whether the cluster has answered at least once.
@@ -38,7 +38,7 @@ class Reachability:
         Args:
             error: Why the request failed.
             now: Time of the failure.
-            alive: Whether there is still a usable connection to a broker that is not suspected to hang.
+            alive: Whether a usable connection is left to a broker that is not suspected to hang.
         """
         self.failed += 1
         if not alive:

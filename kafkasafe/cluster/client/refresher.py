@@ -1,7 +1,7 @@
 """Sends metadata requests: chooses the topics and the broker, and applies the answer.
 
-A request that cannot be routed yet is "parked" here until the next answer. The callbacks of callers that asked for
-metadata are also kept here until the next answer.
+A request that cannot be routed yet is "parked" here until the next metadata answer. The callbacks of callers that asked
+for metadata are also kept here until the next metadata answer.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class _AwaitingMetadata:
         return parked
 
     def take(self, *, of_new: bool) -> _Waiting:
-        """Removes and returns what waits for the metadata request that begins now. If the request asks only about new
-        topics, only the replies about new topics wait for it.
+        """Removes and returns the replies and requests that wait for the metadata request that begins now: only the
+        replies about new topics if the request asks only about new topics.
         """
         replies, self._replies_of_new = self._replies_of_new, []
         if of_new:
@@ -176,7 +176,7 @@ class Refresher:
         self._listeners.append(callback)
 
     def watch(self, topic: str) -> BaseException | None:
-        """Makes sure that metadata of the topic will be requested. Returns the reason if that is impossible."""
+        """Makes sure that metadata of the topic will be requested. Returns the reason if this is impossible."""
         if topic not in self._topics.names:
             invalid = invalid_topic(topic)
             if invalid is not None:
@@ -199,7 +199,7 @@ class Refresher:
         ]
         able = [link for link in links if link.not_before <= now or link.ready]
         if not able:
-            # All links are still in back-off: wait until the first of these back-offs ends.
+            # All links are still in back-off: wait until the first back-off ends.
             self._schedule.no_later(heapq.nsmallest(1, (link.not_before for link in links))[0])
             return
         link = self._links.best(able, now)
@@ -239,8 +239,8 @@ class Refresher:
             self._reachability.request_failed(result.error, now, alive=self._links.alive(now))
             for reply in attempt.waiting.replies:
                 safely(reply, result)
-            # Also fail requests that were parked during the attempt. If they were kept and sent, they would get ahead
-            # of the older requests, which fail now.
+            # Also fail requests that were parked during the attempt: if sent, they would overtake the older requests,
+            # which fail now.
             for request in (*attempt.waiting.parked, *parked):
                 request.fail(result.error)
             self._schedule.want()
@@ -262,8 +262,8 @@ class Refresher:
         self._plan_refresh(now, result.topics if attempt.of_new else None)
 
     def _create_missing(self, link: BrokerLink, result: MetadataRefreshed) -> None:
-        """Sends a separate request that names only the topics to create, because a broker creates every topic that this
-        request names.
+        """Sends a separate request for only the topics to create, because a broker creates every missing topic in the
+        request.
         """
         if not self._auto_create:
             return
@@ -278,8 +278,8 @@ class Refresher:
             )
 
     def _plan_refresh(self, now: float, of_new: Mapping[str, TopicInfo] | None) -> None:
-        """Plans the next request after an answer. `of_new`: the topics of the answer, if the request was about new
-        topics only; otherwise None.
+        """Plans the next request after an answer. `of_new` has the topics of the answer if the request was about new
+        topics only; otherwise it is None.
         """
         infos = (self._leaders.topics if of_new is None else of_new).values()
         missing = any(info.error_code for info in infos)
@@ -312,7 +312,7 @@ class Refresher:
         self._awaiting.park(_ParkedRequest(route, fail))
 
     def fail_all(self, error: BaseException) -> None:
-        """Fails all parked requests, because the loop ends."""
+        """Fails all parked requests, because the event loop ends."""
         self._reachability.end()
         attempt, self._attempt = self._attempt, None
         self._patience = None

@@ -1,6 +1,4 @@
-"""The time of the next metadata request. `refresher` decides to which broker the request goes, and which topics it
-names.
-"""
+"""The time of the next metadata request. The module `refresher` chooses the broker and the topics of the request."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ _LONG_AGO: Final = -1e9
 
 
 class RefreshSchedule:
-    """One timer for the next metadata request. At most one such request is in progress.
+    """One timer for the next metadata request. At most one metadata request is in progress.
 
     Args:
-        retry_backoff_s: Shortest time between the last metadata request and a request about all topics, unless the
-            latter is urgent.
+        retry_backoff_s: Shortest time between the last metadata request and a request about all topics that is not
+            urgent.
     """
 
     def __init__(self, network: Network, mailbox: Mailbox, retry_backoff_s: float) -> None:
@@ -35,7 +33,7 @@ class RefreshSchedule:
         self._timer_at = 0.0
 
     def on_due(self, callback: Callable[[], None]) -> None:
-        """Sets the function to call when a request is due and none is in progress."""
+        """Sets the function to call when a request is due and no other request is in progress."""
         self._on_due = callback
 
     def want(self, *, urgent: bool = False) -> None:
@@ -52,14 +50,14 @@ class RefreshSchedule:
     def want_new(self) -> None:
         """Schedules a metadata request about the new topics, to be sent as soon as possible.
 
-        The request does not include the other topics. Otherwise a program that begins to use thousands of topics, one
-        after the other, would parse the metadata of all of them for each new topic (KIP-526).
+        The request does not include the other topics, because a program may begin to use thousands of topics, one after
+        the other, and would parse the metadata of all topics for each new topic (KIP-526).
         """
         if not self._mailbox.closing and not self._under_way:
             self.no_later(self._network.now())
 
     def all_no_later(self, at: float) -> None:
-        """Sets the time of the next request about all topics to `at`, unless it is earlier already. Does not set the
+        """Sets the time of the next request about all topics to `at`, unless an earlier time is set. Does not set the
         timer.
         """
         self._all_due = min(self._all_due, at)
@@ -73,7 +71,7 @@ class RefreshSchedule:
         self.no_later(self._all_due)
 
     def no_later(self, at: float) -> None:
-        """Sets the timer to the time `at`, unless the timer is set to an earlier time already."""
+        """Sets the timer to the time `at`, unless the timer is set to an earlier time."""
         if self._timer is not None:
             if self._timer_at <= at:
                 return
@@ -98,7 +96,7 @@ class RefreshSchedule:
         self._under_way = False
 
     def begin_anew(self) -> None:
-        """Prepares for another loop: forgets the timer and the request in progress."""
+        """Prepares for a new event loop: forgets the timer and the request in progress."""
         self._timer = None
         self._begun_at = _LONG_AGO
         self._all_due = math.inf

@@ -1,6 +1,6 @@
 """`Transport` implements `Cluster` over a `Network`, and is the `Service` of that network.
 
-It consists of objects of the other modules of this package.
+A `Transport` consists of objects of the other modules of this package.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Transport:
     """Sends requests to a Kafka cluster. Thread-safe; every request gets exactly one reply. `Cluster` and `Service`
     describe the methods.
 
-    `kafkapython.connect.over_sockets` makes a transport that uses sockets. `VirtualCluster.connect` makes one that runs
-    in virtual time.
+    `kafkapython.connect.over_sockets` makes a transport that uses sockets; `VirtualCluster.connect` makes a transport
+    that runs in virtual time.
 
     A `reply` is a callback that runs on the network thread. The callback must only store the result, because the client
     communicates with no broker until the callback returns. After `close` (and in a forked child) requests fail at once,
-    on the caller's thread. A failure of the network is not raised, but passed to the reply as a `Failure`.
+    on the caller's thread. A network failure is passed to the reply as a `Failure`, and not raised.
 
     The transport is not usable in a child after `os.fork`, because only the parent has the network thread.
 
@@ -164,7 +164,7 @@ class Transport:
 
     def repin(self, cluster_id: str) -> None:
         def run() -> None:
-            # Connections to the former cluster may have opened while the caller was deciding.
+            # Connections to the former cluster may have opened before the caller decided to call `repin`.
             self._links.leave(self._pin.repin(cluster_id))
             self._links.connect_at_once()
             self._schedule.want(urgent=True)

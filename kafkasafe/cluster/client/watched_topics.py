@@ -22,7 +22,7 @@ class WatchedTopics:
 
     @property
     def new(self) -> AbstractSet[str]:
-        """The topics that no request has named yet."""
+        """The topics that no metadata request has named yet."""
         return self._new
 
     def add(self, topic: str) -> None:
@@ -53,7 +53,7 @@ class WatchedTopics:
 
 
 def invalid_topic(topic: str) -> BaseException | None:
-    """Returns the error of a name that no topic can have; None for a valid one."""
+    """Returns the error of an invalid topic name; None for a valid name."""
     try:
         ensure_valid_topic_name(topic)
     except (TypeError, ValueError) as error:
