@@ -1,14 +1,14 @@
 """kafka-python, with fixes and additions.
 
-All code that uses private names of kafka-python, or that replaces a part of it, is in this package. This code was
-written against kafka-python 3.0.12. If a release of kafka-python renames something private, only modules of this
-package break. When kafkasafe is imported, `kafkasafe/_kafka_version.py` refuses the releases that are known to break
-it. If another release has renamed a field of KafkaConsumer, or of its fetcher, coordinator or subscription, then the
-constructor of SafeConsumer raises an error that names the field (`private_fields.py`). These releases do not work:
-2.0.2 to 2.3.3, which lack `kafka.errors.RetriableError`; 3.0.0 to 3.0.2, which lack `TaskState`; 3.0.4, whose requests
-can be longer than their buffer; 3.0.5 to 3.0.8, whose `mark_pending_revocation` takes no argument; and the branch of
-3.1, which has neither `kafka.net.selector` nor `kafka.net.transport`. The target `test-oldest` of the Makefile runs
-tests with the oldest release that works.
+All code that uses private names of kafka-python, or that replaces parts of kafka-python, is in this package. This code
+was written against kafka-python 3.0.12. If a release of kafka-python renames something private, only modules of this
+package break. When kafkasafe is imported, `kafkasafe/_kafka_version.py` refuses the releases of kafka-python that are
+known to break kafkasafe. If another release has renamed a field of KafkaConsumer, or of its fetcher, coordinator or
+subscription, the constructor of SafeConsumer raises an error that names the field (`private_fields.py`). The following
+releases do not work: 2.0.2 to 2.3.3, which lack `kafka.errors.RetriableError`; 3.0.0 to 3.0.2, which lack `TaskState`;
+3.0.4, whose requests can be longer than their buffer; 3.0.5 to 3.0.8, whose `mark_pending_revocation` takes no
+argument; and the branch of 3.1, which has neither `kafka.net.selector` nor `kafka.net.transport`. The target
+`test-oldest` of the Makefile runs tests with the oldest release that works.
 
     requests.py      the classes of requests; makes a request from a name and plain data
     wire.py          bytes of Produce requests and their answers, without copies

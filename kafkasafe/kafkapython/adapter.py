@@ -1,8 +1,8 @@
 """Access to kafka-python's partitions, group and metadata, for the objects that make a consumer's decisions.
 
-`kafkasafe._consuming.ports` has the protocols that the classes implement, and says what each method does.
+`kafkasafe._consuming.ports` has the protocols that the classes implement, and documents the methods.
 
-`each_record` is the consumer's iterator. It reads kafka-python's states without a call for each record.
+`each_record`, the consumer's iterator, reads kafka-python's states without a call for each record.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 from kafkasafe.history.epochs import UNDEFINED
 
 _position: Final[Any] = functools.partial(tuple.__new__, OffsetAndMetadata)
-"""Make a position from a tuple. OffsetAndMetadata's own constructor costs as much as all other work for a record."""
+"""Makes a position from a tuple. (OffsetAndMetadata's constructor costs as much as all other work for a record.)"""
 
 
 class KafkaAssignments:
@@ -141,8 +141,8 @@ class KafkaMetadata:
         self._manager.cluster.request_update()
 
     def may_create(self, topic: str) -> bool:  # noqa: ARG002  # it is the same for all topics
-        # With a subscription by pattern, kafka-python requests the metadata of all topics. Brokers create no topic
-        # then. If a request on another connection recreated a deleted topic, the pattern would select the new topic.
+        # With a subscription by pattern, kafka-python requests the metadata of all topics, so that brokers create no
+        # topic. A deleted topic that a request on another connection recreated would be selected by the pattern.
         return not self._manager.cluster.need_all_topic_metadata
 
     def is_connected(self) -> bool:
@@ -150,7 +150,7 @@ class KafkaMetadata:
 
 
 class KafkaPython:
-    """The parts of one KafkaConsumer that are used in decisions about positions."""
+    """The parts of one KafkaConsumer that decisions about positions use."""
 
     __slots__ = ("_fetcher", "assignments", "group", "isolation", "metadata")
 
@@ -183,8 +183,8 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
         if state is None:
             continue
         for record in records:
-            # Does the same as `is_fetchable` of the subscription, but without its lock. The lock would not help,
-            # because another thread could make a change right after this line.
+            # Do the same as `is_fetchable` of the subscription, but without its lock, because another thread could make
+            # a change right after this check anyway.
             if (
                 state.paused
                 or state._pending_revocation
@@ -198,11 +198,10 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
 
 
 def unreturned(iterator: Any) -> tuple[Any, OffsetAndMetadata] | None:
-    """Return the partition's state, and the position of the record that `iterator` (`each_record`) yielded last.
+    """Return the partition's state and the position of the last record that `iterator` (`each_record`) has yielded.
 
-    Ctrl-C may interrupt the iterator's caller before the caller returns this record. Then the caller moves the position
-    back to the record, which would be skipped otherwise. The result is None if Ctrl-C ended the iterator before the
-    iterator had moved the position.
+    If Ctrl-C interrupts the iterator's caller before the caller returns the record, the caller moves the position back,
+    so that the record is not skipped. The result is None if Ctrl-C ended the iterator before the position moved.
     """
     frame = iterator.gi_frame
     if frame is None:

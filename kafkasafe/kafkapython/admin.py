@@ -1,4 +1,4 @@
-"""kafka-python's admin client, for reading settings. All sockets are closed, even if the client cannot connect."""
+"""kafka-python's admin client, for reading settings. Closes all sockets, even if the client cannot connect."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def settings_of(
     }
     resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in replicas]
     for row in admin.describe_cluster()["brokers"][:1]:
-        # The name of the field depends on the broker's version.
+        # The name of the node id's field depends on the broker's version.
         number = row["broker_id"] if "broker_id" in row else row["node_id"]
         resources.append(ConfigResource(ConfigResourceType.BROKER, str(number)))
     if not resources:
@@ -90,13 +90,13 @@ def settings_of(
 
 
 def tidy_client(**options: Any) -> Any:
-    """Make the network client on which kafka-python's clients are built. Its connections close their sockets when they
-    fail.
+    """Make the network client of kafka-python's clients, but with connections that close their sockets when they fail.
 
-    kafka-python leaves these sockets to the garbage collector. The collector reports them with a ResourceWarning, so a
-    later test fails. Failed connections are normal: for a while, the metadata still names a killed broker.
+    kafka-python leaves the sockets of failed connections to the garbage collector, which reports them with a
+    ResourceWarning, so that a later test fails. Connections often fail in tests, because the metadata names a killed
+    broker for a while.
     """
     make: Any = KafkaAdminClient.DEFAULT_CONFIG["kafka_client"]
-    client = make(manager=False, **options)  # with None, the client would create a manager
+    client = make(manager=False, **options)  # with None, the client would make a manager
     client._manager = Manager(client._net, **options)  # type: ignore[no-untyped-call]
     return client

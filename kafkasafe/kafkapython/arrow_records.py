@@ -19,7 +19,7 @@ _arrow: Any = pa  # names from pyarrow's compiled modules have no types
 
 
 class ArrowRecords:
-    """Replaces kafka-python's `PartitionRecords`. It returns Arrow batches instead of records.
+    """Replaces kafka-python's `PartitionRecords`, and returns Arrow batches instead of records.
 
     Attributes:
         kind: The form of the result.
@@ -81,14 +81,14 @@ class ArrowRecords:
         if self._decoder is None:
             return
         self._decoder = self._old = None
-        self._buffer = b""  # it may be a view, which keeps a whole large response in memory
+        self._buffer = b""  # a view would keep a whole large response in memory
         if self._metric_aggregator:
             self._metric_aggregator.record(self.topic_partition, self.bytes_read, self.records_read)
         self._on_drain(self)
 
     def own(self) -> bool:
-        """Copies the remaining bytes, so that they do not keep the whole response in memory. Returns whether they could
-        be copied.
+        """Copies the remaining bytes, so that they do not keep the whole response in memory. Returns whether a copy was
+        possible.
         """
         if self._decoder is None or self._old is not None or self.kind.views:
             return False
@@ -118,7 +118,7 @@ class ArrowRecords:
                 " damaged in transit, poll again; to leave it out, seek past it."
             ) from error
         except OldFormatError:
-            # The response has messages of a broker before 0.11. kafka-python reads these.
+            # kafka-python reads the message formats of brokers before 0.11.
             self._old = Fetcher.PartitionRecords(
                 offset,
                 self.topic_partition,

@@ -10,7 +10,7 @@ from kafka.structs import TopicPartition
 
 from kafkasafe.record.arrow_decode import COLUMNS, schema_of
 
-_arrow: Any = pa  # names from its compiled modules have no types
+_arrow: Any = pa  # names from pyarrow's compiled modules have no types
 
 _PLACE: Final = [
     _arrow.field("topic", _arrow.string(), nullable=False),
@@ -23,7 +23,7 @@ class TableForm:
     """The columns of a table.
 
     Attributes:
-        fetched: The columns to read. The offset is always read, so that a table with only topic and partition has the
+        fetched: The columns to read: always the offset, too, so that a table with only topic and partition has the
             right length.
     """
 

@@ -31,8 +31,8 @@ _START_PAUSE_S: Final = 0.01
 class _ReachingManager(Manager):
     """Connects to the bootstrap servers again if no broker in the metadata can be reached (KIP-899).
 
-    kafka-python 3.0.12 does not recover when all brokers that it knew have left. It reports the cause of a failed
-    connection only in its log.
+    kafka-python 3.0.12 does not recover when all brokers that it knew have left, and only logs the cause of a failed
+    connection.
 
     Attributes:
         last_failure: Error of the last failed connection or metadata request.
@@ -53,11 +53,11 @@ class _ReachingManager(Manager):
         return any(conn.connected for conn in list(self._conns.values()))
 
     def update_backoff(self, node_id: Any) -> Any:
-        # KafkaConnectionManager calls this method in its `except` clause. Otherwise it only logs the error.
+        # KafkaConnectionManager calls this method in its `except` clause, so that the error is available here.
         failure = sys.exc_info()[1]
         late = (kafka_errors.KafkaTimeoutError, kafka_errors.RequestTimedOutError)
         cut_short = isinstance(failure, late) or isinstance(getattr(failure, "__cause__", None), late)
-        # If the last attempt failed with a time-out, keep the more useful error of an earlier attempt.
+        # If the last attempt timed out, keep the more useful error of an earlier attempt.
         if failure is not None and not (cut_short and self.last_failure is not None):
             self.last_failure = failure
         parent: Any = super()
@@ -74,10 +74,10 @@ class _ReachingManager(Manager):
 
 
 class _InterruptibleNet(NetworkSelector):
-    """kafka-python's event loop, changed so that Ctrl-C in a caller's thread does not block it.
+    """kafka-python's event loop, which Ctrl-C in a caller's thread cannot block.
 
     With kafka-python 3.0.12, a caller waits for a `threading.Event`. If Ctrl-C interrupts the wait, the Event's lock
-    may stay locked. Then the I/O thread waits for this lock for ever, and so does each later call.
+    may stay locked, so that the I/O thread and each later call wait for the lock for ever.
     """
 
     config: dict[str, Any]
@@ -92,7 +92,7 @@ class _InterruptibleNet(NetworkSelector):
         self._pid = os.getpid()
 
     def check_process(self) -> None:
-        """Raise ForkedProcessError in a forked child. It has no I/O thread, so a call would wait for ever."""
+        """Raise ForkedProcessError in a forked child, which has no I/O thread, so that a call would wait for ever."""
         if os.getpid() != self._pid:
             raise ForkedProcessError(
                 "This consumer belongs to the parent process. Open another one in this process"
@@ -111,7 +111,7 @@ class _InterruptibleNet(NetworkSelector):
         self._check_open()
         parent: Any = super()
         if self._exception or self._io_thread in (None, threading.current_thread()):
-            return parent.run(coro, *args)  # this call raises an error, or does not wait for another thread
+            return parent.run(coro, *args)  # raises an error, or does not wait for another thread
         me: Any = self
         ended = WakeFlag()
         state: dict[str, Any] = {"exception": None}
@@ -144,8 +144,8 @@ class _InterruptibleNet(NetworkSelector):
     def _check_open(self) -> None:
         """Raise LoopClosedError if the loop is closed.
 
-        A deserializer or a hook of the application may close the consumer in the middle of a `poll`. The `poll` must
-        notice that.
+        A deserializer or a hook of the application may close the consumer in the middle of a `poll`, which must notice
+        this.
         """
         if self._closed and not self._exception:
             raise LoopClosedError("NetworkSelector closed!")
@@ -157,7 +157,7 @@ class _InterruptibleNet(NetworkSelector):
             parent.run_forever()
 
     def stop(self, timeout_ms: float | None = None) -> None:
-        """See kafka-python's method. It raises no error if Ctrl-C interrupted the start of the thread."""
+        """See kafka-python's method. Raises no error if Ctrl-C interrupted the start of the thread."""
         parent: Any = super()
         deadline = time.monotonic() + _START_S
         while True:
@@ -172,15 +172,14 @@ class _InterruptibleNet(NetworkSelector):
 
 
 def _tidy_client(**options: Any) -> Any:
-    """Make KafkaConsumer's network client, but with our connections.
-
-    Our connections close their sockets when they fail, and look up names on a separate thread.
+    """Make KafkaConsumer's network client, but with connections that close their sockets when they fail, and that look
+    up names on a separate thread.
     """
     make: Any = KafkaConsumer.DEFAULT_CONFIG["kafka_client"]
     net: Any = _InterruptibleNet
     client = make(
         net=net(**options), manager=False, **options
-    )  # with None, the client would create a manager of its own
+    )  # with None, the client would make its own manager
     manager: Any = _ReachingManager
     client._manager = manager(client._net, **options)
     limit_foreign()
@@ -188,6 +187,6 @@ def _tidy_client(**options: Any) -> Any:
     return client
 
 
-# Defaults that differ from KafkaConsumer's. With a shorter back-off, the consumer notices soon when a cluster is
+# Defaults that differ from KafkaConsumer's. A shorter back-off lets the consumer soon notice that a cluster is
 # available again.
 OURS: Final[dict[str, Any]] = {"kafka_client": _tidy_client, "reconnect_backoff_max_ms": 1000}

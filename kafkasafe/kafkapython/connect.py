@@ -14,10 +14,10 @@ from kafkasafe.cluster.client import Transport
 from kafkasafe.kafkapython.network import SocketNetwork
 
 Connect: TypeAlias = Callable[[Mapping[str, Any]], Cluster]
-"""A function of `KafkaProducer`'s options. It makes a `Cluster`, but does not start it."""
+"""A function that takes `KafkaProducer`'s options, and makes a `Cluster`, but does not start it."""
 
 _doubles: dict[str, Connect] = {}
-"""The announced simulated clusters, by server ('host:port', as in `bootstrap_servers`)."""
+"""The simulated clusters that `announced` added, by server ('host:port', as in `bootstrap_servers`)."""
 
 
 def connect(options: Mapping[str, Any]) -> Cluster:
@@ -37,8 +37,9 @@ def over_sockets(options: Mapping[str, Any]) -> Transport:
 
     Args:
         options: `KafkaProducer`'s options. Options that do not concern connections or metadata are ignored.
-            `reconnect_backoff_max_ms` defaults to 1000 here. So the client notices soon when a cluster is available
-            again. `max_in_flight_requests_per_connection` is ignored, because the caller limits its requests itself.
+            `reconnect_backoff_max_ms` defaults to 1000 here, so that the client soon notices when a cluster is
+            available again. `max_in_flight_requests_per_connection` is ignored, because the caller limits its requests
+            itself.
     """
     return Transport(SocketNetwork(options), options)
 

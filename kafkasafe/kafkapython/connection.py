@@ -19,7 +19,7 @@ _NEVER_MS: Final = 1e12
 
 
 class DirectConnection:
-    """A connection to a broker. It is not established yet when the constructor returns. `Connection` describes the
+    """A connection to a broker, which is not established yet when the constructor returns. `Connection` describes the
     methods.
 
     Raises:
@@ -29,8 +29,8 @@ class DirectConnection:
     __slots__ = ("_conn", "_versions")
 
     def __init__(self, manager: Any, node_id: NodeId) -> None:
-        # kafka-python 3.0.12 resets its back-off too early, before a connection is initialised. And after one failed
-        # authentication, it never tries the broker again. The client has its own back-off.
+        # Undo kafka-python's back-off, because the client has its own. kafka-python 3.0.12 resets its back-off too
+        # early, before a connection is initialised, and never tries a broker again after one failed authentication.
         manager.reset_backoff(node_id)
         manager._auth_failures.pop(node_id, None)
         self._conn: Any = manager.get_connection(node_id, refresh_metadata_on_err=False)
@@ -99,7 +99,7 @@ class DirectConnection:
         frame: Frame | None = None
         try:
             frame = _frame(request)
-            # kafka-python's time limit would begin now, not when the request is written. So set no time limit.
+            # Set no time limit in kafka-python, because it would begin now, not when the request is written.
             future = conn.send_request(frame, request_timeout_ms=_NEVER_MS)
             if frame.encoded and conn.transport is not None:
                 if frame.rest:
@@ -121,8 +121,8 @@ class DirectConnection:
     def close(self, error: BaseException | None = None) -> None:
         conn = self._conn
         if error is None and conn.transport is not None:
-            # In kafka-python 3.0.12, a closed transport stays open until all its bytes are written. A hanging broker
-            # would keep it open for ever.
+            # In kafka-python 3.0.12, a closed transport stays open until all its bytes are written, so a hanging broker
+            # would keep the transport open for ever.
             conn.transport._write_buffer.clear()
         conn.close(error)
 

@@ -49,8 +49,8 @@ class ExtendedConsumer(KafkaConsumer):
         """Return the interface to kafka-python, for the objects that decide for this consumer.
 
         Raises:
-            ImportError: This kafka-python has renamed a private field that kafkasafe uses. Without this check, the user
-                would get an AttributeError that does not name the release or a remedy.
+            ImportError: This release of kafka-python has renamed a private field that kafkasafe uses. A later
+                AttributeError would name neither the release nor a remedy.
         """
         missing = missing_fields(self)
         if missing:
@@ -63,9 +63,9 @@ class ExtendedConsumer(KafkaConsumer):
         return KafkaPython(self._subscription, self._fetcher, self._coordinator, self._manager)
 
     def _extend(self, owner: Owner, *, chooses_sizes: bool) -> None:
-        """Extend the consumer's fetcher, coordinator and subscription. After this, they ask the owner for decisions.
+        """Extend the consumer's fetcher, coordinator and subscription, so that they ask the owner for decisions.
 
-        KafkaConsumer creates its parts itself and offers no hook, so their classes are replaced.
+        KafkaConsumer makes these parts itself and offers no hook, so this method replaces their classes.
 
         Args:
             owner: The objects that decide.
@@ -78,9 +78,9 @@ class ExtendedConsumer(KafkaConsumer):
         self._coordinator.serve(owner)
         if chooses_sizes:
             self._fetcher.choose_sizes()
-        # Ask for stable offsets only (KIP-447). The spool of another process may contain an atomic batch, which will be
-        # committed even if that process dies. If this consumer read the group's offset before the atomic batch is
-        # committed, the consumer would process the batch's input again.
+        # Ask for stable offsets only (KIP-447). A transaction whose output waits in another process's spool will be
+        # committed even if the other process dies. If this consumer read the group's offset before the commit, it would
+        # process the transaction's input again.
         self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
         self._subscription.__class__ = Subscription
         self._subscription.commit_from(owner.commits.committable)
@@ -88,7 +88,7 @@ class ExtendedConsumer(KafkaConsumer):
     def _abandon(self) -> BaseException | None:
         """Clean up after a failed constructor. Return the error of the last attempt to connect.
 
-        KafkaConsumer itself leaks a thread and sockets in each failed attempt.
+        KafkaConsumer leaks a thread and sockets in each failed attempt.
         """
         if hasattr(self, "_client"):
             self._client.close()
@@ -109,9 +109,7 @@ class ExtendedConsumer(KafkaConsumer):
         self._net.check_process()
 
     def _refuse_in_listener(self, call: str) -> None:
-        """Raise UsageError on kafka-python's I/O thread. There, kafka-python would close only a part of the
-        consumer.
-        """
+        """Raise UsageError on kafka-python's I/O thread, where kafka-python would close only a part of the consumer."""
         if self._net.runs_here:
             raise UsageError(
                 f"{call}() cannot be called in a rebalance listener, because the call waits for the thread that calls"
@@ -133,14 +131,14 @@ class ExtendedConsumer(KafkaConsumer):
     def _take_subscription_at_once(self) -> None:
         """For a consumer without a group, apply a new subscription with the next metadata response.
 
-        If all topics of a new subscription are already in the metadata, KafkaConsumer itself would apply the
-        subscription only after partitions change in the cluster.
+        If the metadata already contain all topics of a new subscription, KafkaConsumer would apply the subscription
+        only after partitions change in the cluster.
         """
         self._coordinator._metadata_snapshot = {}
         self._cluster.request_update()
 
     def seek(self, partition: Any, offset: int) -> None:
-        """See KafkaConsumer's method. Begin with small requests again, because the fetched data is discarded."""
+        """See KafkaConsumer's method. A `seek` discards the fetched data, so begin with small requests again."""
         parent: Any = super()
         parent.seek(partition, offset)
         self._fetcher.sought(partition)
@@ -149,7 +147,7 @@ class ExtendedConsumer(KafkaConsumer):
         """Mark the records of earlier polls as returned.
 
         Raises:
-            ForkedProcessError: This is a forked child, and the parent process reads these records.
+            ForkedProcessError: This process is a forked child, and its parent process reads the records.
         """
         self._net.check_process()
         self._fetcher.taken.begin()
@@ -194,7 +192,7 @@ class ExtendedConsumer(KafkaConsumer):
         return each_record(poll, self._subscription)
 
     def _begin_iterating_again(self) -> None:
-        """Drop kafka-python's iterator. Otherwise it would continue with the records and positions of its last poll."""
+        """Drop kafka-python's iterator, which would continue with the records and positions of its last poll."""
         self._iterator = None
 
     def _refresh_committed_offsets(self, timeout_ms: float | None = None) -> bool:
@@ -211,11 +209,11 @@ class ExtendedConsumer(KafkaConsumer):
         columns: Iterable[str] | None = None,
         views: bool = False,
     ) -> Any:
-        """Like `poll`, but returns an Arrow table. This is several times faster, because no record becomes a Python
-        object.
+        """Like `poll`, but returns an Arrow table. `poll_arrow` is several times faster, because no record becomes a
+        Python object.
 
-        Positions, commits, `isolation_level`, events and errors are the same as for `poll`. You can call both
-        alternately. Deserializers and `max_poll_records` do not apply: keys and values are bytes.
+        Positions, commits, `isolation_level`, events and errors are the same as for `poll`. You can call `poll` and
+        `poll_arrow` alternately. Deserializers and `max_poll_records` do not apply: keys and values are bytes.
 
         Args:
             timeout_ms: How long to wait for records.
@@ -223,9 +221,9 @@ class ExtendedConsumer(KafkaConsumer):
             columns: Names of the columns to return, default all: topic, partition, offset, timestamp (ms, UTC; -1:
                 none), timestamp_type (0: the producer's, 1: the broker's), key, value, headers (a list of key and
                 value), leader_epoch (-1: none). Other columns are not decoded, which saves time.
-            views: True: do not copy keys and values. Their columns have the type `binary_view`. They refer to the
+            views: True: do not copy keys and values. Their columns have the type `binary_view`, and refer to the
                 received responses or to the decompressed records, so each table, slice or buffer keeps whole responses
-                in memory. Few functions of Arrow accept views; `column.cast("binary")` copies them.
+                in memory. Few functions of Arrow accept views; `column.cast("binary")` copies a column.
 
         Returns:
             A pyarrow.Table, empty if the time has run out. The records of a partition are in order.
@@ -233,7 +231,7 @@ class ExtendedConsumer(KafkaConsumer):
         Raises:
             UsageError: pyarrow is not installed: `pip install 'kafkasafe[arrow]'`.
             ValueError: A column has an unknown name, or a number is out of range.
-            CorruptRecordError: The next batch of a partition is damaged. Its position does not change.
+            CorruptRecordError: The next batch of a partition is damaged. The partition's position does not change.
             KafkaError: See `poll`.
         """
         form = _arrow_tables("poll_arrow").TableForm(columns, views=views)
@@ -252,7 +250,7 @@ class ExtendedConsumer(KafkaConsumer):
         Args:
             timeout_ms: See `poll_arrow`.
             max_records: See `poll_arrow`. The limit is for all partitions together.
-            columns: See `poll_arrow`. The columns topic and partition do not exist here.
+            columns: See `poll_arrow`. There are no columns topic and partition.
             views: See `poll_arrow`.
 
         Returns:
@@ -286,8 +284,7 @@ class ExtendedConsumer(KafkaConsumer):
         poll: Any = self.poll
         self._fetcher.taken.begin()
         try:
-            # The application has not received the records that the iterator still holds. They are fetched again from
-            # the position.
+            # Drop the records that the iterator still holds. They are fetched again from the position.
             self._iterator = None
             with self._fetcher.giving(Kind(columns, views)):
                 found = poll(timeout_ms, sys.maxsize if max_records is None else max_records)
@@ -301,7 +298,7 @@ class ExtendedConsumer(KafkaConsumer):
 
 @functools.cache
 def _arrow_tables(method: str) -> Any:
-    """Return the module `arrow_tables`. It is imported only when a method needs it, because it imports pyarrow.
+    """Return the module `arrow_tables`, which is imported only when a method needs it, because it imports pyarrow.
 
     Raises:
         UsageError: pyarrow is not installed.

@@ -1,4 +1,4 @@
-"""kafka-python's group coordinator. It fixes faults in joins, and adds a lineage to each committed offset."""
+"""kafka-python's group coordinator, with fixes for joins, and with a lineage for each committed offset."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Coordinator(ConsumerCoordinator):
     """kafka-python's coordinator. It adds a lineage to each committed offset: the history of the records before this
     offset.
 
-    It also fixes faults of kafka-python 3.0.12. That version discards or forgets joins (`join_group_async`,
-    `need_rejoin`). It ends `poll` after a failed look-up of the coordinator. And it uses committed offsets and
-    positions of an earlier generation.
+    This class also fixes faults of kafka-python 3.0.12, which discards or forgets joins (`join_group_async`,
+    `need_rejoin`), ends `poll` after a failed look-up of the coordinator, and uses committed offsets and positions of
+    an earlier generation.
     """
 
     owner: Owner
@@ -32,20 +32,20 @@ class Coordinator(ConsumerCoordinator):
     _asked_in: Any = None
     """The generation in which the consumer last requested the group's offsets."""
     _joining: Future | None = None
-    """Set while the group's offsets are requested, before an assignment is applied. It completes at the end of the
-    request.
+    """Set while the group's offsets are requested, before an assignment is applied. The Future completes at the end of
+    the request.
     """
 
     def serve(self, owner: Owner) -> None:
-        """From now on, ask this object for decisions."""
+        """From now on, ask `owner` for decisions."""
         self.owner = owner
 
     def need_rejoin(self) -> bool:
         """Return whether to join, or to continue a join (like `AbstractCoordinator.rejoinNeededOrPending` in Java).
 
-        When the subscribed topics get more partitions, the leader of the group has to rejoin. During this join, it
-        assigns the new partitions to the members. Then kafka-python thinks that no join is needed any more, and leaves
-        this join unfinished. The member would never get partitions or send heartbeats again.
+        When the subscribed topics get more partitions, the leader of the group has to rejoin, and assigns the new
+        partitions during the join. kafka-python then considers the join as unnecessary, and leaves it unfinished. The
+        leader would never get partitions or send heartbeats again.
         """
         parent: Any = super()
         me: Any = self
@@ -54,7 +54,7 @@ class Coordinator(ConsumerCoordinator):
 
     def generation_if_stable(self) -> Any:
         """Return the generation for a commit; None if the member's assignment in this generation is not applied yet.
-        Until then, the consumer may still have positions in partitions that now belong to another member.
+        Before that, the consumer may still have positions in partitions that now belong to another member.
         """
         parent: Any = super()
         return parent.generation_if_stable() if self._joining is None else None
@@ -67,10 +67,10 @@ class Coordinator(ConsumerCoordinator):
     async def join_group_async(self, timeout_ms: float | None = None) -> bool:
         """Join the group, even if the response to the join request came between two polls.
 
-        kafka-python discards such a response and joins again, which causes another rebalance of the whole group. So a
-        group whose members poll in turns, or rarely and briefly, would never finish joining.
+        kafka-python discards a response that comes between two polls, and joins again, which causes another rebalance
+        of the whole group. So a group whose members poll in turns, or rarely and briefly, would never finish joining.
 
-        If Ctrl-C ended an earlier poll before the assignment was applied, wait until it is applied.
+        If Ctrl-C ended an earlier poll before the assignment was applied, wait for the assignment.
         """
         parent: Any = super()
         # kafka-python has no type annotations.
@@ -100,18 +100,17 @@ class Coordinator(ConsumerCoordinator):
         """Apply an assignment. If the consumer missed a generation, first find the partitions that other members have
         read meanwhile.
 
-        1. The consumer has read a partition up to 50. In the next generation, the group assigns it to another member.
-        2. The consumer does not get its own assignment in that generation, because the answer to SyncGroup is lost.
+        1. The consumer has read a partition up to 50. In the next generation, the group assigns the partition to
+           another member.
+        2. The consumer does not get its own assignment in the next generation, because the answer to SyncGroup is lost.
         3. The other member reads up to 100, commits this offset, and leaves.
-        4. In the third generation, the consumer gets the partition back. kafka-python does not notice that it was lost.
-           It would read 50 to 99 again, and the next commit would set the group's offset back.
+        4. In the third generation, the consumer gets the partition back. kafka-python does not notice the loss of the
+           partition. It would read 50 to 99 again, and the next commit would set the group's offset back.
 
-        With the cooperative protocol, this cannot happen: a partition goes to another member only after its former
-        member has given it up.
+        With the cooperative protocol, a partition goes to another member only after its former member has given it up.
 
-        Ctrl-C may end the poll while the group's offsets are requested. Then this method continues on the I/O thread.
-        Until the assignment is applied, the consumer does not use its former positions for reading or commits
-        (`_joining`).
+        If Ctrl-C ends the poll while the group's offsets are requested, this method continues on the I/O thread. Until
+        the assignment is applied, the consumer does not use its former positions for reading or commits (`_joining`).
         """
         parent: Any = super()
         me: Any = self
@@ -127,7 +126,7 @@ class Coordinator(ConsumerCoordinator):
         await parent._on_join_complete_async(generation, member_id, protocol, member_assignment_bytes)
 
     async def _renew_overtaken(self) -> None:
-        """If the group's offset of a partition is larger than the position, begin at the group's offset."""
+        """Move the position of a partition to the group's offset if the group's offset is larger."""
         me: Any = self
         subscription: Subscription = me._subscription
         placed = {tp: state for tp, state in subscription.states().items() if state.position is not None}
@@ -149,7 +148,7 @@ class Coordinator(ConsumerCoordinator):
             subscription.renew(tp, state)
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
-        """Find the coordinator. If the look-up fails, and then a metadata request fails too, try again. kafka-python
+        """Find the coordinator. If both the look-up and then a metadata request fail, try again, whereas kafka-python
         would raise the error in `poll`.
         """
         parent: Any = super()
@@ -185,7 +184,8 @@ class Coordinator(ConsumerCoordinator):
         1. The consumer requests the offset of a partition. The answer (offset 10) arrives after the time-out, and
            kafka-python keeps it.
         2. Another member gets the partition, reads the records 10 to 19, and commits 20.
-        3. The partition comes back. kafka-python would use the kept answer and read the records 10 to 19 again.
+        3. The consumer gets the partition back. kafka-python would use the kept answer and read the records 10 to 19
+           again.
         """
         parent: Any = super()
         me: Any = self
@@ -197,8 +197,8 @@ class Coordinator(ConsumerCoordinator):
     def _do_commit_offsets_async(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: Any = None
     ) -> Future:
-        """Send a commit from the I/O thread. kafka-python itself would send it from the caller's thread, and add
-        callbacks to a future on that thread. Ctrl-C on that thread may leave the future's lock locked, and then the I/O
+        """Send a commit from the I/O thread. kafka-python would send the commit from the caller's thread, and add
+        callbacks to a future there. Ctrl-C on the caller's thread may leave the future's lock locked, so that the I/O
         thread would wait for ever.
         """
         if not all(isinstance(tp, TopicPartition) for tp in offsets) or not all(
@@ -223,8 +223,8 @@ class Coordinator(ConsumerCoordinator):
         except kafka_errors.OffsetMetadataTooLargeError:
             if described == dict(offsets):
                 raise
-            # Without the lineage, the request contains only the application's metadata. If even these are too large,
-            # the request raises the error.
+            # Without the lineage, the request contains only the application's metadata. If they are too large, the
+            # request raises the error.
             sent = await parent._send_offset_commit_request(offsets)
             self.owner.reports.log.warning(
                 "The brokers' offset.metadata.max.bytes is below 2048, so committed offsets cannot carry the history of"

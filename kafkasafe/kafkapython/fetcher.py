@@ -1,16 +1,16 @@
-"""kafka-python's fetcher. It asks an `Owner` for decisions, and can return records as Arrow tables.
+"""kafka-python's fetcher, changed to ask an `Owner` for decisions, and to return records as Arrow tables if asked.
 
 kafka-python's fetcher wraps the data fetched from a partition in a `PartitionRecords`, takes records from it, and moves
-the position past them. It also handles paused, unassigned and sought partitions, errors and metrics. If the
-application asks for whole batches, `Fetcher` replaces `PartitionRecords` with a class that returns RecordBatches. So
-the same code moves the positions in both cases.
+the position past them. kafka-python's fetcher also handles paused, unassigned and sought partitions, errors and
+metrics. If the application asks for whole batches, `Fetcher` replaces `PartitionRecords` with a class that returns
+RecordBatches, so that the same code moves the positions for records and for batches.
 
 While responses are full, requests ask for more bytes than kafka-python's own requests (`limits/fetch_size`). If the
-application reads both records and batches, requests stay as small as kafka-python's own. The reason is that each change
-between records and batches discards the fetched data: the larger the requests, the more data is wasted.
+application reads both records and batches, requests stay as small as kafka-python's own, because each change between
+records and batches discards the fetched data.
 
-When the application changes between records and batches (or to other columns), the data that it has not received yet is
-discarded, and fetched again from the position.
+When the application changes between records and batches (or to other columns), the fetcher discards the data that the
+application has not received yet, and fetches the data again from the position.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from kafkasafe.kafkapython.records import Kind, Records
 from kafkasafe.limits.fetch_ahead import ResponseEnd
 from kafkasafe.limits.fetch_size import LARGE_FETCH_BYTES, FetchSize
 
-# Limit for one call, in bytes of decompressed records. The size limit of a fetch applies to compressed bytes.
+# Limit for one call, in bytes of decompressed records. (The size limit of a fetch applies to compressed bytes.)
 _CALL_BYTES: Final = 256 * 1024 * 1024
 
 
 class Fetcher(KafkaFetcher):
-    """kafka-python's fetcher. It can also return RecordBatches, and asks a SafeConsumer's `Owner` for decisions.
+    """kafka-python's fetcher, which can also return RecordBatches, and asks a SafeConsumer's `Owner` for decisions.
 
     This class replaces the code with which kafka-python 3.0.12 resets and checks positions. It also fetches ahead while
-    records wait for `poll`, and wakes the I/O thread only if a fetch can be sent. It fixes faults:
+    records wait for `poll`, and wakes the I/O thread only if a fetch can be sent. This class fixes faults of
+    kafka-python:
 
     - A fetch that could not be sent blocks its broker (see `_create_fetch_requests`).
     - An interrupt loses records (see `send_fetches`).
@@ -51,8 +52,8 @@ class Fetcher(KafkaFetcher):
     - Damaged data is taken again and again.
     - Records that were fetched for a former assignment of a partition are returned.
     - The data of a paused partition keeps the response of all partitions in memory.
-    - kafka-python does not fetch a partition from a follower while the connection to that follower is in back-off. If
-      it reads from the leader instead, the leader names the same follower again (KIP-392).
+    - A partition is not fetched while the connection to its follower is in back-off. If a consumer reads from the
+      leader instead, the leader names the same follower again (KIP-392).
     """
 
     owner: Owner
@@ -78,8 +79,8 @@ class Fetcher(KafkaFetcher):
     _session_handlers: Any
 
     def serve(self, owner: Owner) -> None:
-        """From now on, ask this object for decisions. Keep track of the records that a poll takes, and of those that an
-        iterator holds.
+        """From now on, ask `owner` for decisions, and keep track of the records that a poll takes, and that an iterator
+        holds.
         """
         self.owner = owner
         self._held = HeldRecords(self._subscriptions)
@@ -94,8 +95,8 @@ class Fetcher(KafkaFetcher):
         self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
 
     def sought(self, tp: TopicPartition) -> None:
-        """Begins with small requests again. The application has called `seek`, so fetched records are discarded, and
-        large requests would waste more of them.
+        """Begins with small requests again, because a `seek` of the application discards fetched records, and large
+        requests would waste more records.
         """
         self._held.forget()
         self.taken.forget(tp)
@@ -104,7 +105,7 @@ class Fetcher(KafkaFetcher):
 
     @contextlib.contextmanager
     def giving(self, kind: Kind) -> Iterator[None]:
-        """Within this context, `fetched_records` returns lists of RecordBatches of this kind."""
+        """Within this context, `fetched_records` returns lists of RecordBatches of the given kind."""
         self._wanted = kind
         if self._size is not None:
             self._size.asked_for_batches()
@@ -124,7 +125,7 @@ class Fetcher(KafkaFetcher):
         return functools.partial(ArrowRecords, wanted)
 
     def reset_offsets_if_needed(self, timeout_ms: float | None = None) -> None:
-        """Do nothing, because kafka-python calls `validate_offsets_if_needed` next, which also begins resets."""
+        """Do nothing, because kafka-python calls `validate_offsets_if_needed` next, which also resets offsets."""
 
     def maybe_validate_positions(self) -> None:
         """Do nothing; see `reset_offsets_if_needed`."""
@@ -138,8 +139,8 @@ class Fetcher(KafkaFetcher):
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
-        """See kafka-python's method. Also sends the next fetch. So brokers answer that fetch while the application
-        processes the records that this call returns.
+        """See kafka-python's method. Also sends the next fetch, so that brokers answer it while the application
+        processes the returned records.
         """
         self._sends = False
         records, partial = self.fetched_records(max_records, update_offsets=update_offsets)
@@ -155,7 +156,7 @@ class Fetcher(KafkaFetcher):
 
     def _await_response(self, timeout_ms: float | None) -> bool:
         """Wait for a fetch response or the result of a check, but only until the owner's earliest time limit. Return
-        False if there is nothing to wait for.
+        False if no response or result is outstanding.
         """
         awaited = list(self._fetch_futures)
         # The completion of `_reset_task` wakes `poll`.
@@ -176,7 +177,7 @@ class Fetcher(KafkaFetcher):
         return True
 
     def wake(self) -> None:
-        """Wake `poll`. Any thread may call this method, but only kafka-python's own thread may complete kafka-python's
+        """Wake `poll`. Any thread may call this method, although only kafka-python's own thread may complete its
         futures.
         """
         alarm = self._reset_task
@@ -187,8 +188,8 @@ class Fetcher(KafkaFetcher):
     async def _await_first(self, futures: Iterable[Future], timeout_ms: float | None) -> None:
         """Waits on the I/O thread until the first future is done.
 
-        kafka-python itself adds callbacks on the caller's thread. On that thread, Ctrl-C may leave the lock of a future
-        locked. Then the I/O thread waits for this lock for ever, and so does each later call of the consumer.
+        kafka-python adds callbacks on the caller's thread, where Ctrl-C may leave the lock of a future locked, so that
+        the I/O thread and each later call of the consumer wait for the lock for ever.
         """
         first = Future()
 
@@ -201,8 +202,8 @@ class Fetcher(KafkaFetcher):
         await self._manager.wait_for(first, timeout_ms)
 
     def give_back_last(self, iterator: Any) -> None:
-        """Moves the position back to the record that `iterator` (`each_record`) yielded last. The application did not
-        get this record.
+        """Moves the position back to the last record that `iterator` (`each_record`) yielded, which the application did
+        not get.
         """
         found = unreturned(iterator)
         if found is not None:
@@ -211,8 +212,8 @@ class Fetcher(KafkaFetcher):
     def fetched_records(self, max_records: int | None = None, update_offsets: bool = True) -> Any:
         self._drop_other_kinds()
         if self._next_partition_records is not None and not self._next_partition_records:
-            # kafka-python stores the remaining records of a paused partition elsewhere, and returns them only if this
-            # attribute is None.
+            # kafka-python stores the remaining records of a paused partition elsewhere, and returns them only if
+            # `_next_partition_records` is None.
             self._next_partition_records = None
         self._left_bytes = _CALL_BYTES
         self._held.let_go()
@@ -239,8 +240,8 @@ class Fetcher(KafkaFetcher):
     def _let_resumed_go_on(self) -> None:
         """Makes a resumed partition and the current partition take turns in returning records.
 
-        kafka-python itself returns records of the resumed partition only when no record of the current partition is
-        left. If the next response of the current partition is always fetched ahead, that may never happen.
+        kafka-python returns records of the resumed partition only when no record of the current partition is left,
+        which may never happen while responses of the current partition are fetched ahead.
         """
         current = self._next_partition_records
         if current is not None and (resumed := self._resumed()):
@@ -249,7 +250,7 @@ class Fetcher(KafkaFetcher):
 
     def _rest_before(self, completed: Any) -> Any:
         """Returns the remaining records of the partition's earlier response, if they were kept while the partition was
-        paused; otherwise None. If there are such records, puts `completed` back in the queue of responses.
+        paused, and puts `completed` back in the queue of responses. Otherwise returns None.
         """
         rest = self._paused_partition_records.pop(completed.topic_partition, None)
         if rest is not None:
@@ -257,8 +258,8 @@ class Fetcher(KafkaFetcher):
         return rest
 
     def send_fetches(self) -> Any:
-        """See kafka-python's method. That method may wait although records have already been taken. If Ctrl-C came
-        during this wait, these records would be lost.
+        """See kafka-python's method, which may wait although records have already been taken. Ctrl-C during the wait
+        would lose the taken records.
         """
         if self._found:
             self._send_soon()
@@ -269,17 +270,16 @@ class Fetcher(KafkaFetcher):
     def _send_soon(self) -> None:
         """Let the I/O thread send the next fetches, without waiting for it.
 
-        If Ctrl-C came while this method waited, the records that `poll` is about to return would be lost.
+        A wait would let Ctrl-C lose the records that `poll` is about to return.
         """
         self._sends = True
         if self._may_send():
-            # A deserializer may have closed the consumer. Return the records nevertheless, like KafkaConsumer.
+            # If a deserializer has closed the consumer, still return the records, like KafkaConsumer.
             with contextlib.suppress(LoopClosedError):
                 self._manager.call_soon(self._send_fetches_async)
 
     def _own_what_is_paused(self) -> None:
-        """Copies the data of paused partitions. The data is a view, which would keep the response of all partitions in
-        memory.
+        """Copies the data of paused partitions, because a view would keep the response of all partitions in memory.
 
         Data that cannot be copied is dropped, and fetched again when the partition is resumed.
         """
@@ -307,8 +307,8 @@ class Fetcher(KafkaFetcher):
         state = self._subscriptions.assignment.get(tp)
         self.taken.take(tp, state)
         if state is not part.state:
-            # The partition was assigned again after these records were fetched. The consumer's history of the partition
-            # begins again, and the log may have changed, so these records do not count.
+            # Drop records that were fetched before the partition was assigned again: the consumer's history of the
+            # partition begins again, and the log may have changed.
             part.drain()
             return 0
         if part.kind is None:
@@ -316,7 +316,7 @@ class Fetcher(KafkaFetcher):
             try:
                 count = int(parent._append(drained, part, max_records, update_offsets))
             except Exception:
-                # kafka-python would try for ever to take records from the broken data. Fetch the data again instead.
+                # Fetch the data again. kafka-python would try for ever to take records from the broken data.
                 part.drain()
                 raise
             if count and not update_offsets:
@@ -324,7 +324,7 @@ class Fetcher(KafkaFetcher):
                 self._held.hold(tp, drained[tp][-1].offset + 1, position)
             return count
         if state is None or not state.is_fetchable() or state.position.offset != part.next_fetch_offset:
-            part.drain()  # it was fetched for another kind of result
+            part.drain()  # the data was fetched for another kind of result
             return 0
         records = part.take(max_records)
         if state.highwater is not None and self._sensors:
@@ -333,7 +333,7 @@ class Fetcher(KafkaFetcher):
         if records is None:
             return 0
         drained[tp].append(records)
-        # For a view, count all the memory that it keeps in use.
+        # For views, count the memory that they keep in use.
         self._left_bytes -= records.get_total_buffer_size() if part.kind.views else records.nbytes
         return int(records.num_rows) if self._left_bytes > 0 else max_records
 
@@ -344,8 +344,7 @@ class Fetcher(KafkaFetcher):
             return None
         if self.owner.responses.accept(completed_fetch):
             parent: Any = super()
-            # After an empty response, this offset becomes the position. So convert the offset from an `AheadOffset` to
-            # an ordinary int.
+            # After an empty response, the fetched offset becomes the position, so convert it from `AheadOffset` to int.
             usual = completed_fetch._replace(fetched_offset=int(completed_fetch.fetched_offset))
             state = self._subscriptions.assignment.get(usual.topic_partition)
             part = parent._parse_fetched_data(usual)
@@ -361,14 +360,14 @@ class Fetcher(KafkaFetcher):
     # --- requests and responses ---------------------------------------------------------------------------------------
 
     def _may_send(self) -> bool:
-        """Return whether a fetch can be sent. If not, the caller does not wake the I/O thread, because waking it in
-        vain costs as much as decoding 100 records.
+        """Return whether a fetch can be sent. If not, the caller does not wake the I/O thread: a needless wake-up costs
+        as much as decoding 100 records.
         """
         return any(map(self._is_free, self._without_data())) or any(map(self._is_free, self._fetched_ahead()))
 
     def _is_free(self, tp: TopicPartition) -> bool:
-        """Return whether the broker from which this partition is fetched has no request in flight. This broker is a
-        follower (KIP-392) or the leader.
+        """Return whether no request is in flight to the broker (the leader, or a follower by KIP-392) from which this
+        partition is fetched.
         """
         state = self._subscriptions.assignment.get(tp)
         node = None if state is None else state.preferred_read_replica()
@@ -380,8 +379,8 @@ class Fetcher(KafkaFetcher):
         return [*self._without_data(), *self._session_handlers.chosen]
 
     def _without_data(self) -> Sequence[TopicPartition]:
-        """Return the partitions to fetch. Leaves out each partition that still has records in a response or an
-        iterator, and each partition that is not fetched for a while after an error.
+        """Return the partitions to fetch. Leaves out partitions that still have records in a response or an iterator,
+        and partitions that wait after an error.
         """
         parent: Any = super()
         resting = self.owner.parts.resting(time.monotonic())
@@ -401,13 +400,12 @@ class Fetcher(KafkaFetcher):
     def _create_fetch_requests(self) -> Any:
         """See kafka-python's method. Creates only requests that can be sent. Also creates requests that fetch ahead.
 
-        If sending a request raises an error, kafka-python considers this broker busy forever. It also treats the
-        remaining brokers as if they had got their requests. Then the consumer would silently stop reading the
-        partitions of all these brokers. This happens if a fetch response names a leader that is not in the metadata
-        yet.
+        If sending a request raises an error, kafka-python considers the broker busy forever, and treats the remaining
+        brokers as if they had got their requests. So the consumer would silently stop reading the partitions of all
+        these brokers, for instance if a fetch response names a leader that is not in the metadata yet.
 
-        A request has no rack id if it contains a partition that was moved from a follower to the leader. Otherwise the
-        leader would name the follower again.
+        If a request contains a partition that was moved from a follower to the leader, the request has no rack id,
+        because the leader would otherwise name the follower again.
 
         Raises:
             SaslAuthenticationFailedError: A broker refused the client. Later calls try again.
@@ -445,7 +443,7 @@ class Fetcher(KafkaFetcher):
             try:
                 self._manager.get_connection(node_id)
             except kafka_errors.NodeNotReadyError:
-                pass  # later, the request itself fails with this error, as usual
+                pass  # the request itself fails with this error later
             except kafka_errors.UnknownBrokerIdError as error:
                 del requests[node_id]
                 self._forget_session(node_id, error)
@@ -456,14 +454,14 @@ class Fetcher(KafkaFetcher):
                 raise
 
     def _forget_session(self, node_id: int, error: Exception) -> None:
-        """Forgets the fetch session with a broker, because a request of this session was not sent. So the next request
-        names all partitions.
+        """Forgets the fetch session with a broker, because a request of the session was not sent, so that the next
+        request names all partitions.
         """
         if node_id in self._session_handlers:
             self._session_handlers[node_id].handle_error(error)
 
     def _leave_followers(self, now: float) -> None:
-        """Fetch from the leader if a partition's follower cannot be used. Refresh the metadata in this case."""
+        """Fetch from the leader, and refresh the metadata, if a partition's follower cannot be used."""
         followers = self.owner.followers
         left = set(followers.hang(now))
         for tp, state in self._subscriptions.states().items():
@@ -495,8 +493,8 @@ class Fetcher(KafkaFetcher):
         if self._size is not None:
             largest = max((len(row.records or b"") for _, row in rows), default=0)
             self._size.answered(largest, send_time, time.monotonic())
-        # kafka-python does this only after it has stored the response. A poll between these two steps would take the
-        # response, but still consider the broker busy. So it would not fetch ahead.
+        # kafka-python marks the broker as free only after storing the response. A poll in between would take the
+        # response, but consider the broker busy, and not fetch ahead.
         self._nodes_with_pending_fetch_requests.discard(node_id)
         parent: Any = super()
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)

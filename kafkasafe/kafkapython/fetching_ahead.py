@@ -14,10 +14,11 @@ from kafkasafe.record.batch import last_header
 
 
 def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
-    """Return the end of the batches in a response; None if it contains no complete batch, or an older message format.
+    """Return the end of the batches in a response; None if the response contains no complete batch, or an older message
+    format.
 
     Args:
-        records: The batches of the response, as bytes; None if it has none. Their CRCs are not checked.
+        records: The batches of the response, as bytes; None if the response has none. The CRCs are not checked.
         fetch_offset: Offset from which the response was fetched.
     """
     last = last_header(records or b"")
@@ -27,15 +28,13 @@ def end_of(records: Any, fetch_offset: int) -> ResponseEnd | None:
 
 
 class Sessions(dict[int, Any]):
-    """kafka-python's fetch sessions, by broker. They let a fetch begin at a higher offset than the partition's
-    position.
+    """kafka-python's fetch sessions, by broker, changed so that a fetch can begin at a higher offset than the position.
 
-    Before its first request to a broker, kafka-python adds a session here. For each request, kafka-python asks the
-    session which partitions the request must contain.
+    Before its first request to a broker, kafka-python adds a session to this dict. For each request, kafka-python asks
+    the session which partitions the request must contain.
 
     Attributes:
-        chosen: Partitions to fetch ahead from. Their values are the places at which to begin. Empty unless the I/O
-            thread is making requests.
+        chosen: Partition to fetch ahead -> where to begin. Empty unless the I/O thread is making requests.
     """
 
     def __init__(self, sessions: Mapping[int, Any]) -> None:
@@ -75,7 +74,7 @@ class FetchingAhead:
         self._subscriptions = subscriptions
         self._ahead: FetchAhead[TopicPartition] = FetchAhead()
         self._in_flight: dict[int, int] = {}
-        """For each broker that has a request in flight: how many partitions this request fetches ahead."""
+        """For each broker with a request in flight: how many partitions the request fetches ahead."""
 
     def arrived(
         self, fetch_offsets: Mapping[TopicPartition, int], response: Any, *, read_committed: bool
@@ -99,9 +98,8 @@ class FetchingAhead:
         """Return the partitions to fetch ahead. Any thread may call this method.
 
         Args:
-            waiting: The partitions of the responses from which `poll` has taken nothing yet, one item for each
-                response.
-            current: The response from which `poll` takes records now; None or false if it is used up.
+            waiting: One item for each response from which `poll` has taken nothing yet: the response's partition.
+            current: The response from which `poll` takes records now; None or false if no records are left in it.
             without: Partitions that are not fetched ahead.
             fetch_bytes: Number of bytes that a request asks for, for each partition.
         """
@@ -122,7 +120,7 @@ class FetchingAhead:
         chosen: Mapping[TopicPartition, ResponseEnd],
         checked: Mapping[TopicPartition, Any],
     ) -> None:
-        """For each partition that a request fetches ahead, store the leadership under which its position was valid."""
+        """For each partition that a request fetches ahead, store the leadership under which its position is valid."""
         for node, (_, offsets) in requests.items():
             ahead = offsets.keys() & chosen.keys()
             self._in_flight[node] = len(ahead)

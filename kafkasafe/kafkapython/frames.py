@@ -1,8 +1,8 @@
 """Converts Kafka frames to kafka-python's protocol classes and back, and finds topics and partitions in them.
 
 Apart from a few names, the module has no code for particular APIs. It searches a message for arrays of topics (structs
-with a `name`, `topic` or `topic_id`). Then it searches each topic for arrays of partitions. So it also supports APIs
-that a new release of kafka-python adds.
+with a `name`, `topic` or `topic_id`), and each topic for arrays of partitions. So the module also supports APIs that a
+new release of kafka-python adds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PARTITION_LISTS: Final = frozenset({"partitions", "partition_indexes"})
 _NODE_NAMES: Final = ("node_id", "broker_id")
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
-# The values that the other fields have in a broker's answer with an error code.
+# The values of the other fields in a broker's answer with an error code.
 _BESIDE_ERRORS: Final[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType(
     {
         "Produce": {"base_offset": -1, "log_append_time_ms": -1, "log_start_offset": -1},
@@ -242,7 +242,7 @@ def parse_response(known: Api, version: int, frame: bytes) -> Response:
 
 def _decoded(kind: Any, body: bytes, version: int) -> Any:
     message = kind.decode(body, version=version)
-    message._header = None  # kafka-python does not set it, but some classes need it when they encode
+    message._header = None  # some of kafka-python's classes need the header to encode
     return message
 
 
@@ -258,7 +258,7 @@ def empty_response(request: RequestFrame) -> Response:
 
 
 def _made(data_class: Any, version: int, **values: Any) -> Any:
-    """Returns a struct with lists of its own. kafka-python shares one empty list among all structs."""
+    """Returns a struct with its own lists, whereas kafka-python shares one empty list among all structs."""
     made = data_class(version=version, **values)
     for field in made._struct.fields.values():
         value = getattr(made, field.name)
@@ -303,8 +303,7 @@ class Spot:
         container: The array that contains the topic.
         topic: The topic's struct; a string if the message contains only names of topics.
         name: The topic's name; its id as text if the name is unknown.
-        partitions: Array of the topic's partitions. They are structs or numbers. None if the message contains no
-            partitions.
+        partitions: Array of the topic's partitions (structs or numbers); None if the message contains no partitions.
         number: Name of the field with a partition's number; None if the partitions are numbers.
     """
 
@@ -353,7 +352,7 @@ def _spots(message: Any, names: Mapping[uuid.UUID, str]) -> Iterator[Spot]:
 
 
 def topic_ids(message: Any) -> dict[uuid.UUID, str]:
-    """The topics' names by topic id, from a response that contains both."""
+    """The topics' names by topic id, from a response that contains names and ids."""
     found = {}
     for spot in spots(message, {}):
         topic_id = getattr(spot.topic, "topic_id", None)
@@ -380,8 +379,8 @@ def _is_topics(field: Any) -> bool:
 
 
 def _partitions_of(topics: Any) -> tuple[str | None, str | None]:
-    """For an array of topics, returns the names of two fields: the field with a topic's partitions, and the field with
-    a partition's number.
+    """Returns the names of two fields of an array of topics: the field with a topic's partitions, and the field with a
+    partition's number.
     """
     for field in topics.fields.values():
         if field.is_struct_array():
@@ -451,8 +450,7 @@ def put(
     partition: int | None,
     topic_id: uuid.UUID | None = None,
 ) -> Any:
-    """Adds a topic or a partition to a response. If the response contains the topic already, adds the partition to this
-    topic.
+    """Adds a topic or a partition to a response. If the response contains the topic already, adds only the partition.
 
     Args:
         response: The response.
@@ -460,7 +458,7 @@ def put(
         topic: Name of the topic.
         partition: Partition number; None for a topic only.
         topic_id: Id of the topic. Default: the topic's last id in `names`. (A topic that was created again may have
-            several ids there.)
+            several ids in `names`.)
 
     Returns:
         The struct that was added for the partition, or for the topic if `partition` is None.

@@ -1,4 +1,4 @@
-"""Records on their way to the application: those that a poll has taken, and those that an iterator still holds."""
+"""Records on their way to the application: records that a poll has taken, and records that an iterator holds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class _Held:
     Attributes:
         state: kafka-python's state of the partition.
         after: Offset after the last record.
-        position: The position of the partition after the last record. It is also after the transaction markers that
-            follow this record, and after the offsets that compaction has removed.
+        position: The position of the partition after the last record, after the transaction markers that follow it, and
+            after the offsets that compaction has removed.
     """
 
     state: Any
@@ -30,8 +30,8 @@ class HeldRecords:
     """For each partition, stores the offset after the last record that an iterator has taken. The iterator returns the
     taken records one by one.
 
-    A partition's position advances with each record that is returned. Until the last taken record is returned, the
-    position is lower than the first offset of the next response. The next fetch must begin at that first offset, too.
+    A partition's position advances with each record that is returned. But the next fetch must begin after the last
+    taken record, even while the iterator has not returned this record.
     """
 
     def __init__(self, subscriptions: Any) -> None:
@@ -50,7 +50,7 @@ class HeldRecords:
         self._held[tp] = _Held(self._subscriptions.assignment.get(tp), after, position)
 
     def let_go(self) -> None:
-        """Forgets the records that the iterator held. If all records of a partition were returned, it continues at its
+        """Forgets the records that the iterator held. Moves each partition whose records were all returned to its
         stored position.
         """
         held, self._held = self._held, {}
@@ -60,20 +60,18 @@ class HeldRecords:
                 self._subscriptions.place(state, end.position)
 
     def forget(self) -> None:
-        """Forgets all records: the application has called `seek`, so the positions have changed."""
+        """Forgets all records, because the application has called `seek`, so that the positions have changed."""
         self._held = {}
 
     def has(self, tp: TopicPartition) -> bool:
-        """Returns whether an iterator holds records of this partition that it has not returned yet. Any thread may call
-        this method.
-        """
+        """Returns whether an iterator holds records of this partition. Any thread may call this method."""
         end = self._held.get(tp)
         position = None if end is None else end.state.position
         return end is not None and position is not None and position.offset < end.after
 
     def postpones(self, completed: Any) -> bool:
-        """Returns whether a response begins at the offset that follows the records held by an iterator. If so, stores
-        it until `put_back_postponed`.
+        """Returns whether a response begins directly after the records that an iterator holds. If so, stores the
+        response until `put_back_postponed`.
         """
         end = self._held.get(completed.topic_partition)
         if end is None or completed.fetched_offset != end.position.offset:
@@ -85,25 +83,25 @@ class HeldRecords:
         """Puts the postponed responses before these `responses`. Returns whether a response was postponed."""
         if not self._postponed:
             return False
-        # Clear the list only afterwards, so that Ctrl-C between these two lines loses no response.
+        # Clear `_postponed` last, so that Ctrl-C between these two lines loses no response.
         responses.extendleft(reversed(self._postponed))
         self._postponed = []
         return True
 
 
 class TakenRecords:
-    """For each partition, stores the position that it had before the current poll took records."""
+    """For each partition, stores the position from before the current poll took records."""
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions
         self._before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]] = {}
 
     def begin(self) -> None:
-        """Begins a poll. Forgets the positions before earlier polls: the records of those polls were returned."""
+        """Begins a poll. Forgets the positions from before earlier polls, whose records were returned."""
         self._before = {}
 
     def take(self, tp: TopicPartition, state: Any) -> None:
-        """Stores the position of a partition before the poll takes records from it."""
+        """Stores the position of a partition before the poll takes records from the partition."""
         if state is not None and state.position is not None:
             self._before.setdefault(tp, (state, state.position))
 
@@ -112,10 +110,10 @@ class TakenRecords:
         self._before.pop(tp, None)
 
     def give_back(self) -> None:
-        """Moves the positions back to the stored ones, because the poll will not return its records.
+        """Moves the partitions back to the stored positions, because the poll will not return its records.
 
-        For example, Ctrl-C may come when the records of some partitions were taken, but those of other partitions are
-        still being decoded. All these records are fetched again.
+        For example, Ctrl-C may come when the records of some partitions were taken, but the records of other partitions
+        are still being decoded. All these records are fetched again.
         """
         before, self._before = self._before, {}
         for tp, (state, position) in before.items():

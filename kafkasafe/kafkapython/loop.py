@@ -1,6 +1,6 @@
 """kafka-python's event loop, with fixes and additions.
 
-This module contains only the work of one turn of the loop. It is the same for all requests, whatever they contain.
+This module contains only the work of one turn of the loop, which is the same for all requests.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ _LONGEST_SELECT_S: Final = 3600.0
 
 
 class LoopClosedError(RuntimeError):
-    """The consumer is closed, so its event loop takes no more work. kafka-python itself raises a plain RuntimeError."""
+    """The consumer is closed, so its event loop takes no more work. kafka-python would raise a plain RuntimeError."""
 
 
 class Loop(NetworkSelector):
-    """kafka-python's event loop. It also reports its end, and closes itself on its own thread.
+    """kafka-python's event loop, changed to report its end, and to close itself on its own thread.
 
-    In kafka-python 3.0.12, a crashed loop leaves its sockets open, and nothing reports its end. A task of the loop
-    costs about 50 µs. So the loop does the following work without tasks: reading, writing, jobs of other threads, and
-    time limits of requests.
+    In kafka-python 3.0.12, a crashed loop leaves its sockets open, and its end is not reported. A task of the loop
+    costs about 50 µs. So reading, writing, jobs of other threads, and time limits of requests work without tasks.
     """
 
     def __init__(self, **configs: Any) -> None:
         super().__init__(**configs)  # type: ignore[no-untyped-call]
         self.unwritten: list[Callable[[], None]] = []
-        """Functions to call at the end of the turn. They write the data of this turn."""
+        """Functions to call at the end of the turn, which write the data of the turn."""
         self._never: Any = Task(lambda: None)
         self._never.close()
         self._on_wake: Callable[[], None] = lambda: None
@@ -55,7 +54,7 @@ class Loop(NetworkSelector):
         return thread  # type: ignore[no-any-return]
 
     def end_soon(self) -> None:
-        """Makes this turn of the loop the last one."""
+        """Ends the loop after its current turn."""
         self._stop = True
 
     def discard(self) -> None:
@@ -65,7 +64,7 @@ class Loop(NetworkSelector):
         self.close()  # type: ignore[no-untyped-call]
 
     def call_at(self, when: float, task: Any) -> Any:
-        """Like kafka-python's method, but does not schedule a call that would be due only after decades."""
+        """Like kafka-python's method, but does not schedule calls that would be due after decades."""
         if when >= _NEVER_AT:
             return self._never
         return super().call_at(when, task)  # type: ignore[no-untyped-call]
@@ -132,7 +131,7 @@ class Loop(NetworkSelector):
             self._begin_wait(task, awaited)
 
     def _begin_wait(self, task: Any, awaited: Any) -> None:
-        # When a method of kafka-python begins to wait, it reads the running task from this attribute.
+        # When a method of kafka-python begins to wait, it reads the running task from `_current`.
         self._current = task
         try:
             getattr(self, awaited.method)(*awaited.args)
@@ -149,7 +148,7 @@ class Loop(NetworkSelector):
         try:
             step()
         except Exception:
-            # This is a bug, but it must not affect the other connections.
+            # The step has a bug, but the bug must not affect the other connections.
             log.exception("A step of the network thread failed", event="network_step_failed")
 
     @apart()
@@ -164,11 +163,11 @@ class Loop(NetworkSelector):
                 event="network_thread_ended",
             )
         finally:
-            self.end_soon()  # close() must not try to join its own thread
+            self.end_soon()  # `close` must not try to join its own thread
             try:
                 self._on_exit()
             finally:
                 own_threads.discard(threading.get_ident())
-                # After a crash, close() would run the ready calls again, crash again and leave sockets open.
+                # After a crash, `close` would run the ready calls again, crash again and leave sockets open.
                 self._ready.clear()
                 self.close()  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """kafka-python's connection manager, with another way of opening connections.
 
-It looks up names on other threads, opens sockets, and closes the sockets of failed connections.
+The manager looks up names on other threads, opens sockets, and closes the sockets of failed connections.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class suppress_closed:  # noqa: N801  # reads as contextlib.suppress
 
 
 class Manager(KafkaConnectionManager):
-    """Makes connections. It leaks no sockets, and the I/O thread does not wait for a name server.
+    """Makes connections without leaking sockets, and without letting the I/O thread wait for a name server.
 
     kafka-python 3.0.12 leaves the socket of a failed attempt to the garbage collector, looks up names on the I/O
     thread, and has no time limit for a TLS handshake.
@@ -56,7 +56,7 @@ class Manager(KafkaConnectionManager):
             transport = kind(self._net, sock, host=node.host, **(options if self.ssl_enabled else {}))
             await transport.handshake(timeout_at)
         except BaseException as error:
-            # A closing loop ends its tasks with GeneratorExit, which is handled here too.
+            # Also handle GeneratorExit, with which a closing loop ends its tasks.
             if transport is not None:
                 transport.close()
             sock.close()
@@ -116,7 +116,7 @@ class Manager(KafkaConnectionManager):
                 result: Any = look_up()
             except Exception as error:
                 result = kafka_errors.KafkaConnectionError(f"Looking up {host}: {error}")
-            # If the loop has closed meanwhile, no caller waits for the answer.
+            # If the loop was closed meanwhile, no caller waits for the answer.
             with suppress_closed():
                 self._net.call_soon_threadsafe(lambda: settle(result))
 
@@ -134,7 +134,7 @@ class Manager(KafkaConnectionManager):
 
 
 class DirectManager(Manager):
-    """A manager for a `Loop`. It uses only the addresses that the client stores in it."""
+    """A manager for a `Loop`, which uses only the addresses that the client stores in the manager."""
 
     plain = DirectPlainSocket
     tls = DirectTlsSocket
@@ -142,9 +142,9 @@ class DirectManager(Manager):
     def get_connection(self, node_id: Any, *args: Any, **options: Any) -> Any:
         """Like kafka-python's method, but the connection uses the API versions that its own broker supports now.
 
-        kafka-python 3.0.12 asks only the first bootstrap broker for its API versions, when the client first connects.
-        It never uses newer versions than these. So after an upgrade of the brokers, a client would use old versions
-        until it is opened again. It could not use the transactions of `transaction.version` 2.
+        kafka-python 3.0.12 asks only the first bootstrap broker for its API versions, when the client first connects,
+        and never uses newer versions. So after an upgrade of the brokers, a client would use old versions until it is
+        opened again, and could not use the transactions of `transaction.version` 2.
         """
         parent: Any = super()
         known = self._conns.get(node_id)
@@ -154,8 +154,8 @@ class DirectManager(Manager):
         return conn
 
     def take_brokers(self, brokers: dict[int, Any]) -> None:
-        """Replaces the address book. A dict is never changed, only replaced by another. So other threads see only
-        complete answers.
+        """Replaces the address book. Other threads see only complete answers, because the dict is replaced, and never
+        changed.
         """
         self.cluster._brokers = brokers
 

@@ -1,4 +1,4 @@
-"""Functions with which `kafkasafe.aio` reads and changes a KafkaConsumer. They use private names of kafka-python.
+"""Functions for `kafkasafe.aio` that read and change a KafkaConsumer, and use private names of kafka-python.
 
 All functions except `states_of` are called on the consumer's thread.
 """
@@ -15,7 +15,7 @@ _CREATED_S: Final = 1.0
 
 
 def commit_from(consumer: Any, committable: Callable[[], dict[TopicPartition, Any]]) -> None:
-    """For commits without explicit offsets, use the result of `committable`; see `Subscription.commit_from`."""
+    """Commits without explicit offsets will use the result of `committable`; see `Subscription.commit_from`."""
     consumer._subscription.commit_from(committable)
 
 
@@ -29,7 +29,7 @@ def loop_of(consumer: Any) -> Any:
 
 
 def states_of(consumer: Any) -> dict[TopicPartition, Any]:
-    """Return a copy of the assignment: a dict from each partition to kafka-python's state of it."""
+    """Return a copy of the assignment: a dict from partition to kafka-python's state of the partition."""
     return dict(consumer._subscription.assignment)
 
 
@@ -79,14 +79,13 @@ def has_joined(consumer: Any) -> bool:
 def has_settled(consumer: Any, began: float) -> bool:
     """Return whether the consumer has joined its group and has a position in each assigned partition.
 
-    If brokers create topics automatically, a new topic is not in the metadata until a moment after the first request
-    for it. `began` is in monotonic seconds. If a topic is still missing `_CREATED_S` seconds later, it does not exist.
+    If brokers create topics automatically, a new topic appears in the metadata a moment after the first request for it.
+    A topic that is still missing `_CREATED_S` seconds after `began` (monotonic seconds) does not exist.
     """
     known, coordinator = consumer._subscription, consumer._coordinator
     states = list(known.assignment.values())
     if known.partitions_auto_assigned() and not states:
-        # No partition is assigned. That is right if other members have all partitions. But another possible reason is
-        # that a topic is not in the metadata yet.
+        # No partition is assigned: either other members have all partitions, or a topic is not in the metadata yet.
         cluster = coordinator._cluster
         unknown = coordinator.group_id is None or not all(
             map(cluster.partitions_for_topic, known.subscription)

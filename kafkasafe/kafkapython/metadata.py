@@ -1,4 +1,4 @@
-"""kafka-python's cluster metadata, changed so that no request for an update gets lost."""
+"""kafka-python's cluster metadata, changed so that no call of `request_update` gets lost."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from kafka.future import Future
 
 class Metadata(ClusterMetadata):
     """kafka-python's cluster metadata. If the request in flight does not contain all wanted topics, another request
-    follows it.
+    follows.
 
-    If a request is in flight, kafka-python 3.0.12 sends no new one: it uses the response as the answer to both. But the
-    request in flight may have been sent before a topic was added. Then the topic is missing for `metadata_max_age_ms`,
-    five minutes by default. Kafka's own client had the same fault (KAFKA-7831). Today Kafka's client counts the changes
-    to its set of topics, and so recognises an outdated response (`Metadata.requestVersion`).
+    While a request is in flight, kafka-python 3.0.12 sends no new request, but uses the response as the answer to both.
+    If the request in flight was sent before a topic was added, the topic is missing for `metadata_max_age_ms`, five
+    minutes by default. Kafka's own client had the same fault (KAFKA-7831). Today Kafka's client counts the changes to
+    its set of topics, and so recognises an outdated response (`Metadata.requestVersion`).
     """
 
     def __init__(self, **configs: Any) -> None:
         parent: Any = super()
         parent.__init__(**configs)
-        # kafka-python's lock guards both attributes.
+        # kafka-python's lock guards `_asked` and `_next`.
         self._asked: frozenset[str] | None = (
             None  # topics of the request in flight; None: all topics, or no request
         )
@@ -41,8 +41,8 @@ class Metadata(ClusterMetadata):
     def _lacks(self) -> bool:
         """Whether a wanted topic is missing in the request in flight.
 
-        If no topic is missing, further callers share the request in flight. If each poll waited for a new request
-        instead, a poll shorter than a round trip would never get a response.
+        If no topic is missing, further callers share the request in flight. If each poll waited for a new request, a
+        poll that is shorter than a round trip would never get a response.
         """
         if self._asked is None:
             return False

@@ -1,5 +1,5 @@
-"""A client's network over sockets. It consists of kafka-python's event loop on its own thread, the manager of
-connections, and the brokers' addresses. After a crash, another loop on another thread takes over.
+"""A client's network over sockets: kafka-python's event loop on its own thread, the manager of connections, and the
+brokers' addresses. After a crash, a new loop on a new thread takes over.
 
 This module does not depend on topics, and makes no decisions about requests.
 """
@@ -29,19 +29,20 @@ from kafkasafe.logs import limit_foreign
 
 _MANAGER_OPTIONS: Final = frozenset(DirectManager.DEFAULT_CONFIG) | {"socks5_proxy"}
 _LOOP_OPTIONS: Final = frozenset(Loop.DEFAULT_CONFIG)
-_CALM_S: Final = 60.0  # if a network thread has run longer than this, its crash counts as the first one
+_CALM_S: Final = 60.0  # the crash of a network thread that has run longer counts as the first crash
 _CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 
 
 class SocketNetwork:
-    """The loop that runs on the network thread, and the connections that the loop serves.
+    """The event loop on the network thread, and the connections that the loop serves.
 
     `kafkasafe.cluster.network.Network` describes the methods.
 
     Args:
         options: `KafkaProducer`'s options. Options that do not concern connections or metadata are ignored.
-            `reconnect_backoff_max_ms` defaults to 1000 here. So the client notices soon when a cluster is available
-            again. `max_in_flight_requests_per_connection` is ignored, because the caller limits its requests itself.
+            `reconnect_backoff_max_ms` defaults to 1000 here, so that the client soon notices when a cluster is
+            available again. `max_in_flight_requests_per_connection` is ignored, because the caller limits its requests
+            itself.
 
     Attributes:
         thread: The network thread; None before `start`.
@@ -59,10 +60,10 @@ class SocketNetwork:
             settings["api_version"] = None
         settings.setdefault("reconnect_backoff_max_ms", 1000)
         settings.setdefault("receive_message_max_bytes", 100_000_000)
-        # Slow steps are normal on a busy machine, but kafka-python would log a warning for each.
+        # Let kafka-python log no warnings about slow steps, which are normal on a busy machine.
         settings.setdefault("slow_task_threshold_secs", 0)
         # Set no real limit on the requests in flight. At a limit, kafka-python would pause the connection until the
-        # callback of a reply has returned. So this callback itself could not send a request.
+        # callback of a reply has returned, so that the callback could not send a request.
         settings["max_in_flight_requests_per_connection"] = 2**31 - 1
         default_options: Any = DirectManager.DEFAULT_CONFIG["socket_options"]
         sockets = list(settings.get("socket_options") or default_options)
@@ -112,7 +113,7 @@ class SocketNetwork:
 
     def close(self, timeout_s: float) -> bool:
         if os.getpid() != self._pid:
-            return True  # this child shares the loop's epoll with its parent, and must not use it
+            return True  # a forked child shares the loop's epoll with its parent, and must not use it
         with self._start_lock:
             if self.thread is None:
                 if not self._ended:
@@ -127,7 +128,7 @@ class SocketNetwork:
         self._service.close_soon()
         deadline = time.monotonic() + timeout_s
         while True:
-            # A new thread may have replaced the former one after a crash.
+            # After a crash, a new thread may have replaced the former thread.
             thread = self.thread
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread is self.thread or thread.is_alive():
@@ -149,7 +150,7 @@ class SocketNetwork:
         self._service.end(error if crashed else closed_error())
 
     def _begin_anew(self) -> bool:
-        """Runs on the crashed thread. Starts another loop with its own connections. Earlier requests have failed.
+        """Runs on the crashed thread, and starts a new loop with its own connections. Earlier requests have failed.
 
         The client keeps its metadata, and the jobs that callers have posted since the crash. Returns False if the
         process lacks handles, threads or memory for another loop.
@@ -163,8 +164,8 @@ class SocketNetwork:
                 self.wake()
                 self._start()
             except Exception as error:
-                # The error's stack frames refer to an unfinished loop and its handles, and a log handler may keep the
-                # error. So drop the frames.
+                # Drop the error's stack frames, which refer to an unfinished loop and its handles, because a log
+                # handler may keep the error.
                 error.with_traceback(None)
                 self._service.interrupted(error)
                 if self.loop is not former:

@@ -1,8 +1,8 @@
 """Encodes ListOffsets requests for many partitions, and decodes their answers.
 
 kafka-python makes an object for each partition of a request and of a response. With 1,000 partitions, these objects
-cost more than anything else. So this module packs and unpacks the bytes of the rows directly. If a response has any
-other layout, kafka-python decodes it.
+cost more than all other work. So this module packs and unpacks the bytes of the rows directly. Responses of other
+layouts are decoded by kafka-python.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafkasafe.cluster.network import OffsetRow
 from kafkasafe.kafkapython.wire import uvarint
 
-# The first versions of ListOffsets that have these fields, or the flexible encoding.
+# First versions of ListOffsets with the isolation level, throttle time, leader epoch, flexible encoding, and time-out.
 _ISOLATION: Final = 2
 _THROTTLE: Final = 2
 _EPOCH: Final = 4
@@ -45,7 +45,7 @@ def encode_offsets(
     """Encodes a consumer's ListOffsets request, with the same timestamp for all partitions.
 
     Returns:
-        The frame, including its size field. The bytes are the same as those of kafka-python's `ListOffsetsRequest`.
+        The frame, including its size field. kafka-python's `ListOffsetsRequest` would have the same bytes.
     """
     flexible = version >= _FLEXIBLE
     name = client_id.encode()
@@ -86,7 +86,7 @@ class OffsetRows:
 
 
 class OffsetsHeader:
-    """The header of a ListOffsets request. kafka-python also uses it as the class of the response."""
+    """The header of a ListOffsets request, which kafka-python also uses as the class of the response."""
 
     __slots__ = ("api_key", "api_version", "correlation_id")
 

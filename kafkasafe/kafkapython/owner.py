@@ -1,4 +1,4 @@
-"""The interface to one consumer's objects. Our fetcher and coordinator ask these objects for decisions."""
+"""The interface to the objects that one consumer's fetcher and coordinator ask for decisions."""
 
 from __future__ import annotations
 

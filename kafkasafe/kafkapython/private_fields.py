@@ -1,4 +1,4 @@
-"""The private fields of a KafkaConsumer and its parts that this package uses."""
+"""The private fields that this package uses of a KafkaConsumer and its parts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FIELDS: Final = {
 
 
 def missing_fields(consumer: Any) -> list[str]:
-    """Returns the fields that this consumer and its parts lack, each with its class, as `Fetcher._sensors`."""
+    """Returns the fields that this consumer and its parts lack, with their classes, for example `Fetcher._sensors`."""
     parts = {
         "KafkaConsumer": consumer,
         "Fetcher": getattr(consumer, "_fetcher", None),

@@ -1,15 +1,15 @@
-"""A consumer's records: kafka-python's `ConsumerRecord`, but a list of headers is made only when it is needed.
+"""A consumer's records: kafka-python's `ConsumerRecord`, but with lists of headers that are made only when needed.
 
-Python's garbage collector starts a collection after 700 new objects that may refer to others. A record and its list of
-headers are two such objects:
+Python's garbage collector starts a collection after 700 new objects that may refer to other objects, such as a record
+and its list of headers:
 
-1. `poll` returns 500 records, so it makes 1,000 such objects. Each `poll` starts a collection.
+1. `poll` returns 500 records, so it makes 1,000 objects of this kind. Each `poll` starts a collection.
 2. The records that the application holds survive the collection, and then count as old objects.
-3. When many objects have become old, the collector walks through all objects of the process. This took 30 % of a
+3. When many objects have become old, the collector walks through all objects of the process, which took 30 % of a
    consumer's time.
 
 Rule: if a record has no headers, its empty list of headers is made only on first access. So a `poll` makes 500 objects,
-which are freed before the next `poll` makes 500 others.
+which are freed before the next `poll` makes 500 new objects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _at: Final[Any] = tuple.__getitem__
 class Record(ConsumerRecord):
     """A record that behaves like kafka-python's `ConsumerRecord`, except that `type(record)` is this class.
 
-    Pickled or copied, it becomes a `ConsumerRecord`.
+    Pickling or copying a `Record` makes a `ConsumerRecord`.
     """
 
     # This class has no `__slots__`, because a record stores its list of headers in `__dict__`. A subclass of tuple

@@ -1,9 +1,9 @@
 """Decodes KafkaConsumer's records, many at a time.
 
-kafka-python's `PartitionRecords` decodes records one by one, in Python. `Records` replaces it, and decodes many records
-of a batch at once (`record/record_decode`). Everything else is as in kafka-python: positions, skipped batches, the
-moment at which each batch is read, and the order of records and errors. kafka-python still decodes message formats
-before v2, and also records whose encoding differs from Kafka's own.
+kafka-python's `PartitionRecords` decodes records one by one, in Python. `Records` replaces `PartitionRecords`, and
+decodes many records of a batch at once (`record/record_decode`). Everything else is as in kafka-python: positions,
+skipped batches, the moment at which each batch is read, and the order of records and errors. kafka-python still decodes
+message formats before v2, and also records whose encoding differs from Kafka's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kafkasafe.record.batch.compression import decompress
 from kafkasafe.record.record_decode import NO_HEADERS, Piece, Place, Row, read, read_alike
 
 _PIECE: Final = 2048  # number of records that are decoded at once
-TAKING: Final = -1  # not a valid offset, so after Ctrl-C during `take`, the data is fetched again
+TAKING: Final = -1  # no valid offset, so that the data is fetched again after Ctrl-C during `take`
 _FIRST_OFFSET: Final = -(1 << 63)
 _HEADER: Final = DefaultRecordBatch.HEADER_STRUCT
 _MAGIC: Final = 2
@@ -110,9 +110,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     Attributes:
         kind: None, because the results are records, not RecordBatches.
-        state: kafka-python's state object of the partition when the response was accepted. If the partition's state
-            object is a different one later, the partition was assigned again meanwhile. Then these records are not
-            returned.
+        state: kafka-python's state object of the partition when the response was accepted. If the partition has another
+            state object later, it was assigned again meanwhile, and these records are not returned.
         working_offset: The value to which `next_fetch_offset` is set when `take` returns.
         skipping: True until `Records` has reached the requested offset.
     """
@@ -133,8 +132,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         buffer = records._buffer
         response: Any = buffer.obj if isinstance(buffer, memoryview) else b""
         if 2 * len(buffer) < len(response):
-            # These bytes may stay in memory for a long time, until `poll` takes the records. Without a copy, even a
-            # small part of a large response would keep the whole response in memory.
+            # Copy a small part of a large response, because a view would keep the whole response in memory until `poll`
+            # takes the records.
             records = MemoryRecords(bytes(buffer))
         super().__init__(fetch_offset, tp, records, key_deserializer, value_deserializer, **options)
         self.working_offset = fetch_offset
@@ -157,7 +156,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         """
         self._maybe_raise_next_inline_exception()
         taken: list[Any] = []
-        # If an interrupt (Ctrl-C) comes after this line, no record counts as taken.
+        # After an interrupt (Ctrl-C) from here on, no record counts as taken.
         self.next_fetch_offset = TAKING
         try:
             while n is None or len(taken) < n:
@@ -181,7 +180,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         return taken
 
     def passed(self, records: int, size_bytes: int, next_offset: int | None) -> None:
-        """Counts records that were taken or skipped. The offset of the next record is at least `next_offset`; None:
+        """Counts records that were taken or skipped. The offset of the next record is at least `next_offset`; None
         leaves `working_offset` unchanged.
         """
         self.records_read += records
@@ -194,7 +193,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         self.skipping = False
 
     def _pieces(self, records: Any) -> Iterator[_Decoded | _Foreign]:
-        """Yields the records batch by batch. Reads a batch only after the records before it were taken."""
+        """Yields the records batch by batch. Reads a batch only after all earlier records were taken."""
         after = None
         while (view := records._next_slice) is not None:
             if len(view) < HEADER_BYTES or view[_MAGIC_AT] != _MAGIC:
@@ -251,7 +250,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
                 yield self._without_codec(DefaultRecordBatch(view), error)
                 return
             except MissingPackageError:
-                # kafka-python decompresses with other packages, and raises an error if these are missing too.
+                # kafka-python decompresses with other packages, and raises an error if they are missing too.
                 yield self._by_kafka_python(DefaultRecordBatch(view))
                 return
             except ValueError:
@@ -283,7 +282,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
                 records = map(_make_record, rows) if self._is_plain else self._deserialized(rows)
                 yield _Decoded(records, piece.sizes)
         if left or at != len(body):
-            # kafka-python continues from here, and finds the error.
+            # kafka-python continues after the decoded records, and finds the error.
             batch: Any = DefaultRecordBatch(view)
             batch._buffer = bytearray(body)
             batch._pos = at
@@ -293,7 +292,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     def _reach_start(self, piece: Piece) -> bool:
         """Skips records before the requested offset (brokers return whole batches). Returns whether the piece has
-        records at or after this offset.
+        records from this offset on.
         """
         passed = 0
         for row in piece.rows:
@@ -342,7 +341,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         try:
             batch._assert_has_codec(batch.compression_type)
         except kafka_errors.UnsupportedCodecError:
-            # kafka-python's error would name a missing package, but that is not the cause.
+            # Replace kafka-python's error, which would name a missing package as the cause.
             raise kafka_errors.CorruptRecordError(
                 f"Record batch for partition {self.topic_partition} at offset {batch.base_offset}: {error}"
             ) from error

@@ -67,7 +67,7 @@ _REQUESTS: Final[Mapping[str, Any]] = {
 
 
 def kind(name: str) -> Any:
-    """Returns the class of a request, by Kafka's name for it."""
+    """Returns the class of a request, by Kafka's name of the request."""
     return _REQUESTS[name]
 
 

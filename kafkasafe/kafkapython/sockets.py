@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import encodings.idna  # noqa: F401  # before there is a thread that resolves names: see docs/design-threads.md
+import encodings.idna  # noqa: F401  # before a thread resolves names: see docs/design-threads.md
 import functools
 import itertools
 import socket
@@ -27,10 +27,10 @@ from kafkasafe.cluster.api import Buffer
 from kafkasafe.kafkapython.loop import Loop
 
 _RECEIVE_BYTES: Final = 64 * 1024
-"""A larger response gets its own buffer as soon as its size is received."""
+"""A response of more bytes gets its own buffer as soon as its size is received."""
 _MAX_IOVEC: Final = 64
 _LEAST_VIEW_BYTES: Final = 64 * 1024
-"""Smaller parts of a response are copied. SASL tokens, for example, must be bytes, not views."""
+"""Parts of a response with fewer bytes are copied, because SASL tokens, for example, must be bytes, not views."""
 
 
 class Timed(Protocol):
@@ -41,14 +41,14 @@ class Timed(Protocol):
 
 
 class _Incoming(KafkaBytes):
-    """A response that is being received. kafka-python's own class would copy the response's bytes twice."""
+    """A response that is being received. kafka-python's class would copy the response's bytes twice."""
 
     _idx: int
 
     @staticmethod
     def become(parser: Any) -> None:
-        """If `parser` has received only a part of a response, makes that response an `_Incoming`. All large responses
-        arrive in parts.
+        """If `parser` has received only a part of a response, as with all large responses, makes the response an
+        `_Incoming`.
         """
         frame = getattr(parser, "_rbuffer", None)
         if type(frame) is KafkaBytes:
@@ -64,8 +64,8 @@ class _Incoming(KafkaBytes):
     def read(self, nbytes: int | None = None) -> bytes | memoryview:
         """Return the next bytes, at most `nbytes`. A large part is a view of the response instead of a copy.
 
-        kafka-python can decode a response from a view. It copies all byte fields, except for the records of a Fetch
-        response (`_FetchHeader`).
+        kafka-python can decode a response from a view. Its decoder copies all byte fields, except for the records of a
+        Fetch response (`_FetchHeader`).
         """
         start, size = self._idx, len(self)
         self._idx = size if nbytes is None else min(start + nbytes, size)
@@ -78,7 +78,7 @@ class _Incoming(KafkaBytes):
 
 class _FetchHeader:
     """The header of a Fetch request with a large response. kafka-python asks the header for a class that decodes the
-    response. This header gives itself as the answer, because it has its own `decode`.
+    response. This header returns itself, because it has its own `decode`.
 
     kafka-python's code still decodes the fields, but the records become views of the response instead of copies. The
     views keep the response in memory.
@@ -123,7 +123,7 @@ def _decoder_of_views(response: Any) -> Any:
 LINGER_RESET: Final = struct.pack("ii", 1, 0)
 """The value of SO_LINGER with which the kernel drops unsent bytes when the socket is closed or the process dies.
 
-Otherwise, the kernel could still send a request minutes after the client has given up the connection.
+With the default value, the kernel could send a request minutes after the client has given up the connection.
 """
 _LINGER_DEFAULT: Final = struct.pack("ii", 0, 0)
 """The default value of SO_LINGER."""
@@ -137,8 +137,7 @@ def _closed_by_broker() -> BaseException:
 class _SocketMixin:
     """Reads in large pieces, tries to write before it waits, and closes the connection at any error.
 
-    If no error occurred and all requests were answered, the socket is closed in the normal way. Otherwise the kernel
-    drops all unsent bytes.
+    After an error, or with unanswered requests, the kernel drops all unsent bytes when the socket is closed.
     """
 
     _sock: Any
@@ -193,12 +192,12 @@ class _SocketMixin:
                 try:
                     self._protocol.data_received(data)
                     _Incoming.become(getattr(self._protocol, "parser", None))
-                except Exception as decoding:  # malformed answers also raise other errors
+                except Exception as decoding:  # malformed answers raise many kinds of errors
                     error = decoding
             if error is not None:
                 if parsed:
-                    # A task may be waiting for the received bytes, and they may contain the broker's reason to close
-                    # the connection. Let this task run first.
+                    # First let a task run that waits for the received bytes, which may contain the broker's reason to
+                    # close the connection.
                     self._break_soon(error)
                 else:
                     self._broke(error)
@@ -206,7 +205,7 @@ class _SocketMixin:
             parsed = parsed or bool(data)
 
     def _break_soon(self, error: BaseException) -> None:
-        # The loop takes a function, but no `functools.partial`.
+        # `call_soon` accepts a function, but no `functools.partial`.
         self._net.call_soon(lambda: self._broke(error))
 
     def _broke(self, error: BaseException) -> None:
@@ -218,7 +217,7 @@ class _SocketMixin:
 
         Returns:
             The number of received bytes; whether to continue with `_sock_recv`, which receives all other bytes; and the
-            error that ended the connection, if any. The caller must not drop this error, because the kernel reports it
+            error that ended the connection, if any. The caller must not drop the error, because the kernel reports it
             only once.
         """
         frame = getattr(getattr(self._protocol, "parser", None), "_rbuffer", None)
@@ -273,8 +272,8 @@ class _SocketMixin:
 
 
 def _send_plain(transport: Any) -> tuple[int, BaseException | None]:
-    """Write waiting bytes to a socket without TLS. Return the number of written bytes, and the error that stopped the
-    writing, if any.
+    """Write waiting bytes to a socket without TLS. Return the number of written bytes, and the error of the write, if
+    any.
     """
     total = 0
     if transport._sock is None:
@@ -282,7 +281,7 @@ def _send_plain(transport: Any) -> tuple[int, BaseException | None]:
     pending = transport._write_buffer
     while pending:
         try:
-            # Write many buffers with one call: this needs no copy, and sends no tiny packet for a frame's head.
+            # Write many buffers with one call, which needs no copy, and sends no tiny packet for a frame's head.
             sent = transport._sock.sendmsg(list(itertools.islice(pending, _MAX_IOVEC)))
         except (BlockingIOError, InterruptedError):
             break
@@ -320,7 +319,7 @@ class PlainSocket(_SocketMixin, KafkaTCPTransport):
 
 
 class TlsSocket(_SocketMixin, KafkaSSLTransport):
-    """A socket with TLS. kafka-python 3.0.12 waits for the end of a handshake without a time limit."""
+    """A socket with TLS, and a time limit for the handshake, which kafka-python 3.0.12 lacks."""
 
     async def handshake(self, timeout_at: float | None = None) -> None:
         """Like kafka-python's method, but with a time limit."""
@@ -328,7 +327,7 @@ class TlsSocket(_SocketMixin, KafkaSSLTransport):
 
 
 class _DirectMixin(_SocketMixin):
-    """A socket of a `Loop`: it reads bytes as they come, and writes at the end of the turn."""
+    """A socket of a `Loop`, which reads bytes as they come, and writes at the end of the turn."""
 
     _net: Loop
     _read: bool

@@ -1,4 +1,4 @@
-"""kafka-python's state of subscriptions and positions. It also decides which offsets a commit uses."""
+"""kafka-python's state of subscriptions and positions, with another choice of the offsets for commits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 class Subscription(SubscriptionState):
     """For commits without explicit offsets, uses the offsets that a function returns (`commit_from`).
 
-    In kafka-python 3.0.12, such commits use the positions. But `kafkasafe.aio` fetches records before it returns them,
-    so a position may be ahead of the records that the application has received.
+    In kafka-python 3.0.12, commits without explicit offsets use the positions. But `kafkasafe.aio` fetches records
+    before it returns them, so a position may be ahead of the records that the application has received.
     """
 
     _committable: Callable[[], dict[TopicPartition, Any]]
@@ -21,7 +21,7 @@ class Subscription(SubscriptionState):
     _assigned_in: int = -1
 
     def commit_from(self, committable: Callable[[], dict[TopicPartition, Any]]) -> None:
-        """Makes commits use the offsets that this function returns. Any thread may call the function."""
+        """Makes commits without explicit offsets use the result of `committable`, which any thread may call."""
         self._committable = committable
 
     def all_consumed_offsets(self) -> dict[TopicPartition, Any]:
@@ -38,9 +38,7 @@ class Subscription(SubscriptionState):
             return dict(me.assignment)
 
     def renew(self, tp: TopicPartition, state: Any) -> bool:
-        """If `state` is the partition's current state, treat the partition as newly assigned. Return whether it was the
-        current state.
-        """
+        """If `state` is the current state of the partition, treat the partition as newly assigned, and return True."""
         me: Any = self
         with me._lock:
             if me.assignment.get(tp) is not state:
@@ -52,8 +50,8 @@ class Subscription(SubscriptionState):
         return True
 
     def joined(self, generation: int) -> bool:
-        """Stores the group's new generation, before its assignment is applied. Returns whether the consumer missed a
-        generation of the group since its current assignment.
+        """Stores the group's new generation, before the new assignment is applied. Returns whether the consumer missed
+        a generation of the group since its current assignment.
         """
         self._joined = generation
         return generation not in {self._assigned_in, self._assigned_in + 1}
@@ -65,5 +63,7 @@ class Subscription(SubscriptionState):
         self._assigned_in = self._joined
 
     def place(self, state: Any, position: OffsetAndMetadata) -> None:
-        """Moves a position forward past records that the application gets, or back to records that it did not get."""
+        """Moves a position forward past records that the application gets, or back to records that the application did
+        not get.
+        """
         state.position = position

@@ -1,4 +1,4 @@
-"""Encodes Produce requests and decodes their answers. kafka-python would do this slowly.
+"""Encodes Produce requests and decodes their answers, faster than kafka-python.
 
 Pure, except for `Frame`, whose state changes when a connection writes it.
 """
@@ -23,7 +23,7 @@ _FLEXIBLE_PRODUCE: Final = 9
 _INT32: Final = struct.Struct(">i")
 _APPENDED: Final = struct.Struct(
     ">ihqqq"
-)  # of a Produce response: partition, code, offset, time, start of the log
+)  # of a Produce response: partition, error code, offset, time, start of the log
 _NO_MORE: Final = b"\1\0\0"  # no record errors, no error message, no tagged fields
 _ONE_BYTE: Final = 0x7F
 _TOPIC_ID_BYTES: Final = 16
@@ -53,7 +53,7 @@ def encode_produce(
     contain topic ids instead of names.
 
     Returns:
-        The frame, including its size field. The buffers, joined together, are the same bytes as kafka-python's
+        The frame, including its size field. Joined together, the buffers have the same bytes as kafka-python's
         `ProduceRequest`.
     """
     flexible = version >= _FLEXIBLE_PRODUCE
@@ -61,7 +61,7 @@ def encode_produce(
     for topic, partition, data in batches:
         topics.setdefault(topic, []).append((partition, data))
     name = client_id.encode()
-    head = bytearray(4)  # place for the size, which is known at the end
+    head = bytearray(4)  # the frame's size, which is set at the end
     head += struct.pack(">hhih", KafkaProduceRequest.API_KEY, version, correlation_id, len(name)) + name
     if flexible:
         head += b"\x00"  # no tagged fields
@@ -103,7 +103,7 @@ class _ResponseHeader:
 
 
 class ProduceHeader:
-    """The header of a Produce request. kafka-python also uses it as the class of the response.
+    """The header of a Produce request, which kafka-python also uses as the class of the response.
 
     If an answer is malformed, or reports anything besides appended batches, kafka-python decodes it.
 
@@ -154,10 +154,10 @@ def decode_appended(data: bytes, at: int, names: Mapping[bytes, str] | None = No
     Args:
         data: The response with its header.
         at: Where the header ends.
-        names: The names of the request's topics, by id. Needed if the answer contains ids (version 13).
+        names: The names of the request's topics, by id. Needed if the answer contains topic ids (version 13).
 
     Returns:
-        The answer; None if it reports anything besides appended batches, or is incomplete.
+        The answer; None if the answer is incomplete, or reports anything besides appended batches.
     """
     replies: dict[TopicPartition, ProduceReply] = {}
     try:
@@ -204,8 +204,8 @@ class Frame:
     """An encoded request that `KafkaConnection.send_request` accepts.
 
     `KafkaConnection` writes only the frame's first buffer, which `encode` returns. `DirectConnection` then writes the
-    `rest` without copying it. `encoded` becomes true when the connection takes the first buffer. After that, bytes may
-    have been sent.
+    `rest` without copying it. `encoded` becomes true when the connection takes the first buffer. From then on, bytes
+    may have been sent.
     """
 
     __slots__ = ("API_VERSION", "encoded", "encoder", "header", "rest", "what")
@@ -232,6 +232,6 @@ class Frame:
         self.header, self.rest = self.encoder(correlation_id, client_id)
 
     def encode(self, *, framed: bool, header: bool) -> Buffer:  # noqa: ARG002  # kafka-python's signature
-        """Return the first buffer, and leave the others in `rest`."""
+        """Return the first buffer, and leave the other buffers in `rest`."""
         self.encoded = True
         return self.rest.pop(0)
