@@ -1,19 +1,19 @@
 """Decides, from the brokers' metadata, whether it is proven that a partition does not exist.
 
-A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. In both
-cases each broker reports the partition as missing, and waiting does not help. But a broker that has not heard of a new
+A record may name a partition that its topic does not have, or its topic may be recreated with fewer partitions. Each
+broker then reports the partition as missing, and waiting does not help. But a broker that has not heard of a new
 partition yet also reports the partition as missing:
 
 1. A topic has partitions 0 and 1. An operator adds partition 2, and the controller confirms the change.
 2. A program sends to partition 2. The program's metadata come from broker 1, which has not heard of the change yet.
-3. Some milliseconds later broker 1 has heard of the change. But if broker 1 is cut off from the controller, it reports
-   two partitions for hours, to every client that reaches it.
+3. Some milliseconds later broker 1 has heard of the change. But while broker 1 is cut off from the controller, it
+   reports only two partitions to every client, maybe for hours.
 
-So one answer proves nothing. The absence is proven if two brokers still report it some seconds after the first such
-report. In a cluster with one broker, the broker's report is the proof. If only one of several brokers answers, this
-broker has to report the absence for a minute. A minute is enough, because operators hardly ever add a partition in the
-same minute in which a program first sends to it. Even a wrong proof loses no record, because the directory `rejected/`
-keeps rejected records.
+So one answer proves nothing. The absence is proven if two brokers still report the partition as missing some seconds
+after the first report. In a cluster with one broker, the broker's report is the proof. If only one of several brokers
+answers, this broker has to report the absence for a minute. A minute is enough, because operators hardly ever add a
+partition in the same minute in which a program first sends to it. A wrong proof loses no record, because the directory
+`rejected/` keeps rejected records.
 
 This module has no clock: `now` is an argument, in seconds.
 """
@@ -47,7 +47,7 @@ class Absence:
         self._since = now
         self._topic_id = b""
         self._witnesses: dict[int, int] = {}
-        """For each broker that reports the partition as missing: the partition count that it reports."""
+        """For each broker that reports the partition as missing: the topic's number of partitions by its report."""
         self._asked: dict[int, float] = {}
 
     def due(self, brokers: Sequence[int], now: float) -> list[int]:

@@ -251,8 +251,8 @@ class HeadersFetched:
             open; -1 if unknown.
         log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
         headers: Headers of the complete batches, in order. The first batch may begin before the requested offset.
-        next_offset: Offset for the next request. It is the offset after the last complete batch, or the requested
-            offset if no batch is complete.
+        next_offset: Offset for the next request: the offset after the last complete batch, or the requested offset if
+            no batch is complete.
         markers: The transaction markers among the batches, by offset. True: the marker commits its transaction. False:
             the marker aborts its transaction.
     """
@@ -280,8 +280,8 @@ class RecordsFetched:
             the requested offset. The contents of the batches are not checked.
         aborted: Pairs (producer id, first offset), one for each aborted transaction that has records in `records`.
             Always empty with read_uncommitted.
-        next_offset: Offset for the next request. It is the offset after the last complete batch, or the requested
-            offset if no batch is complete.
+        next_offset: Offset for the next request: the offset after the last complete batch, or the requested offset if
+            no batch is complete.
         diverging: Pair (leader epoch, end offset of this epoch). From the end offset on, the leader's log differs from
             the records that the client has read. None if `last_fetched_epoch` was not given, or if the broker found no
             difference or is older than 2.7. With a divergence, `records` is empty.

@@ -158,7 +158,7 @@ class Cluster(Protocol):
             timeout_s: How long to wait for the cluster's thread to end, in seconds.
 
         Returns:
-            Whether the thread has ended. If not, a callback blocks the thread, and the thread ends after the callback.
+            Whether the thread has ended. False if a callback blocks the thread, which will end after the callback.
         """
 
     @property
@@ -214,7 +214,7 @@ class Cluster(Protocol):
 
         When a metadata answer arrives, the cluster first calls the `reply` of each waiting `refresh_metadata` call.
         Next, the cluster sends the requests that waited for metadata, or fails the requests that still cannot be sent.
-        Then the cluster calls the listener, before the requests that waited are answered.
+        At last, the cluster calls the listener. Requests that waited for metadata are answered later.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:

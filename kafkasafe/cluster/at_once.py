@@ -39,9 +39,7 @@ def at_once(work: Callable[[], None]) -> None:
 
 
 def is_deferred(wake: Callable[[], None], key: int) -> bool:
-    """Returns whether this thread is in a call of `at_once`. If so, `at_once` calls `wake` at its end, once for each
-    `key`.
-    """
+    """Returns whether this thread is in a call of `at_once`, which will call `wake` at its end, once for each `key`."""
     if _deferred.wakes is None:
         return False
     _deferred.wakes[key] = wake

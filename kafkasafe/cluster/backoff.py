@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import tenacity
 
-_ENOUGH: Final = 32  # after this many failures, the bound of a pause has reached `max_s`
+_ENOUGH: Final = 32  # number of failures after which a pause's upper bound has surely reached `max_s`
 
 
 class Backoff:
@@ -77,7 +77,7 @@ class Backoff:
 
 
 PAUSES: Final = Backoff(0.1, 0.4, least_s=0.1)
-"""Pauses between two attempts of a look-up, a fetch, or a step of a transaction. They permit at most ten requests in a
-second (not 9,000 as in KAFKA-19599), and are at most one second, so that a retry soon finds a partition that is ready
-again.
+"""Pauses between two attempts of a look-up, a fetch, or a step of a transaction. The pauses permit at most ten requests
+in a second (not 9,000 as in KAFKA-19599), and are at most 0.4 s long, so that a retry soon notices a partition that is
+ready again.
 """

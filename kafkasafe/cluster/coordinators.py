@@ -104,7 +104,7 @@ class Question:
     """One request, and how to parse its answer.
 
     Attributes:
-        fields: The request's fields by name. A struct is a dict, and an array of structs is a list of dicts.
+        fields: The request's fields by name. Structs are dicts, and arrays of structs are lists of dicts.
         parse: Turns the answer, whose fields are attributes, into the result.
         minimum: Oldest usable version.
         maximum: Newest version that the caller can use, because the request may have another meaning in later versions.
@@ -132,7 +132,7 @@ def metadata_question(
 
 
 def producer_id_question() -> Question:
-    """A request for a producer id without a transactional id. Any broker answers it."""
+    """An InitProducerId request without a transactional id. Any broker answers it."""
 
     def parse(response: Any) -> ProducerIdGranted:
         code = response.error_code

@@ -160,8 +160,7 @@ class ProcedureRunner:
 
     def wait(self, timeout_s: float) -> None:
         """Waits until there is work, but at most for `timeout_s` seconds."""
-        # A procedure may call this method while requests of other procedures are unsent. Send them, so that they do not
-        # wait too.
+        # If a procedure calls this method, send the unsent requests of other procedures, so that they do not wait too.
         self._send()
         due = self.due_s()
         if not self._arrived:
@@ -201,7 +200,7 @@ class ProcedureRunner:
 
     def _arrive(self, inquiry: RunningProcedure[Any], answer: Any) -> None:
         self._arrived.append((inquiry, answer))
-        self._awake.set()  # `work` clears the flag before it reads the queue
+        self._awake.set()  # `work` clears `_awake` before it reads the queue
         wake = self._wake
         if wake is not None:
             wake()

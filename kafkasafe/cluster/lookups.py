@@ -63,14 +63,15 @@ _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
 _OLD_ANSWERS: Final = 3
 # A value that is larger than any offset.
 _NOWHERE: Final = 2**63
-# How long a broker may take to read one remote batch. After this time, the broker answers without records.
+# How long a broker may take to read one remote batch before it answers without records.
 _REMOTE_READ_MS: Final = 1000
 
 
 class LeaderChangedError(Exception):
     """The leader changed during a sequence of requests whose answers must all come from one leader.
 
-    This error never leaves the package. It is not a KafkaError, so code that retries KafkaErrors does not catch it.
+    This error never leaves the package. This class is no KafkaError, so code that retries KafkaErrors does not catch
+    it.
     """
 
 
@@ -95,7 +96,7 @@ class LookUps:
     """Asks leaders, retries, and checks answers by the tracker's rules.
 
     Args:
-        network: Returns the connections; called for each request.
+        network: Function that returns the connections; called for each request.
         tracker: Knows earlier answers.
         stats: Counts retries, and the time during which leaders were not ready.
         emit: Gets events.
@@ -141,7 +142,7 @@ class LookUps:
             self._given[topic, partition, timestamp] = answer
 
     def forget_given(self) -> None:
-        """Drops the answers that `give` has stored and that `listed` has not used."""
+        """Drops the answers from `give` that `listed` has not returned yet."""
         self._given.clear()
 
     def listed(
@@ -374,9 +375,9 @@ class LookUps:
         The successful fetch does not prove that remote storage was ready at the time of the first answer. So the leader
         is asked again after the fetch, and the lower of the two answers counts. A single outage that falsified both
         answers would also make the fetch between them fail. But remote storage may fail twice, once for each look-up.
-        In this case, the fetched batch can show that the answer is wrong: if the batch has a record that is at least as
-        new as `timestamp`, the correct answer is in the batch or before it. This check needs a complete batch, and may
-        find nothing if timestamps are out of order.
+        After two failures of remote storage, the fetched batch can show that the answer is wrong: if the batch has a
+        record that is at least as new as `timestamp`, the correct answer is in the batch or before it. This check of
+        the batch needs a complete batch, and may find nothing if timestamps are out of order.
         """
         fetched = yield from self._read_remote(topic, partition, remote[-1], note)
         if fetched is None:

@@ -100,7 +100,7 @@ class AllAppended:
 
     Attributes:
         replies: The reply for each batch, by topic and partition.
-        throttle_time_ms: Kafka's field of this name: how long the broker throttled the request.
+        throttle_time_ms: Kafka's field `throttle_time_ms`: how long the broker throttled the request.
     """
 
     replies: Mapping[TopicPartition, ProduceReply]
@@ -140,7 +140,7 @@ class Connection(Protocol):
         """When the network last accepted bytes, in seconds of `Network.now`."""
 
     def watch(self, on_ready: Callable[[], None], on_closed: Callable[[BaseException | None], None]) -> None:
-        """Sets the callbacks of the connection. Call it once, right after `Network.connect`.
+        """Sets the callbacks of the connection. Call `watch` once, right after `Network.connect`.
 
         Args:
             on_ready: Called when the broker has answered the handshake.

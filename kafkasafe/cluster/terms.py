@@ -20,8 +20,8 @@ TopicPartition: TypeAlias = tuple[str, int]
 
 MAX_OFFSET: Final = 2**62  # no log reaches this offset; the sum of two such offsets fits into 64 bits
 
-SILENCE_S: Final = 2.0  # a node that is silent for this long while requests are in flight counts as hung
-METADATA_PATIENCE_S: Final = 3.0  # if a node has not sent metadata by then, the client asks another one
+SILENCE_S: Final = 2.0  # a node counts as hung if it is silent for this time while requests are in flight
+METADATA_PATIENCE_S: Final = 3.0  # if a node sends no metadata in this time, the client asks another node
 
 LEADERLESS_POLL_MAX_S: Final = 1.0
 MISSING_TOPIC_POLL_MAX_S: Final = 5.0

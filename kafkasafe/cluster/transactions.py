@@ -12,14 +12,14 @@ One transaction is a sequence of requests. Any process that knows the `Transacti
 
 *Protocol 1* is the protocol of KIP-98. Partitions and groups must be added before the client writes to them, and the
 identity stays the same from one transaction to the next. So a delayed EndTxn request can end the *next* transaction of
-the transactional id. A client can avoid this in two ways: it obtains a new identity after each EndTxn that was not
-answered, or it uses a separate transactional id for each transaction.
+the transactional id. A client can avoid such an error in two ways: it obtains a new identity after each EndTxn that was
+not answered, or it uses a separate transactional id for each transaction.
 
 *Protocol 2* (KIP-890, Kafka 4.0 and later, if the feature `transaction.version` is at level 2) adds partitions and
 groups implicitly, and gives each transaction its own epoch. The coordinator refuses requests of an earlier transaction,
 and answers a repeated EndTxn as before.
 
-Rules beyond those of `Cluster`:
+Rules in addition to the rules of `Cluster`:
 
 - *The cluster finds coordinators itself*, like leaders. `Cluster` looks for a coordinator again when an answer or a
   failure shows that the coordinator may have moved. `Cluster` repeats no request: the caller gets the codes 14, 15, 16
@@ -68,8 +68,8 @@ class PartitionsAdded:
     """The answer to AddPartitionsToTxn.
 
     Attributes:
-        error_code: 0 if all partitions were added. Otherwise no partition was added, and this is the code of the first
-            partition with an error.
+        error_code: 0 if all partitions were added. If a partition could not be added, no partition was added, and
+            `error_code` is the first error.
         error_codes: Code of each partition. 55: not attempted because of another partition's error.
     """
 
@@ -172,7 +172,7 @@ class TransactionDescribed:
         producer_id: Producer id of the latest holder.
         epoch: Epoch of the latest holder.
         timeout_ms: Time, in ms, after which the coordinator aborts an open transaction.
-        partitions: Partitions of the transaction, including those of `__consumer_offsets`.
+        partitions: Partitions of the transaction, including partitions of `__consumer_offsets`.
     """
 
     error_code: int
@@ -205,8 +205,8 @@ class Transactions(Protocol):
             transaction_timeout_ms: Time, in ms, after which the coordinator aborts a transaction that has not ended.
                 The coordinator answers 50 if this time is larger than the brokers' `transaction.max.timeout.ms`.
             reply: Gets `TransactionsInitialized` or `Failure`.
-            keep: The identity that this request continues. The coordinator refuses the request (47 or 90) if another
-                client has taken over since this identity was granted (Kafka 2.5 and later).
+            keep: The client's present identity. The coordinator refuses the request (47 or 90) if another client has
+                taken over since the identity was granted (Kafka 2.5 and later).
         """
 
     def add_partitions_to_transaction(

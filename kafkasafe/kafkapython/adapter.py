@@ -150,7 +150,7 @@ class KafkaMetadata:
 
 
 class KafkaPython:
-    """The parts of one KafkaConsumer that decisions about positions use."""
+    """The parts of one KafkaConsumer that are needed to decide about positions."""
 
     __slots__ = ("_fetcher", "assignments", "group", "isolation", "metadata")
 
@@ -171,8 +171,8 @@ def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscrip
     """Poll once, and yield the records like kafka-python's iterator.
 
     Before a record is yielded, the position of its partition becomes the offset after this record. If, between two
-    records, the partition is paused, reset, checked or newly assigned, the remaining records are dropped. kafka-python
-    fetches them again later.
+    records, the partition is paused, reset, checked or newly assigned, the remaining records are dropped, and fetched
+    again later.
 
     Args:
         poll: Function that polls without moving positions.

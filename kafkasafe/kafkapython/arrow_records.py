@@ -1,4 +1,4 @@
-"""Records of a fetched partition as Arrow batches. Of the fetcher's modules, only this one needs pyarrow."""
+"""Records of a fetched partition as Arrow batches. No other module of the fetcher needs pyarrow."""
 
 from __future__ import annotations
 

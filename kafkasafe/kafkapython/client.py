@@ -53,7 +53,7 @@ class _ReachingManager(Manager):
         return any(conn.connected for conn in list(self._conns.values()))
 
     def update_backoff(self, node_id: Any) -> Any:
-        # KafkaConnectionManager calls this method in its `except` clause, so that the error is available here.
+        # KafkaConnectionManager calls `update_backoff` in its `except` clause, so `sys.exc_info` returns the error.
         failure = sys.exc_info()[1]
         late = (kafka_errors.KafkaTimeoutError, kafka_errors.RequestTimedOutError)
         cut_short = isinstance(failure, late) or isinstance(getattr(failure, "__cause__", None), late)

@@ -49,8 +49,8 @@ class ExtendedConsumer(KafkaConsumer):
         """Return the interface to kafka-python, for the objects that decide for this consumer.
 
         Raises:
-            ImportError: This release of kafka-python has renamed a private field that kafkasafe uses. A later
-                AttributeError would name neither the release nor a remedy.
+            ImportError: This release of kafka-python has renamed a private field that kafkasafe uses. The message names
+                the release and a remedy, in contrast to a later AttributeError.
         """
         missing = missing_fields(self)
         if missing:
@@ -221,9 +221,9 @@ class ExtendedConsumer(KafkaConsumer):
             columns: Names of the columns to return, default all: topic, partition, offset, timestamp (ms, UTC; -1:
                 none), timestamp_type (0: the producer's, 1: the broker's), key, value, headers (a list of key and
                 value), leader_epoch (-1: none). Other columns are not decoded, which saves time.
-            views: True: do not copy keys and values. Their columns have the type `binary_view`, and refer to the
-                received responses or to the decompressed records, so each table, slice or buffer keeps whole responses
-                in memory. Few functions of Arrow accept views; `column.cast("binary")` copies a column.
+            views: True: do not copy keys and values. The columns key and value have the type `binary_view`, and refer
+                to the received responses or to the decompressed records, so each table, slice or buffer keeps whole
+                responses in memory. Few functions of Arrow accept views; `column.cast("binary")` copies a column.
 
         Returns:
             A pyarrow.Table, empty if the time has run out. The records of a partition are in order.
@@ -250,7 +250,7 @@ class ExtendedConsumer(KafkaConsumer):
         Args:
             timeout_ms: See `poll_arrow`.
             max_records: See `poll_arrow`. The limit is for all partitions together.
-            columns: See `poll_arrow`. There are no columns topic and partition.
+            columns: See `poll_arrow`. The columns topic and partition are not available.
             views: See `poll_arrow`.
 
         Returns:
@@ -284,7 +284,7 @@ class ExtendedConsumer(KafkaConsumer):
         poll: Any = self.poll
         self._fetcher.taken.begin()
         try:
-            # Drop the records that the iterator still holds. They are fetched again from the position.
+            # Drop the records that the iterator still holds, which are fetched again from the position.
             self._iterator = None
             with self._fetcher.giving(Kind(columns, views)):
                 found = poll(timeout_ms, sys.maxsize if max_records is None else max_records)

@@ -19,8 +19,7 @@ from kafkasafe.kafkapython.subscription import Subscription
 
 
 class Coordinator(ConsumerCoordinator):
-    """kafka-python's coordinator. It adds a lineage to each committed offset: the history of the records before this
-    offset.
+    """kafka-python's coordinator, which adds a lineage to each committed offset: the history of the records before it.
 
     This class also fixes faults of kafka-python 3.0.12, which discards or forgets joins (`join_group_async`,
     `need_rejoin`), ends `poll` after a failed look-up of the coordinator, and uses committed offsets and positions of
@@ -53,8 +52,8 @@ class Coordinator(ConsumerCoordinator):
         return bool(parent.need_rejoin() or (is_joining and me._subscription.partitions_auto_assigned()))
 
     def generation_if_stable(self) -> Any:
-        """Return the generation for a commit; None if the member's assignment in this generation is not applied yet.
-        Before that, the consumer may still have positions in partitions that now belong to another member.
+        """Return the generation for a commit; None before the member's assignment in this generation is applied,
+        because the consumer may still have positions in partitions that now belong to another member.
         """
         parent: Any = super()
         return parent.generation_if_stable() if self._joining is None else None
@@ -105,7 +104,7 @@ class Coordinator(ConsumerCoordinator):
         2. The consumer does not get its own assignment in the next generation, because the answer to SyncGroup is lost.
         3. The other member reads up to 100, commits this offset, and leaves.
         4. In the third generation, the consumer gets the partition back. kafka-python does not notice the loss of the
-           partition. It would read 50 to 99 again, and the next commit would set the group's offset back.
+           partition: the consumer would read 50 to 99 again, and the next commit would set the group's offset back.
 
         With the cooperative protocol, a partition goes to another member only after its former member has given it up.
 
@@ -137,7 +136,7 @@ class Coordinator(ConsumerCoordinator):
                 set(placed), timeout_ms=self.config["request_timeout_ms"]
             )
         except kafka_errors.KafkaError:
-            # Treat all partitions as newly assigned. The next poll asks for their committed offsets again.
+            # Treat all partitions as newly assigned, so that the next poll asks for their committed offsets again.
             committed = None
         for tp, state in placed.items():
             position = state.position
@@ -223,8 +222,7 @@ class Coordinator(ConsumerCoordinator):
         except kafka_errors.OffsetMetadataTooLargeError:
             if described == dict(offsets):
                 raise
-            # Without the lineage, the request contains only the application's metadata. If they are too large, the
-            # request raises the error.
+            # Without the lineage, the request contains only the application's metadata, which may be too large, too.
             sent = await parent._send_offset_commit_request(offsets)
             self.owner.reports.log.warning(
                 "The brokers' offset.metadata.max.bytes is below 2048, so committed offsets cannot carry the history of"

@@ -62,7 +62,7 @@ class Fetcher(KafkaFetcher):
     _wanted: Kind | None = None  # None: return records
     _left_bytes: int = _CALL_BYTES
     _sends: bool = False  # whether this call of `fetch_records` has begun to send the next fetches
-    _found: bool = False  # the last search has found records, which are not returned yet
+    _found: bool = False  # whether the last search has found records, which are not returned yet
     _size: FetchSize | None = None  # None: the size that the application has set
     _held: HeldRecords
     _ahead: FetchingAhead
@@ -89,7 +89,7 @@ class Fetcher(KafkaFetcher):
         self._session_handlers = Sessions(self._session_handlers)
 
     def choose_sizes(self) -> None:
-        """From now on, this object chooses `max_partition_fetch_bytes`."""
+        """From now on, the fetcher chooses `max_partition_fetch_bytes`."""
         config: Any = self.config
         most = min(LARGE_FETCH_BYTES, config["fetch_max_bytes"])
         self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
@@ -139,7 +139,7 @@ class Fetcher(KafkaFetcher):
     def fetch_records(
         self, max_records: int | None = None, update_offsets: bool = True, timeout_ms: float | None = None
     ) -> Any:
-        """See kafka-python's method. Also sends the next fetch, so that brokers answer it while the application
+        """See kafka-python's method. Also sends the next fetches, so that brokers answer while the application
         processes the returned records.
         """
         self._sends = False
@@ -177,12 +177,12 @@ class Fetcher(KafkaFetcher):
         return True
 
     def wake(self) -> None:
-        """Wake `poll`. Any thread may call this method, although only kafka-python's own thread may complete its
-        futures.
+        """Wake `poll`. Any thread may call this method, although only kafka-python's own thread may complete
+        kafka-python's futures.
         """
         alarm = self._reset_task
         if isinstance(alarm, Future) and not alarm.is_done:
-            with contextlib.suppress(RuntimeError):  # kafka-python's loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # kafka-python's loop may have been closed
                 self._manager.call_soon(_complete, alarm)
 
     async def _await_first(self, futures: Iterable[Future], timeout_ms: float | None) -> None:
@@ -249,8 +249,8 @@ class Fetcher(KafkaFetcher):
             self._paused_partition_records[current.topic_partition] = current
 
     def _rest_before(self, completed: Any) -> Any:
-        """Returns the remaining records of the partition's earlier response, if they were kept while the partition was
-        paused, and puts `completed` back in the queue of responses. Otherwise returns None.
+        """If records of the partition were kept while it was paused, returns these records, and puts `completed` back
+        in the queue of responses. Otherwise returns None.
         """
         rest = self._paused_partition_records.pop(completed.topic_partition, None)
         if rest is not None:
@@ -360,8 +360,8 @@ class Fetcher(KafkaFetcher):
     # --- requests and responses ---------------------------------------------------------------------------------------
 
     def _may_send(self) -> bool:
-        """Return whether a fetch can be sent. If not, the caller does not wake the I/O thread: a needless wake-up costs
-        as much as decoding 100 records.
+        """Return whether a fetch can be sent, so that the caller wakes the I/O thread only if necessary. (A wake-up
+        costs as much as decoding 100 records.)
         """
         return any(map(self._is_free, self._without_data())) or any(map(self._is_free, self._fetched_ahead()))
 

@@ -58,7 +58,7 @@ class _Session(FetchSessionHandler):
         self._sessions = sessions
 
     def build_next(self, next_partitions: Mapping[TopicPartition, Any]) -> Any:
-        """See kafka-python's method. Each value describes a partition in the request."""
+        """See kafka-python's method. Each value of `next_partitions` describes a partition in the request."""
         for tp, end in self._sessions.chosen.items():
             asked = next_partitions.get(tp)
             if asked is not None:

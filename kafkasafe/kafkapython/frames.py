@@ -1,7 +1,7 @@
 """Converts Kafka frames to kafka-python's protocol classes and back, and finds topics and partitions in them.
 
-Apart from a few names, the module has no code for particular APIs. It searches a message for arrays of topics (structs
-with a `name`, `topic` or `topic_id`), and each topic for arrays of partitions. So the module also supports APIs that a
+Apart from a few names, the module has no code for particular APIs. The module searches a message for arrays of topics
+(structs with a `name`, `topic` or `topic_id`), and each topic for arrays of partitions. So it also supports APIs that a
 new release of kafka-python adds.
 """
 

@@ -30,8 +30,8 @@ class HeldRecords:
     """For each partition, stores the offset after the last record that an iterator has taken. The iterator returns the
     taken records one by one.
 
-    A partition's position advances with each record that is returned. But the next fetch must begin after the last
-    taken record, even while the iterator has not returned this record.
+    A partition's position advances with each record that is returned. The next fetch must begin after the last record
+    that an iterator has taken, even while the position is lower.
     """
 
     def __init__(self, subscriptions: Any) -> None:
@@ -45,7 +45,7 @@ class HeldRecords:
         Args:
             tp: Partition of the records.
             after: Offset after the last record.
-            position: The position at which the partition continues.
+            position: Position from which the partition is read after the taken records.
         """
         self._held[tp] = _Held(self._subscriptions.assignment.get(tp), after, position)
 
@@ -70,8 +70,8 @@ class HeldRecords:
         return end is not None and position is not None and position.offset < end.after
 
     def postpones(self, completed: Any) -> bool:
-        """Returns whether a response begins directly after the records that an iterator holds. If so, stores the
-        response until `put_back_postponed`.
+        """Returns whether a response begins directly after the records that an iterator holds. Such a response is
+        stored until `put_back_postponed`.
         """
         end = self._held.get(completed.topic_partition)
         if end is None or completed.fetched_offset != end.position.offset:
@@ -80,7 +80,7 @@ class HeldRecords:
         return True
 
     def put_back_postponed(self, responses: collections.deque[Any]) -> bool:
-        """Puts the postponed responses before these `responses`. Returns whether a response was postponed."""
+        """Inserts the postponed responses at the front of `responses`. Returns whether a response was postponed."""
         if not self._postponed:
             return False
         # Clear `_postponed` last, so that Ctrl-C between these two lines loses no response.

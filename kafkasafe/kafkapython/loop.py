@@ -35,7 +35,7 @@ class Loop(NetworkSelector):
     def __init__(self, **configs: Any) -> None:
         super().__init__(**configs)  # type: ignore[no-untyped-call]
         self.unwritten: list[Callable[[], None]] = []
-        """Functions to call at the end of the turn, which write the data of the turn."""
+        """Functions that write the data of the current turn, called at the end of the turn."""
         self._never: Any = Task(lambda: None)
         self._never.close()
         self._on_wake: Callable[[], None] = lambda: None
@@ -159,7 +159,7 @@ class Loop(NetworkSelector):
             super().run_forever()  # type: ignore[no-untyped-call]
         except Exception:
             log.exception(
-                "The network thread ended by an error; another one takes its place",
+                "The network thread ended by an error; a new thread takes its place",
                 event="network_thread_ended",
             )
         finally:

@@ -174,7 +174,7 @@ class SocketNetwork:
                     logging.ERROR,
                     "network_not_replaced",
                     self.client_id,
-                    "The network thread ended, and no other one can be started (%r); trying again until one can."
+                    "The network thread ended, and no new thread can be started (%r); trying again until one can."
                     " Raise the limits of open files (ulimit -n), threads (ulimit -u) and memory",
                     error,
                     error=type(error).__name__,

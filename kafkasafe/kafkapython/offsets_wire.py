@@ -1,8 +1,8 @@
 """Encodes ListOffsets requests for many partitions, and decodes their answers.
 
-kafka-python makes an object for each partition of a request and of a response. With 1,000 partitions, these objects
-cost more than all other work. So this module packs and unpacks the bytes of the rows directly. Responses of other
-layouts are decoded by kafka-python.
+kafka-python makes an object for each partition of a request and of a response. With 1,000 partitions, kafka-python's
+objects cost more than all other work. So this module packs and unpacks the bytes of the rows directly. kafka-python
+decodes responses with another layout.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def decode_offsets(version: int, data: bytes, at: int) -> OffsetRows | None:
         at: Where the header ends.
 
     Returns:
-        The response; None if it has tagged fields, or is incomplete.
+        The response; None if the response has tagged fields, or is incomplete.
     """
     flexible = version >= _FLEXIBLE
     kind = _FLEXIBLE_ROW if flexible else _EPOCH_ROW if version >= _EPOCH else _ROW
@@ -185,7 +185,7 @@ def _count(number: int, *, flexible: bool) -> bytes:
 
 
 def _counted(data: bytes, at: int, *, flexible: bool) -> tuple[int, int]:
-    """Reads the length of an array or a compact string (-1 for null). Also returns the position after the length."""
+    """Returns the length of an array or a compact string (-1 for null), and the position after the length."""
     if not flexible:
         (number,) = _INT32.unpack_from(data, at)
         return number, at + _INT32.size

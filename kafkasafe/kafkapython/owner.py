@@ -98,4 +98,4 @@ class Owner(Protocol):
         """Takes log records."""
 
     def due_s(self) -> float | None:
-        """Return the seconds until the first time limit of these objects; None if no time limit is set."""
+        """Return the seconds until the owner's first time limit; None if no time limit is set."""

@@ -9,7 +9,7 @@ and its list of headers:
    consumer's time.
 
 Rule: if a record has no headers, its empty list of headers is made only on first access. So a `poll` makes 500 objects,
-which are freed before the next `poll` makes 500 new objects.
+which are freed before the next `poll` makes 500 objects.
 """
 
 from __future__ import annotations

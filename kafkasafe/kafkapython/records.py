@@ -110,8 +110,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     Attributes:
         kind: None, because the results are records, not RecordBatches.
-        state: kafka-python's state object of the partition when the response was accepted. If the partition has another
-            state object later, it was assigned again meanwhile, and these records are not returned.
+        state: kafka-python's state object of the partition when the response was accepted. A newer state object shows
+            that the partition was assigned again, so that the records of this response are not returned.
         working_offset: The value to which `next_fetch_offset` is set when `take` returns.
         skipping: True until `Records` has reached the requested offset.
     """
@@ -151,8 +151,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         """Takes the next records, at most `n`; see kafka-python's method.
 
         Raises:
-            Exception: The next record cannot be taken, because its batch is damaged or a deserializer raised this
-                error.
+            Exception: The next record cannot be taken, because its batch is damaged or because a deserializer raised
+                the error.
         """
         self._maybe_raise_next_inline_exception()
         taken: list[Any] = []

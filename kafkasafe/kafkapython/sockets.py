@@ -64,8 +64,8 @@ class _Incoming(KafkaBytes):
     def read(self, nbytes: int | None = None) -> bytes | memoryview:
         """Return the next bytes, at most `nbytes`. A large part is a view of the response instead of a copy.
 
-        kafka-python can decode a response from a view. Its decoder copies all byte fields, except for the records of a
-        Fetch response (`_FetchHeader`).
+        kafka-python can decode a response from a view. kafka-python's decoder copies all byte fields, except for the
+        records of a Fetch response (`_FetchHeader`).
         """
         start, size = self._idx, len(self)
         self._idx = size if nbytes is None else min(start + nbytes, size)
@@ -77,8 +77,8 @@ class _Incoming(KafkaBytes):
 
 
 class _FetchHeader:
-    """The header of a Fetch request with a large response. kafka-python asks the header for a class that decodes the
-    response. This header returns itself, because it has its own `decode`.
+    """The header of a Fetch request with a large response. kafka-python asks the header of a request for a class that
+    decodes the response. `_FetchHeader` returns itself, because it has its own `decode`.
 
     kafka-python's code still decodes the fields, but the records become views of the response instead of copies. The
     views keep the response in memory.

@@ -203,9 +203,9 @@ def decode_appended(data: bytes, at: int, names: Mapping[bytes, str] | None = No
 class Frame:
     """An encoded request that `KafkaConnection.send_request` accepts.
 
-    `KafkaConnection` writes only the frame's first buffer, which `encode` returns. `DirectConnection` then writes the
-    `rest` without copying it. `encoded` becomes true when the connection takes the first buffer. From then on, bytes
-    may have been sent.
+    `KafkaConnection` writes only the frame's first buffer, which `encode` returns. After the first buffer,
+    `DirectConnection` writes the `rest` without copying it. `encoded` becomes true when the connection takes the first
+    buffer. After this moment, bytes may have been sent.
     """
 
     __slots__ = ("API_VERSION", "encoded", "encoder", "header", "rest", "what")

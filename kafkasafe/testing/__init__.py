@@ -1,4 +1,4 @@
-"""Clusters for tests: a real Kafka (`broker`), one in memory (`fake`), and proxies that cause network faults."""
+"""Clusters for tests, a real Kafka (`broker`) and a Kafka in memory (`fake`), and proxies that cause network faults."""
 
 from __future__ import annotations
 

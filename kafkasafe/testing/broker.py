@@ -1,9 +1,9 @@
 """A real Apache Kafka for tests. The cluster runs on this machine without Docker, and has methods that cause failures.
 
-`KafkaCluster` starts N broker processes and one dedicated controller process (KRaft). For Kafka before 3.3, it starts
-one ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only. In KRaft mode, a
-single broker is also the controller, which halves the start time. The controller of a single broker may end with the
-broker, because no other broker needs it.
+`KafkaCluster` starts N broker processes and one dedicated controller process (KRaft). For Kafka before 3.3,
+`KafkaCluster` starts one ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only.
+In KRaft mode, a single broker is also the controller, which halves the start time. The controller of a single broker
+may end with the broker, because no other broker needs it.
 
 Non-obvious:
 
@@ -81,9 +81,8 @@ class KafkaCluster:
     ```
 
     Brokers have the node ids 1 … `brokers`. Methods with the parameters `topic, partition` also accept a single
-    `TopicPartition`. Every method returns when its effect has been achieved, and raises `ClusterError` if that takes
-    longer than `timeout_s`. Methods may be called from any thread, but calls that start or stop the same node must not
-    overlap.
+    `TopicPartition`. Every method returns when its effect has been achieved, and raises `ClusterError` after
+    `timeout_s`. Methods may be called from any thread, but calls that start or stop the same node must not overlap.
 
     The following settings differ from Kafka's defaults; `config` can override all of them. Topics, including those of
     offsets and transactions, have min(3, `brokers`) replicas. With three or more brokers, `min.insync.replicas` is 2.
@@ -415,8 +414,8 @@ class KafkaCluster:
         self._nodes.resume(node)
 
     def wait_ready(self, nodes: Iterable[int] | None = None, timeout_s: float = 60.0) -> None:
-        """Waits until the brokers `nodes` answer and are in the metadata. By default, waits for all that run and are
-        not paused.
+        """Waits until the brokers `nodes` answer and are in the metadata. By default, waits for all running, unpaused
+        brokers.
 
         Raises:
             ClusterError: The brokers did not serve within `timeout_s`, or a process ended. The message contains the
@@ -467,7 +466,7 @@ class KafkaCluster:
         """Leader, epoch, replicas and in-sync replicas, as a running broker reports them now.
 
         Raises:
-            ClusterError: No broker reported them within `timeout_s`, or the partition does not exist.
+            ClusterError: No broker reported the partition's state within `timeout_s`, or the partition does not exist.
         """
         return self._topics.partition_state(topic, partition, timeout_s)
 
@@ -531,12 +530,12 @@ class KafkaCluster:
     def move_leader(
         self, topic: str | TopicPartition, partition: int = 0, to: int | None = None, timeout_s: float = 30.0
     ) -> int:
-        """Moves a partition's leadership to another in-sync replica. Nothing is lost, and no node stops.
+        """Waits until all replicas are in sync, and moves a partition's leadership. Nothing is lost, and no node stops.
 
         Args:
             topic: Topic name.
             partition: Partition number.
-            to: Node id of the new leader; by default the next in-sync replica.
+            to: Node id of the new leader; by default the next replica.
             timeout_s: Maximum duration in seconds.
 
         Returns:
@@ -544,7 +543,7 @@ class KafkaCluster:
 
         Raises:
             UnsupportedByVersionError: Kafka before 2.4.
-            UsageError: `to` is not an in-sync replica, or the leader is the only one.
+            UsageError: `to` is not a replica of the partition, or the partition has only one replica.
             ClusterError: The leadership did not move in time.
         """
         return self._disasters.move_leader(topic, partition, to, timeout_s)
@@ -558,8 +557,8 @@ class KafkaCluster:
     ) -> LostRecords:
         """Elects a leader that lacks the latest writes, so acknowledged records are lost, and logs are truncated.
 
-        Kills the followers, waits until the leader is the only in-sync replica, and calls `during`. Then kills the
-        leader and starts a follower, which wins an unclean election. Then starts the other replicas, which truncate
+        Kills the followers, waits until the leader is the only in-sync replica, and calls `during`. Next, kills the
+        leader and starts a follower, which wins an unclean election. At last, starts the other replicas, which truncate
         their logs to the new leader's log. During the call the topic has `min.insync.replicas=1` and
         `unclean.leader.election.enable=true`. The kills also affect other partitions on these brokers, but the unclean
         election does not. At the end, even after an exception, all nodes run, and the topic has its former settings

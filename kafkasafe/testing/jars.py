@@ -160,7 +160,7 @@ def resolve(
         java: Java that runs Ivy; default `find_java()`.
 
     Raises:
-        JarError: Neither Maven nor Ivy succeeded. The message contains their output, and says what to do.
+        JarError: Neither Maven nor Ivy succeeded. The error's message contains their output, and says what to do.
         JavaNotFoundError: Ivy needs Java, which is not installed.
         ConfigError: `version` or an artifact has a wrong format.
     """

@@ -1,5 +1,5 @@
-"""A proxy that understands Kafka's protocol. For chosen requests, it changes, drops, delays, repeats or truncates the
-answer.
+"""A proxy that understands Kafka's protocol. For chosen requests, the proxy changes, drops, delays, repeats or
+truncates the answer.
 
 ```python
 with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as cluster:
@@ -124,7 +124,7 @@ class FaultProxy(Relay[_Connection]):
         nodes: Node ids of the brokers. Not used with `bootstrap`.
         bootstrap: `host:port` of any broker.
         host: Address to listen on.
-        verify: Also decode and encode every frame, and count in `unfaithful` how many frames this changes.
+        verify: Also decode and encode every frame, and count changed frames in `unfaithful`.
 
     Attributes:
         ports: Port for each node id.
@@ -208,8 +208,8 @@ class FaultProxy(Relay[_Connection]):
         Args:
             api: The API's name (`"Produce"`), its number, or kafka-python's class. None: any API. A rule for any API
                 can delay, drop and cut answers, but not change them.
-            topic: Matches only requests that name this topic. A Fetch request in a session may leave the topic out;
-                then the rule matches if the answer names the topic.
+            topic: Matches only requests that name this topic. For a Fetch request in a session, which may leave the
+                topic out, the rule also matches if the answer names the topic.
             partition: Matches only requests that name this partition of the topic. The rule changes only this
                 partition's entry in the answer.
 
@@ -319,7 +319,7 @@ class FaultProxy(Relay[_Connection]):
             self._close(connection)
 
     def _split(self, connection: _Connection, data: bytes, *, of_client: bool) -> None:
-        """Divides bytes into frames, and handles those that are complete."""
+        """Divides bytes into frames, and handles the complete frames."""
         buffer = connection.from_client if of_client else connection.from_target
         buffer += data
         for frame in frames_in(buffer, _MAX_FRAME_BYTES, 0):

@@ -301,9 +301,9 @@ class Rule:
         Args:
             code: Kafka's error code; 0 for success.
             times: How many times the rule acts; by default always.
-            level: Which error code to set: "partition", "topic" or "top". The default is the first of these levels at
-                which the API's answers have an error code. For Metadata it is "topic", unless the rule names a
-                partition.
+            level: Which error code to set: "partition", "topic" or "top". The default is the first of the three levels
+                at which the API's answers have an error code. For Metadata, the default is "topic", unless the rule
+                names a partition.
             fields: Other fields to set, at any level.
 
         Raises:

@@ -31,7 +31,7 @@ def check_listeners(listeners: Mapping[str, str], users: Mapping[str, str], vers
     if listeners and version < (2, 0):
         raise ConfigError("listeners need Kafka 2.0 or later")
     if not users and any(protocol.startswith("SASL") for protocol in listeners.values()):
-        raise ConfigError("users: a listener with SASL needs one; leave users out for alice")
+        raise ConfigError("users: a listener with SASL needs a user; leave users out for alice")
     for user, password in users.items():
         if not re.fullmatch(r"[\w.-]+", user) or not re.fullmatch(r"[^\"\\\n]+", password):
             raise ConfigError(f"users: {user!r} and its password must be plain words")

@@ -114,7 +114,8 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class SocketLoop(abc.ABC, Generic[_C]):
-    """A thread that serves listeners and connections. Other threads pass closures to it (`_do`). Thread-safe.
+    """A thread that serves listeners and connections. Other threads pass closures to the loop's thread (`_do`).
+    Thread-safe.
 
     Args:
         host: Address to listen on.

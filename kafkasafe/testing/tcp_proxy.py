@@ -81,7 +81,7 @@ class TcpProxy(Relay[_Connection]):
         super().__init__(host)
         self.target_port = target_port
         self._target_host = target_host
-        # A socket that is bound, but does not listen. It keeps the port reserved while the proxy refuses connections.
+        # A bound socket that does not listen, to keep the port reserved while the proxy refuses connections.
         self._keeper: socket.socket | None = None
         try:
             if port:

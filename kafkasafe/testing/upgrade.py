@@ -135,7 +135,7 @@ class Upgrades:
             self._nodes.stop(node.id, left())
         self._nodes.replace_zookeeper(controller)
         _write(controller, own)
-        # Restart the controller while ZooKeeper still runs. Otherwise the migrating controller could wait for ZooKeeper
+        # Restart the controller while ZooKeeper still runs, because the migrating controller could wait for ZooKeeper
         # forever, even at shutdown.
         self._nodes.restart(CONTROLLER, left())
         self._nodes.kill_together([zookeeper])

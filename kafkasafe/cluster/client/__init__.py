@@ -60,7 +60,7 @@ Non-obvious:
   event loop has to send are written at the end of the turn. Each link has one timer for all of its requests in flight.
   The consumer and the admin client use kafka-python's loop unchanged.
 - When kafka-python connects, it leaves the socket of a failed attempt to the garbage collector, looks up names on the
-  I/O thread and never gives up a TLS handshake. `Manager._build_transport` replaces this method of kafka-python.
+  I/O thread and never gives up a TLS handshake. So `Manager._build_transport` replaces kafka-python's method.
 """
 
 from kafkasafe.cluster.client.transport import Transport

@@ -224,7 +224,7 @@ class BrokerLink:
             self._watch_silence()
 
     def _watch(self, due: float) -> None:
-        """Sets one timer for all requests in flight, which stays set when a request is answered."""
+        """Sets one timer for all requests in flight. The timer stays set when a request is answered."""
         if self.watch is not None:
             if self.watch_at <= due:
                 return
@@ -290,8 +290,8 @@ class BrokerLink:
         self.not_before = self._network.now() + self._backoff.pause_s(self.failures)
 
     def drop(self, error: BaseException) -> None:
-        """Fails all waiting requests, in order. On a new connection, they would overtake requests that were lost with
-        the old connection.
+        """Fails all waiting requests, in order. On a new connection, waiting requests would overtake requests that were
+        lost with the old connection.
         """
         self._collect()
         waiting, self.waiting = self.waiting, collections.deque()

@@ -138,7 +138,7 @@ class Links:
             link.hang_up()
 
     def abandon(self, error: BaseException) -> None:
-        """Fails the waiting requests and those in flight, because the loop has ended."""
+        """Fails the waiting requests and the requests in flight, because the event loop has ended."""
         for link in list(self._links.values()):
             link.abandon(error)
 

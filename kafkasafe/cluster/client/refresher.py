@@ -176,7 +176,7 @@ class Refresher:
         self._listeners.append(callback)
 
     def watch(self, topic: str) -> BaseException | None:
-        """Makes sure that metadata of the topic will be requested. Returns the reason if this is impossible."""
+        """Makes sure that metadata of the topic will be requested. Returns an error if the topic's name is invalid."""
         if topic not in self._topics.names:
             invalid = invalid_topic(topic)
             if invalid is not None:
@@ -251,7 +251,7 @@ class Refresher:
         for request in attempt.waiting.parked:
             request.route(True)
         for request in parked:
-            request.route(False)  # the metadata request may not have named their topics
+            request.route(False)  # the metadata request may not have named the parked requests' topics
         self._links.ask_gathered()
         self._links.drop_moved()
         self._links.drop_hung()

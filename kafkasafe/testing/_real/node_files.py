@@ -193,7 +193,7 @@ class NodeFiles:
                 raise ConfigError(
                     f"Kafka {self._release.version} has no broker setting {name!r}"
                     + (f"; did you mean {near[0]!r}?" if near else "")
-                    + " (settings of a plug-in are taken together with the one that names its class)"
+                    + " (settings of a plug-in are accepted only with the setting that names its class)"
                 )
 
 

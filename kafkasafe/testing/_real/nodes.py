@@ -57,8 +57,8 @@ class Nodes:
         return list(self._nodes.values())
 
     def identify(self, cluster_id: str) -> None:
-        """Sets the id that the cluster will have. Without this call, `cluster_id` is taken from the first answer of a
-        broker.
+        """Sets the id that the cluster will have. If `identify` is not called, `cluster_id` is taken from the first
+        answer of a broker.
         """
         self.cluster_id = cluster_id
 
@@ -177,8 +177,8 @@ class Nodes:
             for port in node.ports:
                 if not port_free(port):
                     raise self._workspace.error(
-                        f"port {port} of {node.name} is taken by another process: end that one (`ss -ltnp` names it),"
-                        " or make a new KafkaCluster, which takes other ports",
+                        f"port {port} of {node.name} is used by another process: end this process"
+                        " (`ss -ltnp` names it), or make a new KafkaCluster, which takes other ports",
                         [],
                     )
         if self.zookeeper:

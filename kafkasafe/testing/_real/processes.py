@@ -30,8 +30,8 @@ _LAUNCHER = (
 
 
 class Resources:
-    """The child processes, port locks and files of a cluster. The cluster's finalizer refers to this object. This
-    object must not refer to the cluster, because the reference would keep the cluster alive.
+    """The child processes, port locks and files of a cluster. The cluster's finalizer refers to this object.
+    `Resources` must not refer to the cluster, because the reference would keep the cluster alive.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class _Spawner:
             try:
                 answer.put(work())
             except Exception as error:
-                # Pass the error to the caller, because this thread must survive every failure.
+                # Pass the error to the caller, because the spawner's thread must survive every failure.
                 answer.put(error)
 
     def spawn(self, work: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:

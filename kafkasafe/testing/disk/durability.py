@@ -30,8 +30,8 @@ with four missing bytes also copes with more.
 @dataclass(slots=True)
 class _Layer:
     """A change of a file that is not part of the file's durable content yet. If the sync of a change fails, the change
-    is *doubtful*. If the sync succeeds, the change is *certain*: it survives a crash. A certain change is kept as a
-    layer only if it comes after a doubtful change.
+    is *doubtful*. If the sync succeeds, the change is *certain*: it survives a crash. A change that is certain stays a
+    layer only if an earlier change is doubtful.
     """
 
     at: int
@@ -127,8 +127,8 @@ class _Choice:
 
     Attributes:
         data: For each sector, the probability that it survives.
-        sizes: Which changes of a file's size survive. 0: none; 1: all; a number in between: a random number of them,
-            the earliest ones (sizes are journalled in order).
+        sizes: Which changes of a file's size survive. 0: none; 1: all; a number in between: a random number of the
+            earliest changes (sizes are journalled in order).
         names: For each change of a directory, the probability that it survives.
         torn: Probability that a surviving sector is torn.
         cut: (operation, byte): everything before this byte of this operation survives, and nothing after it. If the

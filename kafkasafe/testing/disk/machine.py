@@ -214,7 +214,7 @@ class Disk:
         durable at a moment, yields only one state for this moment.
 
         Args:
-            start: First moment: the number of operations that had begun before it.
+            start: First moment, as the number of operations that had begun before this moment.
             stop: Last moment (inclusive); None: the end of the history.
             samples: Number of random states for each moment.
             seed: The same seed gives the same states.

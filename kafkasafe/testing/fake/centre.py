@@ -269,7 +269,7 @@ class Centre:
         self.controlled()
 
     def pause(self, node: int) -> None:
-        """Suspends the broker's process. The controller notices this after the session timeout."""
+        """Suspends the broker's process. The controller notices the suspension after the session timeout."""
         broker = self.brokers[node]
         if broker.up and not broker.paused:
             broker.pause()

@@ -150,8 +150,8 @@ def admit(
 
 
 def _code_of_bad_header(data: bytes) -> int:
-    """Returns the code for a bad header. A broker has one code for bytes that were damaged in transit, and another for
-    a batch that was built incorrectly.
+    """Returns the code for a bad header. A broker has different codes for bytes that were damaged in transit and for a
+    batch that was built incorrectly.
     """
     if len(data) < HEADER_BYTES:
         return CORRUPT_MESSAGE

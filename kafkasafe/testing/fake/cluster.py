@@ -32,9 +32,9 @@ class FakeCluster(Control):
         cluster.kill(cluster.leader("orders", 0))
     ```
 
-    The fake uses Kafka's protocol, so every client works with it unchanged. Its methods have the same names as the
-    methods of `KafkaCluster`, so a test can run on either. The fake stores batches unchanged, and checks them like a
-    broker: size, checksum, sequences, timestamps. If a client sends a request that the fake does not model, the
+    The fake uses Kafka's protocol, so every client works with it unchanged. The methods of the fake have the same names
+    as the methods of `KafkaCluster`, so a test can run on either. The fake stores batches unchanged, and checks them
+    like a broker: size, checksum, sequences, timestamps. If a client sends a request that the fake does not model, the
     connection ends, and `close` raises `NotModelledError`. `docs/testing.md` lists these requests. A contract suite
     runs the same tests on the fake and on real brokers.
 

@@ -250,7 +250,7 @@ def _rows(known: Mapping[str, str], own: Mapping[str, str], source: int) -> list
 
 
 def _known(ask: Ask, topic: Topic) -> Mapping[str, str]:
-    """A topic's settings, without those that this version of Kafka does not have."""
+    """A topic's settings, without settings that this version of Kafka does not have."""
     found = ask.centre.settings_of(topic) | topic.settings
     return {name: value for name, value in found.items() if name not in ask.centre.profile.lacking}
 

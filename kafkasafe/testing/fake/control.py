@@ -24,7 +24,7 @@ _MAX_BROKERS = 999
 
 
 class Control(Network):
-    """Brokers, topics, leaders and disasters. The methods have the same names as those of `KafkaCluster`."""
+    """Brokers, topics, leaders and disasters. The methods have the same names as the methods of `KafkaCluster`."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Control(Network):
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
-        """Context for a change of the cluster's state. Other threads cannot use the state meanwhile. When the context
-        ends, all requests that can be answered now are answered, and connections to dead brokers are closed.
+        """Context for a change of the cluster's state. Other threads cannot use the state during the change. When the
+        context ends, all requests that can be answered now are answered, and connections to dead brokers are closed.
         """
         yield
 
@@ -183,7 +183,7 @@ class Control(Network):
             handler.centre.alter_topic(name, config)
 
     def grow_topic(self, name: str, partitions: int) -> None:
-        """Adds partitions to a topic, until it has `partitions` partitions in total."""
+        """Adds partitions to a topic, up to `partitions` partitions in total."""
         with self._acting() as handler:
             handler.centre.grow_topic(name, partitions)
 
@@ -211,7 +211,7 @@ class Control(Network):
             ]
 
     def values(self, topic: str, partition: int | None = None) -> list[bytes | None]:
-        """The values of the records up to the high watermark, of one partition or of all partitions one after another.
+        """The values of the records up to the high watermark, of one partition, or of all partitions in sequence.
 
         The result includes records of aborted and open transactions.
         """
@@ -276,7 +276,7 @@ class Control(Network):
         """Moves a partition's leadership to another in-sync replica without a loss. Returns the new leader's node id.
 
         Raises:
-            UsageError: `to` is not an in-sync replica, or the leader is the only one.
+            UsageError: `to` is not an in-sync replica, or the leader is the only in-sync replica.
         """
         found = self._partition(topic, partition)
         with self._acting() as handler:

@@ -52,7 +52,7 @@ def _topics(ask: Ask, topics: list[Any], *, by_id: bool) -> Iterator[tuple[Any, 
 
 
 class _Produce:
-    """One Produce request. Its batches are appended at once, and answered when the in-sync replicas have them."""
+    """One Produce request, whose batches are appended at once, and answered when the in-sync replicas have them."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask

@@ -47,7 +47,7 @@ class Offset:
         offset: Offset of the next record to read.
         leader_epoch: Leader epoch of the record before this offset; -1 if unknown.
         metadata: Text that was committed with the offset.
-        place: Place in the log of offsets. Of several committed offsets, the last in this log wins, regardless of the
+        place: Place in the log of offsets. The last of several committed offsets in the log wins, regardless of the
             order in which the transactions were committed.
     """
 
@@ -196,8 +196,7 @@ class Group:
         self.protocol_type = protocol_type
 
     def rebalances_for(self, member: Member, protocols: list[tuple[str, bytes]]) -> bool:
-        """Whether a member that joins again takes part in a rebalance: either starts a rebalance, or joins one that is
-        being prepared.
+        """Whether a member that joins again starts a rebalance, or joins a rebalance that is being prepared.
 
         In a stable group, only the leader and members with changed metadata start a rebalance.
         """

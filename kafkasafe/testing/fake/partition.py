@@ -129,8 +129,8 @@ class Partition:
 
         Args:
             able: Function that returns whether the controller considers a node alive.
-            unclean: Whether to elect a replica that is not in sync if no other can lead. Records that this replica
-                lacks are lost.
+            unclean: Whether to elect a replica that is not in sync if no other can lead. Records that the elected
+                replica lacks are lost.
         """
         if self.leader >= 0 and able(self.leader):
             return False

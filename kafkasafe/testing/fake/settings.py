@@ -29,12 +29,12 @@ class Profile:
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.
         creating_code: Error code in the Metadata answer for a topic that this request has created.
-        brokers_control: Whether one of the brokers is the controller. If so, the death of the last broker is not
+        brokers_control: Whether one of the brokers is the controller, so that the death of the last broker is not
             noticed.
         verifies_transactions: Whether brokers accept a transaction's batches only for partitions that were added to it.
-        caps_in_sync: True for Kafka 4 and later: `min.insync.replicas` is capped at the number of replicas. The high
-            watermark advances only while at least that many replicas (the capped value) are in sync.
-        least: Minimum values of topic settings. They replace smaller minimums in `_LEAST`.
+        caps_in_sync: True for Kafka 4 and later: `min.insync.replicas` is capped at the number of replicas, and the
+            high watermark advances only while at least the capped number of replicas is in sync.
+        least: Minimum values of topic settings, which replace smaller minimums in `_LEAST`.
         lacking: Topic settings that exist in other versions, but not in this one.
         unmodelled: Topic settings that exist in this version, but that the fake does not model.
     """
@@ -178,7 +178,7 @@ _OLD: Final = Profile(
             # Kafka 2.8 limits both directions with one setting, which the fake does not model.
             "log.message.timestamp.after.max.ms": _NO_LIMIT,
             "log.message.timestamp.before.max.ms": _NO_LIMIT,
-            "producer.id.expiration.ms": "604800000",  # this version uses transactional.id.expiration.ms instead
+            "producer.id.expiration.ms": "604800000",  # 2.8 uses transactional.id.expiration.ms instead
         }
     ),
     verifies_transactions=False,
@@ -358,7 +358,7 @@ def _may_be(profile: Profile, name: str, value: str) -> bool:
 
 
 def effective(broker: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """All settings of a topic: its own settings, otherwise those of the brokers."""
+    """All settings of a topic: its own settings, and the brokers' settings for all others."""
     return {name: own.get(name, broker[default]) for name, default in TOPIC_SETTINGS.items()}
 
 

@@ -61,15 +61,15 @@ class TransactionMetadata:
     same values is a repetition.
     """
     kept: tuple[int, int] | None = None
-    """(producer id, epoch) in the latest InitProducerId request. If a transaction has ended since: the values before
-    its end. An InitProducerId request with the same values is a repetition.
+    """(producer id, epoch) in the latest InitProducerId request. After the end of a transaction: the values before the
+    end. An InitProducerId request with the same values is a repetition.
     """
     second: bool = False
     """Whether the open transaction uses protocol 2."""
     complete_ms: int = -1
     """When the markers of a decided end are written."""
     markers: dict[tuple[str, int], tuple[Partition, int, int]] = field(default_factory=dict)
-    """The written markers: (topic, number) -> the partition, its leader epoch at that time, and the offset after the
+    """The written markers: (topic, number) -> the partition, its leader epoch at the write, and the offset after the
     marker. A marker counts when it is replicated.
     """
 
@@ -155,7 +155,7 @@ class TransactionMetadata:
         """Writes the marker to a partition's log.
 
         Writes the marker again if the partition has got a new leader since the last call, because the new leader may
-        lack it. Also writes the marker again if the topic was created again.
+        lack it. The same applies if the topic was created again.
         """
         written = self.markers.get(place)
         if written is None or written[0] is not partition or written[1] != partition.leader_epoch:
@@ -169,8 +169,7 @@ class TransactionMetadata:
             self.markers[place] = partition, partition.leader_epoch, marker.end_offset
 
     def complete(self, left: set[tuple[str, int]], again_ms: int) -> None:
-        """Ends the transaction if all markers are replicated. Otherwise, writing the markers is tried again at
-        `again_ms`.
+        """Ends the transaction if all markers are replicated. If not, the markers are written again at `again_ms`.
 
         `left` contains the partitions whose markers are not replicated yet.
         """
@@ -224,7 +223,7 @@ class Transactions:
         """InitProducerId with a transactional id: grants a new epoch, and ends the open transaction.
 
         `named` is (producer id, epoch) in the request; both are -1 for a new producer. `old_epoch` is the error code to
-        answer if the request's epoch is not the current one.
+        answer if the request's epoch is not current.
         """
         most = int(self._centre.settings["transaction.max.timeout.ms"])
         if not 0 < timeout_ms <= most:

@@ -78,7 +78,7 @@ class VirtualCluster(Control):
         return [f"fake-{node}:9092" for node in self.brokers]
 
     def connect(self, options: Mapping[str, Any]) -> Cluster:
-        """Creates a client that is not started yet. The client uses those options of KafkaProducer that concern
+        """Creates a client that is not started yet. The client uses the options of KafkaProducer that concern
         connections.
         """
         return Transport(VirtualNetwork(self, options), options)
