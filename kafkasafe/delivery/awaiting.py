@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _SLICE: Final = 256
 """Maximum number of checks and wake-ups in one iteration of the loop."""
 _FEW: Final = 8
-"""If there are at most this many subjects or parcels, the notifying thread checks them, and wakes the loop only if one
-of them has progressed. If there are more, the thread wakes the loop without a check.
+"""Up to this many subjects or parcels, the notifying thread checks each, and wakes the loop only if one of them has
+progressed. With more subjects or parcels, the thread wakes the loop without a check.
 """
 
 
@@ -51,7 +51,7 @@ class Subject(Protocol):
         """Returns the progress since the previous call. Must be called on the loop's thread."""
 
     def is_ready(self, entry: Any) -> bool:
-        """Whether the coroutine with this entry can continue. Called after `look` returned `CheckResult.SOME`."""
+        """Whether the coroutine with this entry can continue."""
 
 
 class AcceptedRecords(Protocol):
@@ -198,7 +198,7 @@ class LoopWaits:
 
     @classmethod
     def of(cls, waiting: WaitingCallers, loop: asyncio.AbstractEventLoop) -> LoopWaits:
-        """The instance for this loop. It exists while at least one coroutine waits on the loop."""
+        """The instance for this loop. The instance exists while at least one coroutine waits on the loop."""
         for wake_flag in waiting.wake_flags():
             if isinstance(wake_flag, LoopWaits) and wake_flag.is_of(loop):
                 return wake_flag
@@ -219,7 +219,9 @@ class LoopWaits:
             self._waiting.remove(self)
 
     def _stirred(self) -> bool:
-        """Whether to wake the loop. A loop that is woken in vain competes with the notifying thread for the GIL."""
+        """Whether to wake the loop. An unnecessary wake-up makes the loop compete with the notifying thread for the
+        GIL.
+        """
         if len(self._groups) > _FEW:
             return True
         try:
@@ -253,13 +255,13 @@ class LoopWaits:
         """Waits until the subject's `is_ready(entry)` returns True. Returns False on timeout. Use with `await` or
         `yield from`.
 
-        Before the coroutine runs, other threads may make the condition false again. So the caller must check the
-        condition itself.
+        Between the wake-up and the coroutine's next step, other threads may make the condition false again. So the
+        caller must check the condition after the wait.
 
         Args:
             about: Key of the subject. Coroutines with the same key are checked together.
             entry: The argument for the subject's `is_ready`. It says what this coroutine waits for.
-            subject: Makes the subject. Called only if no coroutine waits for the subject yet.
+            subject: Makes the subject. `until` calls it only if no coroutine waits for the subject yet.
             timeout_s: How long to wait; None: no limit.
         """
         waiter: asyncio.Future[bool] = self._loop.create_future()
@@ -305,7 +307,7 @@ class LoopWaits:
                 if not group.due:
                     self._todo.popleft()
         finally:
-            # Do this even after a Ctrl-C, because the program may run the loop again.
+            # Schedule the remaining checks even after a Ctrl-C, because the program may run the loop again.
             self._working = bool(self._todo)
             if self._working:
                 with contextlib.suppress(RuntimeError):

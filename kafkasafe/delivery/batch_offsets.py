@@ -26,9 +26,9 @@ class BatchFate:
 
     Args:
         decision: The decision about the batch.
-        owner: An object that exists as long as the program can use the batch. Ctrl-C at the end of a `with` block can
-            leave the batch open. Once the owner is garbage-collected, the batch counts as dropped, because nothing can
-            commit it any more.
+        owner: An object that exists as long as the program can use the batch. Once it is garbage-collected, an open
+            batch counts as dropped, because nothing can commit the batch any more. Ctrl-C at the end of a `with` block
+            can leave a batch open.
     """
 
     __slots__ = ("_decision", "_head", "_late", "_owner", "_replaced")
@@ -41,18 +41,19 @@ class BatchFate:
         self._late = False
 
     def forget(self) -> None:
-        """Called when these offsets have left the batch: the batch now has other offsets of the group, or none."""
+        """Records that these offsets have left the batch, which now has other offsets of the group or none."""
         self._replaced = True
 
     def miss(self) -> None:
-        """Marks the batch as too late, because the consumer has gone back in one of the batch's partitions.
+        """Marks the batch as too late, because the consumer has moved back in one of the batch's partitions.
 
         1. A batch has records 5 to 9 of one partition, and 100 to 104 of another.
-        2. The consumer goes back in the first partition, and will read records 5 to 9 again. So the batch is not sent,
+        2. The consumer moves back in the first partition, and will read records 5 to 9 again. So the batch is not sent,
            and the program discards all of its records.
-        3. The next batch would move the group past 104, and records 100 to 104 would be in no output.
+        3. Without this method, the next batch would commit offset 105 or later for the second partition, and records
+           100 to 104 would be in no output.
 
-        So the second partition is read again too, as it would be if the group had refused the batch.
+        So the consumer must read the second partition again too, as if the group had refused the batch.
         """
         self._late = True
 
@@ -68,8 +69,8 @@ class BatchFate:
             unit = self._decision.accepted
             if unit is None:
                 return OffsetsFate.DROPPED if self._late else OffsetsFate.FORGOTTEN
-            # Keep only the unit's head. A consumer holds this object, and the unit may hold a reference to the
-            # producer. So a reference to the unit here could prevent the garbage collection of the producer.
+            # Keep only the unit's head. A consumer holds this `BatchFate`, and the unit may hold a reference to the
+            # producer. So a consumer with a reference to the unit could prevent the garbage collection of the producer.
             self._head, self._decision = unit.head, None
         if not self._head.done:
             return OffsetsFate.WAITING
@@ -78,12 +79,12 @@ class BatchFate:
 
 
 class GivenOffsets:
-    """Tracks offsets that a program gave to a producer directly, and those of a KafkaConsumer. Refuses a batch that
-    continues from a dropped one.
+    """Tracks the offsets that a program passes to a producer directly or from a KafkaConsumer. Refuses a batch whose
+    offsets continue from a dropped batch.
 
     kafkasafe cannot move the consumer back to the offset where the dropped batch began. So after a batch is dropped,
-    the next batch with an offset for any of the same partitions is refused, unless the program was informed of the
-    drop. Batches that the program makes after a refusal are assumed to contain records that were read again.
+    `offer` refuses the next batch with an offset for any of the same partitions, unless the program was informed of the
+    drop. After a refusal, `offer` assumes that the program has read the dropped records again.
 
     Args:
         numbers: Draws the numbers of the readings.
@@ -91,14 +92,13 @@ class GivenOffsets:
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # Draw the number now, not when the program gives the first offsets. Until then, batches of earlier incarnations
-        # may commit offsets. Because the number is drawn before these commits, they count as later than the reading's
-        # beginning.
+        # Draw the number now, not when the program gives the first offsets. In between, batches of earlier incarnations
+        # may commit offsets, and such commits must count as later than the reading's beginning.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
-        """Whether any of these offsets is new: the previous batch had another offset for the partition, or no offset
-        was given for the partition before.
+        """Whether the program gives any partition an offset that differs from the partition's offset in the previous
+        batch, or gives a partition its first offset.
         """
         runs = (self._readings.get((given.group, at.topic, at.partition)) for at in given.positions)
         return any(
@@ -119,7 +119,7 @@ class GivenOffsets:
             The reading to which each offset belongs, and the batch's claims.
 
         Raises:
-            BatchDroppedError: The batch continues from a dropped one.
+            BatchDroppedError: The batch continues from a dropped batch.
         """
         found = {}
         claims = []
@@ -171,15 +171,16 @@ def check_settings(consumer: Any) -> None:
     3. The batch is dropped, or the machine is lost.
     4. The group continues at 10, and records 0 to 9 are in no output.
 
-    A consumer that does not require stable offsets may read records again although an atomic batch with the results of
-    these records is still under way:
+    A consumer that does not require stable offsets may read records again while an atomic batch with the results of
+    these records is still pending:
 
-    1. The batch with records 0 to 9 waits in the spool of another process, or its markers are being written.
+    1. The batch with records 0 to 9 waits in the spool of another process, or the brokers are writing the batch's
+       transaction markers.
     2. The partition is assigned to this consumer, and the group has no offset yet.
     3. The consumer reads the records again, and they are in the output twice.
 
-    A consumer requires stable offsets with the flag `require_stable` of OffsetFetch (KIP-447). kafka-python sets this
-    flag if `isolation_level` is "read_committed".
+    The flag `require_stable` of OffsetFetch (KIP-447) requires stable offsets. kafka-python sets this flag if
+    `isolation_level` is "read_committed".
 
     Args:
         consumer: KafkaConsumer or SafeConsumer.

@@ -1,4 +1,4 @@
-"""The thread that runs the application's callbacks. Callbacks may block, send, or wait for the producer.
+"""The thread that runs the application's callbacks. Callbacks may block, call `send`, or wait for the producer.
 
 The pump holds a lock while it marks a record as done and passes the record's callbacks to this thread. A caller takes
 the same lock to see that the record is done. So if a caller then queues a marker, the record's callbacks have run by
@@ -23,12 +23,12 @@ from kafkasafe.logs import EventLog, apart
 log = EventLog("producer")
 
 _DUE_LIMIT: Final = 100_000
-"""If this many callbacks are due, `send` waits for some of them to finish."""
+"""From this number of due callbacks on, `send` waits for some of the callbacks to finish."""
 _DUE_MOST: Final = 1_000_000
-"""If this many callbacks are due, `send` waits even while no callback makes progress (see `_STUCK_S`)."""
+"""From this number of due callbacks on, `send` waits even if no callback makes progress (see `_STUCK_S`)."""
 _STUCK_S: Final = 1.0
-"""If no callback ends for this long, the running callback may be waiting for a thread that itself waits in `send`. So
-`send` then waits only if `_DUE_MOST` callbacks are due.
+"""If no callback ends for this many seconds, the running callback may be waiting for a thread that itself waits in
+`send`. To end such a deadlock, `send` then waits only if `_DUE_MOST` callbacks are due.
 """
 _CLOSE_STUCK_S: Final = 10.0
 _LOOK_EVERY_S: Final = 0.25
@@ -83,8 +83,8 @@ class CallbackThread:
             self._started = True
 
     def hand(self, job: Callable[[int], None], count: int) -> None:
-        """Queues a job that will run callbacks. `count` is an estimate of their number, and is added to the number of
-        due callbacks. The pump calls this method under its lock.
+        """Queues a job that will run callbacks. `count` estimates how many callbacks the job will run, and is added to
+        the number of due callbacks. The pump calls this method under its lock.
         """
         self._handed += count
         self.put(lambda: job(count))
@@ -95,10 +95,10 @@ class CallbackThread:
         """Calls each function with its argument, on the callback thread.
 
         Args:
-            functions: The application's functions. If one of them raises an exception, the thread logs it and calls the
-                others.
+            functions: The application's functions. If a function raises an exception, the thread logs the exception and
+                calls the other functions.
             arguments: The argument of each function, in the same order.
-            due: By how much this call reduces the number of due callbacks (see `hand`).
+            due: The number to subtract from the count of due callbacks (see `hand`).
         """
         self._current = functions_left = iter(functions)
         self._taken += due
@@ -155,7 +155,7 @@ class CallbackThread:
         Returns:
             Number of callbacks that have not run yet.
         """
-        # Set this flag first: if a later job starts a new thread, the new thread then ends by itself.
+        # Set this flag first, so that a thread that a later job starts also ends.
         self._stopping = True
         if not self._started:
             self._run_here()
@@ -183,7 +183,7 @@ class CallbackThread:
         return self._ident == threading.get_ident()
 
     def _run_here(self) -> None:
-        """Runs the queued jobs on the caller's thread. The callback thread has ended, or could not be started."""
+        """Runs the queued jobs on the caller's thread, because the callback thread has ended or could not start."""
         with contextlib.suppress(queue.Empty):
             while True:
                 job = self._queue.get_nowait()
@@ -218,13 +218,13 @@ class CallbackThread:
                 log.exception("The callback thread failed", event="callback_failed")
             del job  # otherwise the job's objects would stay alive until the next job
         self._over = True
-        # The job's caller may not have seen yet that the thread has ended.
+        # Run jobs that were queued before their callers could see that the thread has ended.
         self._run_here()
 
 
 def take(added: list[Any]) -> list[Any]:
-    """Removes the items of a list to which other threads append, and returns them. Items that are appended during the
-    call stay in the list.
+    """Empties a list to which other threads append, and returns the items. Items that are appended during the call stay
+    in the list.
     """
     taken = added[:]
     del added[: len(taken)]

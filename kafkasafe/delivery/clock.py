@@ -19,21 +19,21 @@ from kafkasafe.journal import Moment
 
 _CLOCK: Final = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", None)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_LEAST_S: Final = 0.1  # smaller differences arise because the two clocks are not read at the same moment
+_LEAST_S: Final = 0.1  # smaller differences may only come from reading the two clocks at different moments
 
 
 def elapsed_s() -> float:
-    """Seconds since an arbitrary moment, including suspensions if the system has a clock that counts them."""
+    """Seconds since an arbitrary moment. Includes suspensions if the system has a clock that counts them."""
     return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 class SleepingClock:
-    """A clock that includes suspensions, and reports them.
+    """A clock that counts the time of suspensions, and reports each suspension.
 
     Args:
         on_sleep: Called by `now` when it notices a suspension, before `now` returns. The arguments are the length of
             the suspension in seconds, and the time that `now` is about to return.
-        elapsed: A clock that includes suspensions.
+        elapsed: A clock that counts the time of suspensions.
         awake: A clock that stands still during suspensions.
     """
 

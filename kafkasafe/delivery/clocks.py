@@ -1,8 +1,8 @@
 """Estimates the brokers' time from the timestamps of other producers' records, if no broker reports its own time.
 
 Topics with CreateTime keep the timestamps of their producers, and ListOffsets returns the largest timestamp of a
-partition. A timestamp that is later than all timestamps that this producer wrote to the partition comes from another
-clock. Brokers of Kafka 4 accept no timestamp that is more than an hour ahead of their own clock
+partition. If that timestamp is later than all timestamps that this producer wrote to the partition, another producer's
+clock made it. Brokers of Kafka 4 accept no timestamp that is more than an hour ahead of their own clock
 (`message.timestamp.after.max.ms`). Older brokers accept any timestamp, so the estimate is only a hint: it may make the
 producer more careful, but must not make it refuse anything.
 """
@@ -17,19 +17,21 @@ _HOUR_S: Final = 3600.0
 _PAUSE_S: Final = 60.0
 _LEEWAY_MS: Final = 3_600_000
 _NO_TIME_MS: Final = 4_102_444_800_000
-"""The year 2100. A later timestamp is in microseconds instead of ms, or it is a mistake."""
+"""A timestamp after the year 2100 is in microseconds instead of ms, or is a mistake."""
 
 
 class Clocks:
-    """Decides when the engine asks for other producers' timestamps, and what the answers mean. See the module.
+    """Decides when the engine asks for other producers' timestamps, and estimates the brokers' time from the answers.
+    See the module.
 
-    The engine asks at most once an hour about the same partition, and at most once a minute in total. It does not ask
-    in the first minute after a producer's start, or in the hour after a broker stamped a record with the broker's own
-    time.
+    The engine asks at most once an hour about the same partition, and at most once a minute in total. The engine does
+    not ask in the first minute after a producer's start, or in the hour after a broker stamped a record with the
+    broker's own time.
 
     Args:
         now: Monotonic seconds.
-        state_age_s: A broker is certain to keep the producer state for this many seconds after a batch's timestamp.
+        state_age_s: For this many seconds after a batch's timestamp, a broker is certain to keep the state of the
+            batch's producer.
     """
 
     def __init__(self, now: float, state_age_s: float) -> None:
@@ -45,15 +47,15 @@ class Clocks:
         """
 
     def sent(self, address: _Address, max_timestamp: int) -> None:
-        """Record the largest timestamp in a batch of this producer, so that it is not mistaken for a timestamp of
-        another producer.
+        """Record the largest timestamp in a batch of this producer, so that `listed` does not attribute it to another
+        producer.
         """
         if max_timestamp > self._ours.get(address, -1):
             self._ours[address] = max_timestamp
 
     def stamped(self, now: float) -> None:
-        """Record that a broker stamped a record with its own time (LogAppendTime). This discards what is known about
-        other producers' clocks.
+        """Record that a broker stamped a record with its own time (LogAppendTime). Discards the timestamps of other
+        producers.
         """
         self._next = now + _HOUR_S
         self._others.clear()
@@ -72,8 +74,8 @@ class Clocks:
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """Record the answer about a partition. It replaces the previous answer about this partition. `at_least_ms` is
-        computed from the largest timestamp that another producer wrote to any of the partitions.
+        """Replace the answer about a partition, and compute `at_least_ms` from the largest timestamp that another
+        producer wrote to any partition.
 
         Args:
             address: The partition.

@@ -10,10 +10,10 @@ _KEY: Final = "decision"
 
 
 class FirstDecision(Generic[_Unit]):
-    """The decision about an atomic batch. The first call of `accept` or `drop` decides. Later calls change nothing.
+    """The decision about an atomic batch. The first call of `accept` or `drop` decides; later calls change nothing.
 
-    Any thread may call the methods. `setdefault`, a single call into C, makes the decision. So the first decision wins,
-    even if Ctrl-C, a signal handler or another thread interrupts a commit at any moment.
+    Any thread may call the methods. `dict.setdefault`, a single call into C, makes the decision. So the first decision
+    counts, even if Ctrl-C, a signal handler or another thread interrupts a commit at any moment.
 
     Attributes:
         made: A dict that is empty while the batch is open. Only `accept` and `drop` may change it. Testing whether the

@@ -1,8 +1,8 @@
-"""Copying forward: decides how much of the front of a log is worth copying.
+"""Decides how many batches at the front of a log are worth copying to its end ("copying forward").
 
 The spool deletes a log only from the front, so one waiting batch prevents the deletion of everything that was written
-after it. The remedy is that of log-structured stores: write the waiting batches of the first segments once more at the
-end, and delete the segments.
+after it. As in log-structured stores, kafkasafe writes the waiting batches of the first segments again at the log's
+end, and deletes the segments.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Segment:
 def copy_before(
     closed: Sequence[Segment], waiting: Iterable[tuple[int, int]], *, used_bytes: int, limit_bytes: int
 ) -> int:
-    """Waiting batches that lie before the returned position are to be copied to the log's end; -1: copy none.
+    """Returns a position: copy the waiting batches before this position to the log's end; -1: copy none.
 
-    How much is copied depends on the size of the log:
+    The size of the log decides how many batches are copied:
 
     - If the log uses at most half of its limit, nothing is copied.
-    - If the log uses more, some of its first segments are chosen: as few as possible, such that waiting batches make up
-      at most half of the bytes of the chosen segments. These waiting batches are copied.
+    - If the log uses more than half, the waiting batches of its first segments are copied. The number of segments is
+      the smallest for which waiting batches make up at most half of the segments' bytes.
     - If the log uses more than three quarters of its limit, "at most half" becomes "at most three quarters".
 
     Args:
-        closed: The closed segments at the beginning of the log. Each can be deleted once no batch in it waits.
+        closed: The closed segments at the beginning of the log. A segment can be deleted once it has no waiting batch.
         waiting: (position, bytes) of the waiting batches, by ascending position.
         used_bytes: Size of the log.
         limit_bytes: Limit of the log's size.

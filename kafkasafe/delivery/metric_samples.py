@@ -1,6 +1,6 @@
-"""The samples of producers and consumers, from which `kafkasafe.metrics` makes Prometheus's metrics.
+"""The metric samples of producers and consumers, which `kafkasafe.metrics` exports to Prometheus.
 
-The samples are in a separate module so that programs without Prometheus need not import prometheus-client.
+The samples are in their own module, so that programs without Prometheus need not import prometheus-client.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from kafkasafe.health.states import ConsumerHealth
 
 AT_CLOSE: Final[list[Callable[[object], None]]] = []
-"""Functions that a producer or a consumer calls when it has closed. The argument is that producer or consumer.
-The module `kafkasafe.metrics` adds its function here when it is imported. A closing producer must not import
-`kafkasafe.metrics`, because a producer may close while the interpreter exits.
+"""Functions that a producer or a consumer calls with itself as the argument once it has closed. On import,
+`kafkasafe.metrics` adds its function to this list. A closing producer must not import `kafkasafe.metrics`, because a
+producer may close while the interpreter exits.
 """
 
 

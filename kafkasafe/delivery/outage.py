@@ -1,4 +1,6 @@
-"""Measures how long nothing was delivered, so that a program's log shows both the start and the end of an outage."""
+"""Measures how long the cluster accepted no batch, so that a program's log shows both the start and the end of an
+outage.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,19 @@ from typing import Final
 from kafkasafe.codes.verdicts import AnswerAction, ProduceVerdict, Scope
 
 _SHORT_S: Final = 10.0
-"""A shorter outage is not worth a message: it may be an election, or the restart of a broker."""
+"""Outages shorter than this many seconds are not logged: an election or the restart of a broker may cause them."""
 
 
 class Outage:
     """The time from the first failed request until a leader decides about a batch. All partitions share one `Outage`.
 
-    A leader has decided about a batch if it acknowledges or rejects the batch, or if its log has the batch. An answer
-    about the topic (missing, forbidden) or about the sequence neither begins an outage nor ends one.
+    A leader has decided about a batch if it acknowledges or rejects the batch, or if its log has the batch. An error
+    about the topic (missing, forbidden) or about the sequence number does not begin or end an outage.
 
     Args:
-        now: The current time, in seconds. If a producer starts during an outage, no request fails, because none can be
-            sent. The outage then counts from `now`, or from the time at which the first acknowledged batch was sealed,
-            whichever is later.
+        now: The current time, in seconds. If a producer starts during an outage, it can send no request, so no request
+            fails. The outage then counts from `now`, or from the time at which the first acknowledged batch was
+            submitted, whichever is later.
     """
 
     def __init__(self, now: float) -> None:
@@ -32,8 +34,8 @@ class Outage:
             self._began = now
 
     def refused(self, verdict: ProduceVerdict, now: float) -> float:
-        """Record a refusal. A rejection ends an outage just as an acknowledgement does, so this returns what `acked`
-        returns.
+        """Record a refusal. A final rejection ends an outage as an acknowledgement does, so the method returns the same
+        value as `acked`.
         """
         if verdict.action is AnswerAction.REJECT_BATCH:
             return self.decided(now)
@@ -42,17 +44,18 @@ class Outage:
         return 0.0
 
     def decided(self, now: float) -> float:
-        """Record that a leader rejected a batch, or that its log contains a batch that was in doubt. Returns what
-        `acked` returns.
+        """Record that a leader rejected a batch, or that the leader's log contains a batch in doubt. Returns the same
+        value as `acked`.
         """
         return 0.0 if self._began is None else self.acked(now, now)
 
     def acked(self, now: float, sealed_at: float) -> float:
-        """Record an acknowledgement. Returns the time, in seconds, without a delivery; 0 if it is too short to report.
+        """Record an acknowledgement. Returns the length of the outage in seconds; 0 if the outage is too short to
+        report.
 
         Args:
             now: Seconds.
-            sealed_at: Time at which the batch was sealed, in seconds, by the clock of `now`.
+            sealed_at: Time at which the batch was submitted, in seconds, by the clock of `now`.
         """
         began = self._began
         if began is None and self._start is not None:

@@ -1,8 +1,8 @@
 """The pump: the thread that runs the engine, its inbox, and how callers submit batches and wait.
 
-Callers submit sealed batches (`Parcel`) through a queue. The network thread posts replies through the same queue. No
+Callers submit encoded batches (`Parcel`) through a queue. The network thread posts replies through the same queue. No
 other thread uses a journal or a spool. In one turn, the pump takes all messages, lets the engine work
-(`engine/engine.py`), and sleeps until a message arrives or a timer is due. The turns also provide group commit: all
+(`engine/engine.py`), and sleeps until a message arrives or a timer is due. The turns also implement group commit: all
 batches that arrive during an fsync share the next fsync.
 """
 
@@ -53,14 +53,14 @@ from kafkasafe.spool.own_lane import OwnLane
 from kafkasafe.spool.refusals import RefusedDestination
 
 _BACKLOG: Final = 64
-"""If this many messages wait, callers should pause. A turn of the pump handles all waiting messages before it advances
-other work. So a larger number of messages would delay the other work.
+"""From this number of waiting messages on, callers should pause. A turn of the pump first handles all waiting messages,
+so more messages would delay all other work.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Retire:
-    """The producer was dropped. The pump ends when everything is delivered, or when `patience` ends the wait."""
+    """The program dropped the producer. The pump ends when all records are delivered, or when `patience` is over."""
 
     began: float
     patience: Patience
@@ -68,7 +68,7 @@ class _Retire:
 
 @dataclass(frozen=True, slots=True)
 class _SetPatience:
-    """Changes the `patience` of a retiring pump. Sent by a caller that waits for the pump to end."""
+    """Changes the `patience` of a retiring pump. A caller that waits for the pump to end sends this message."""
 
     patience: Patience
 
@@ -81,14 +81,14 @@ class Pump:
         cluster: The brokers. The pump starts it.
         directory: The opened spool directory.
         files: The disk.
-        choose: (topic, partitions, keys, values) → partition of each record. Called for records that were accepted
-            before their topic was known.
-        seal_due: Called in each turn with the current time. Seals the open batches whose `linger_ms` has passed, and
-            returns the time at which it must be called again.
-        on_topic: Called with a topic and its partition count, when no record of the topic waits for a partition to be
-            chosen.
-        released: Context manager that is entered while a caller waits. It releases the locks that the caller's thread
-            holds. For example, the caller may be a signal handler that has interrupted code with locks.
+        choose: (topic, partitions, keys, values) → partition of each record. The engine calls it for records that were
+            accepted before their topic was known.
+        seal_due: Called in each turn with the current time. Encodes the open batches whose `linger_ms` has passed, and
+            returns the time of the next necessary call.
+        on_topic: Called with a topic and its partition count, once a partition is chosen for every accepted record of
+            the topic.
+        released: Context manager that is entered while a caller waits, and releases the locks that the caller's thread
+            holds. For example, the caller may be a signal handler that interrupted code with locks.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Pump:
         )
 
     def open(self, lock: LaneLock) -> None:
-        """Opens the producer's own lane on the caller's thread, so that the caller gets the errors.
+        """Opens the producer's own lane. Runs on the caller's thread, so that the caller gets the errors.
 
         Raises:
             SpoolError: The lane cannot be opened.
@@ -145,7 +145,7 @@ class Pump:
         self.own_lane = OwnLane(own.spool.lane_id, own.lock.path.absolute(), self._config.in_memory)
 
     def start(self) -> None:
-        """Starts the threads. After that, only the pump's thread may use the journal."""
+        """Starts the threads. From this call on, only the pump's thread may use the journal."""
         self.engine.listen()
         self._context.cluster.start()
         self._thread.start()
@@ -160,7 +160,9 @@ class Pump:
         return self._context.own.journal.views.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
-        """The partition counts that an earlier incarnation knew, by topic. Only topics without waiting records."""
+        """The partition counts that an earlier incarnation knew, by topic. Leaves out topics with records that wait for
+        their partitions.
+        """
         journal = self._context.own.journal
         return {
             name: topic.partition_count
@@ -169,7 +171,7 @@ class Pump:
         }
 
     def is_backlogged(self) -> bool:
-        """Whether callers should let the pump work before they submit more, because too many messages wait."""
+        """Whether callers should pause before they submit more records, because too many messages wait."""
         return len(self._inbox) >= _BACKLOG
 
     def wake(self) -> None:
@@ -183,8 +185,8 @@ class Pump:
             self._wake.set()
 
     def _beside(self, job: Callable[[], None]) -> None:
-        """Runs a slow job on a thread of its own. If the process cannot start another thread, runs the job on this
-        thread. Callers then wait longer, but the job still runs.
+        """Runs a slow job on a thread of its own. If the process cannot start another thread, the job runs on the
+        current thread, and callers wait longer.
         """
         thread = threading.Thread(
             target=apart()(job), name=f"kafkasafe-look-{self._config.client_id}", daemon=True
@@ -207,10 +209,9 @@ class Pump:
         """Waits until `ready()` returns True. Returns False on timeout.
 
         The caller's thread evaluates `ready` without `lock`. So `ready` may only read values that change atomically.
-        The pump may make several changes without releasing `lock` in between. If one of these changes makes `ready`
-        return True, this method returns only after the pump has made all of them. With `choosy`, the pump evaluates
-        `ready` before it wakes the caller. In that case, callers must also be notified after each change that can
-        affect the result of `ready`.
+        The pump may make several changes while it holds `lock`. If one of these changes makes `ready` return True, this
+        method returns only after the pump has made all of these changes. With `choosy`, the pump evaluates `ready`
+        before it wakes the caller, so the pump must notify callers after each change that can affect `ready`.
         """
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)
@@ -236,8 +237,8 @@ class Pump:
         return self._context.own.journal.units.replay.earlier.get(transactional_id)
 
     def take_over(self, transactional_id: str) -> None:
-        """Asks the engine to let the producer's own lane take over a transactional id. `Ledger.names` shows when that
-        is done.
+        """Asks the engine to let the producer's own lane take over a transactional id. `Ledger.names` shows when the
+        lane has taken over the id.
         """
         self._post(TakeOver(transactional_id))
 
@@ -246,24 +247,22 @@ class Pump:
         self._post(SpillAsked())
 
     def ask_look(self) -> int:
-        """Ask the engine to check whether the producer's lane is in its place. The next start looks for the lane there.
-        See `has_looked`.
+        """Ask the engine to check whether the producer's own lane is in its place, where the next start will look for
+        it. See `has_looked`.
         """
         number = next(self._looks)
         self._post(LookAsked(number))
         return number
 
     def has_looked(self, number: int) -> bool:
-        """Whether check `number` has succeeded: the producer's lane was in its place, or was moved back there. After
-        the end of the pump, always True.
+        """Whether check `number` has succeeded: the producer's own lane was in its place, or the engine restored it.
+        After the end of the pump, always True.
         """
         return self.engine.looks.looked >= number or not self._thread.is_alive()
 
     @property
     def displaced(self) -> int:
-        """Number of lanes that are not in their places and could not be restored yet. The next start would not find
-        them.
-        """
+        """Number of displaced lanes that the engine could not restore yet. The next start would not find them."""
         return self.engine.places.displaced
 
     def adopt_now(self) -> None:
@@ -282,13 +281,13 @@ class Pump:
     def seen(
         self, closed: BaseException | None, *, needed_bytes: int, callbacks_behind: bool
     ) -> ProducerSeen:
-        """The state for a health probe. Any thread may call this method. It takes no lock, and asks neither the disk
-        nor the brokers.
+        """The state for a health probe. Any thread may call this method. The method takes no lock, and asks neither the
+        disk nor the brokers.
 
         Args:
             closed: Why the producer accepts no more records; None while it accepts them.
-            needed_bytes: Bytes that the next batch may need, in addition to those of the open batches.
-            callbacks_behind: Whether `send` waits for callbacks of earlier records.
+            needed_bytes: Bytes that the next batch may need, in addition to the bytes of the open batches.
+            callbacks_behind: Whether calls of `send` wait for callbacks of earlier records.
         """
         config, ledger = self._config, self.ledger
         failure, stranger, network = ledger.failure, ledger.wrong_cluster, self._context.cluster.last_error
@@ -326,19 +325,17 @@ class Pump:
         )
 
     def _end_of_thread(self) -> str:
-        """A message that says that the thread has ended; empty while the thread runs. Used if no error ended the
-        thread.
-        """
+        """A message that the thread has ended without an error; empty while the thread runs."""
         return "Its thread has ended" if self.ended() else ""
 
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decides undecidable batches: sends them again (they may be in the log twice), or treats them as delivered.
 
-        The decision covers the batches that the last UndecidableError was about. If none was raised since the last
-        decision, it covers all undecidable batches. If a batch becomes undecidable after that error, call this method
-        once more for that batch.
+        The decision covers the batches that the last UndecidableError named or, if no such error was raised since the
+        last decision, all undecidable batches. For a batch that becomes undecidable after that error, call this method
+        again.
         """
-        # From now on, `send` must raise no error about these batches. The engine handles the decision only later.
+        # Remove the errors now, because `send` must not raise them any more. The engine handles the decision later.
         decided = self.ledger.errors.take_shown()
         self._post(Decided(decided, resend=resend))
 
@@ -362,7 +359,7 @@ class Pump:
         return not self._thread.is_alive()
 
     def retire(self, patience: Patience, then: Callable[[], None]) -> None:
-        """Lets the pump end when everything is delivered, or when `patience` ends the wait.
+        """Lets the pump end when all records are delivered, or when `patience` ends the wait.
 
         Takes no lock, because the garbage collector may call it.
 
@@ -375,8 +372,7 @@ class Pump:
         self._post(_Retire(began, patience))
 
     def come_after(self, other: Pump) -> None:
-        """Holds back records that this producer sends from now on, until the records that a dropped producer accepted
-        are delivered.
+        """Holds back this producer's further records until the records that a dropped producer accepted are delivered.
 
         Takes no lock, because the garbage collector may call it.
 
@@ -387,8 +383,8 @@ class Pump:
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
     def set_patience(self, patience: Patience, timeout_s: float) -> bool:
-        """Replaces the `patience` of a retiring pump. Like the old `patience`, the new one counts from the call of
-        `retire`. Returns whether the pump ended within `timeout_s`.
+        """Replaces the `patience` of a retiring pump. The new `patience` also counts from the call of `retire`. Returns
+        whether the pump ended within `timeout_s`.
         """
         self._post(_SetPatience(patience))
         return self.join(timeout_s)
@@ -401,7 +397,7 @@ class Pump:
     def _step(self, message: Message | _Retire | _SetPatience) -> None:
         match message:
             case _Retire(began, patience):
-                # Seal open batches that the producer itself did not seal.
+                # Encode the open batches that the producer itself has left.
                 self._seal_due(float("inf"))
                 if self._config.spool == "on_error":
                     self.engine.disk.spill(0.0)
@@ -430,7 +426,7 @@ class Pump:
         return threading.current_thread() is self._thread
 
     def ended(self) -> bool:
-        """Whether the thread has ended. After that, records no longer get outcomes."""
+        """Whether the thread has ended. Once it has, records no longer get outcomes."""
         return not self._thread.is_alive()
 
     @apart()
@@ -487,7 +483,7 @@ class Pump:
         self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
 
     def _last_turn(self) -> None:
-        """Writes all accepted records to disk, even if `close` was interrupted or called by a hook."""
+        """Writes all accepted records to disk, even if Ctrl-C interrupted `close` or a hook called it."""
         self._seal_due(float("inf"))
         if self._inbox and not self._context.close_state.abandon:
             for _ in range(len(self._inbox)):
@@ -499,29 +495,33 @@ class Pump:
 
     @property
     def refused_topics(self) -> Mapping[str, RefusedDestination]:
-        """Topics that the cluster refuses as a whole, by name. Each refusal was confirmed by a second answer."""
+        """Topics that the cluster refuses as a whole, by name. A second answer has confirmed each refusal."""
         return self.engine.endings.refused_topics
 
     @property
     def refused_partitions(self) -> Mapping[tuple[str, int], RefusedDestination]:
-        """Partitions that the cluster refuses although it accepts their topics. Each refusal was confirmed by a
-        second answer.
+        """Partitions that the cluster refuses although it accepts their topics. A second answer has confirmed each
+        refusal.
         """
         return self.engine.endings.refused_partitions
 
     @property
     def left(self) -> LeftAtEnd:
-        """What the producer left when it ended: its pending records on disk, and open questions about partitions."""
+        """What the producer left when it ended: pending records on disk, and partitions that may lack acknowledged
+        records.
+        """
         return self.engine.left
 
     @property
     def lanes(self) -> Sequence[Lane]:
-        """The producer's own lane and the adopted ones."""
+        """The producer's own lane and the adopted lanes."""
         return tuple(self._context.lanes)
 
     @property
     def producer_id_refusal(self) -> str:
-        """Why the producer's own lane has no producer id, with the remedy. Empty if no request for an id has failed."""
+        """Why the producer's own lane has no producer id, with the remedy. Empty if no request for a producer id has
+        failed.
+        """
         return self._context.own.producer_id.refusal
 
     def doubts(self) -> list[str]:

@@ -20,8 +20,8 @@ class PumpState:
     Attributes:
         gauges: The values of the gauges, by name.
         last_acked_offsets: Offset of the last acknowledged record, by (topic, partition).
-        refused: Destinations that the cluster refuses. Each refusal was confirmed by a second answer.
-        units: Number of atomic batches without an outcome, by step.
+        refused: Destinations that the cluster refuses. A second answer has confirmed each refusal.
+        units: Number of atomic batches without an outcome, by phase.
     """
 
     gauges: Mapping[str, float]
@@ -63,7 +63,7 @@ def state_of(context: EngineContext, engine: Engine) -> PumpState:
     offsets = dict(context.own.journal.views.last_acked_offsets())
     units = collections.Counter(unit.phase.value for journal in journals for unit in journal.units.unfinished)
     if units or context.stats.units:
-        # Report 0 for each step without units, so that the step's time series has no gaps.
+        # Report 0 for each phase without units, so that the phase's time series has no gaps.
         units.update({phase.value: 0 for phase in u.Phase if phase is not u.Phase.OVER})
     refused = [each for each in engine.endings.refused() if each.confirmed]
     return PumpState(gauges, offsets, refused, units)

@@ -1,17 +1,17 @@
-"""Decides when a consumer must go back to its group's offset. It must do so if one of its batches was dropped or left
-undecided, or if anything but its batches moved that offset.
+"""Decides when a consumer must move back to its group's offset: if one of its atomic batches was dropped or left
+undecided, or if anything but its batches has moved the group's offset.
 
-A *reading* is one run of a consumer through a partition: from the position where the consumer is placed until the
-consumer is moved away. Each atomic batch with the consumer's offsets continues the previous one. If one of these
-batches is dropped, `units` also drops the later batches of the reading. The consumer then has to return to the group's
-offset, where a new reading begins.
+A *reading* is one run of a consumer through a partition: from the position where the run begins until the consumer
+moves to another position. Each atomic batch with the consumer's offsets continues the previous batch. If a batch is
+dropped, `units` also drops the later batches of the reading. The consumer then has to return to the group's offset,
+where a new reading begins.
 
-A consumer that gets a partition back in a rebalance keeps its position. But meanwhile another member may have owned the
-partition, and moved the group's offset. So after a rebalance, the group's offset is compared with the offsets that the
-reading's own batches committed (`Readings.goes_on`).
+A consumer that gets a partition back in a rebalance keeps its position. But in between, another member may have owned
+the partition and moved the group's offset. So after a rebalance, `Readings.goes_on` compares the group's offset with
+the offsets that the reading's own batches committed.
 
 A batch may outlive its reading: if the program has closed the batch's producer, another process may deliver the batch
-at any time. The batches of one lane are compared with one another (`units.ReadingOrder`), but not with batches of other
+at any time. `units.ReadingOrder` compares the batches of one lane with one another, but not with batches of other
 lanes. So before a consumer commits a batch through another lane, it makes sure that no undecided batch of a closed
 producer can still be committed (`Earlier`).
 """
@@ -37,7 +37,7 @@ _Partition = TypeVar("_Partition", bound=Hashable)
 
 
 class OffsetsFate(enum.Enum):
-    """The outcome of a batch with the consumer's offsets, as far as the consumer's process knows it."""
+    """The outcome of an atomic batch with a consumer's offsets, as far as the consumer's process knows it."""
 
     OPEN = "open"
     """The program has not committed the batch yet."""
@@ -53,19 +53,20 @@ class OffsetsFate(enum.Enum):
     DROPPED = "dropped"
     """The producer gave up the batch without keeping its records, so the consumer has to read them again."""
     LEFT = "left"
-    """The program closed the batch's producer before there was an outcome. Another producer may deliver the batch."""
+    """The program closed the batch's producer before the batch had an outcome. Another producer may deliver the batch.
+    """
 
 
 _UNDECIDED: Final = frozenset({OffsetsFate.OPEN, OffsetsFate.WAITING, OffsetsFate.LEFT})
 _UNMOVED: Final = frozenset({OffsetsFate.FORGOTTEN, OffsetsFate.REJECTED})
-"""Outcomes that do not move the group's offset. The reading continues."""
+"""Outcomes that do not move the group's offset, and do not end the reading."""
 
 
 class Numbers:
     """Draws ascending numbers for the readings of a process.
 
     Args:
-        first: The first number, at least 1. Two processes whose batches may be in the same spool need different first
+        first: The first number, at least 1. Processes whose batches may be in the same spool need different first
             numbers.
     """
 
@@ -75,19 +76,19 @@ class Numbers:
         """The last number that was drawn."""
 
     def draw(self) -> int:
-        """Draw the number of a new reading. Call this method before the group is asked for its offset."""
+        """Draw the number of a new reading. Call this method before asking the group for its offset."""
         self.newest = max(self.newest, number := next(self._next))
         return number
 
 
 class ProducerLane(Protocol):
-    """The lane of a producer. Two objects are equal if they stand for the same lane of a spool, even if they belong to
-    different producers.
+    """The lane of a producer. Two `ProducerLane` objects are equal if they stand for the same lane of a spool, even if
+    they belong to different producers.
     """
 
     @property
     def in_memory(self) -> bool:
-        """Whether the lane exists only in memory, and so ends with its producer."""
+        """Whether the lane exists only in memory, so that it ends with its producer."""
 
     def __hash__(self) -> int: ...
 
@@ -97,7 +98,7 @@ class Carrier:
     """The lane that delivers a batch, and the group member in whose name the batch's offsets are committed.
 
     Attributes:
-        lane: The lane of the batch's producer. Each producer has its own object for its lane.
+        lane: The lane of the batch's producer. Each producer has its own `ProducerLane` object.
         member: The consumer as a member of its group. None for a consumer that is not a member (`assign`): the group
             cannot refuse offsets of such a consumer.
     """
@@ -106,7 +107,7 @@ class Carrier:
     member: Member | None
 
     def is_refused(self, now: Member | None) -> bool:
-        """Whether the group now refuses these offsets because they come from a former generation or member.
+        """Whether the group now refuses the batch's offsets because they come from a former generation or member.
 
         Source: GroupCoordinator.validateOffsetCommit in brokers (KIP-447; KIP-345 for static members).
 
@@ -125,7 +126,7 @@ class OffsetClaim:
         offset: Offset of the next record to be read.
         fate: Returns the outcome of the batch. Callable from any thread.
         carrier: Carrier of the batch; None: not known.
-        void: Whether the consumer was moved back. If so, the batch must not be committed any more.
+        void: Whether the consumer was moved back, so that the batch must not be committed any more.
     """
 
     offset: int
@@ -144,9 +145,9 @@ class ReadingRun:
 
     Attributes:
         reading: The number and the start of this reading, as its batches store them.
-        reached: The offset to which this reading has moved the group so far; None if it is not known.
-        sent: The offset of the last accepted batch that `look` has evaluated. Before the first such batch, it is the
-            reading's start; None if there is no start, or if the start is not known.
+        reached: The offset to which this reading has moved the group so far; None if unknown.
+        sent: The offset of the last accepted batch that `look` has evaluated. Before the first accepted batch, `sent`
+            is the reading's start; None if the group has no offset or the offset is unknown.
         first: The position where the reading began, if `place` has set one; otherwise None.
         broken: Whether a batch of the reading was dropped, or left undecided.
     """
@@ -162,9 +163,7 @@ class ReadingRun:
         """Batches that had no outcome yet when the program closed their producer."""
 
     def place(self, first: int) -> None:
-        """Set the position where the reading begins. Called only if this position is not a committed offset of the
-        group.
-        """
+        """Set the position where the reading begins, if this position is not a committed offset of the group."""
         self.first = first
 
     def claim(self, claim: OffsetClaim) -> None:
@@ -203,13 +202,13 @@ class ReadingRun:
 
     @property
     def undecided(self) -> list[OffsetClaim]:
-        """The batches that may still move the group's offset. The producer that made a batch can deliver it. Once that
-        producer has ended, another producer can.
+        """The batches that may still move the group's offset. The batch's own producer can deliver a batch or, once
+        that producer has ended, another producer.
         """
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
     def elsewhere(self, mine: Carrier) -> list[OffsetClaim]:
-        """Return the undecided batches of all producers except the one that `mine` names."""
+        """Return the undecided batches of all producers except the producer of `mine`."""
         return [
             claim
             for claim in self._claims
@@ -220,12 +219,11 @@ class ReadingRun:
 
     @property
     def is_unused(self) -> bool:
-        """True if the reading began at the group's offset, and none of its batches has changed that offset or can still
-        change it.
+        """True if the reading began at the group's offset, and no batch of the reading has changed this offset or can
+        still change it.
 
         Rejected batches do not move the group's offset. So if all batches of this reading were rejected, the group's
-        offset is still where this reading began. But an undecided batch of an earlier reading may then still move the
-        offset.
+        offset is still this reading's start, unless an undecided batch of an earlier reading moves the offset later.
         """
         return (
             self.reached is not None
@@ -241,7 +239,7 @@ class ReadingRun:
 
     @property
     def accepted(self) -> int | None:
-        """Like `handed`, but without batches that the program has not committed yet."""
+        """The offset to which all batches that the program has committed would move the group; None if unknown."""
         taken = (
             claim.offset
             for claim in self._claims
@@ -253,13 +251,13 @@ class ReadingRun:
         """Whether the program may hold records that are in no batch.
 
         Args:
-            consumed: Offset after the last record that was handed out.
+            consumed: Offset after the last record that the program received.
         """
         handed = self.handed
         return consumed != (self.first if handed is None else handed)
 
     def step_back(self) -> None:
-        """Void the batches that the program has not committed. Called when the consumer goes back to `accepted`."""
+        """Void the batches that the program has not committed, because the consumer moves back to `accepted`."""
         for claim in self._claims:
             if claim.fate() is OffsetsFate.OPEN:
                 claim.revoke()
@@ -279,8 +277,8 @@ class Readings(Generic[_Partition]):
         self._runs: dict[_Partition, ReadingRun] = {}
         self._suspects: set[_Partition] = set()
         self.used = False
-        """Whether any atomic batch has contained the consumer's offsets so far. Until one does, the consumer itself
-        commits its group's offsets.
+        """Whether any atomic batch has contained the consumer's offsets so far. Before the first such batch, the
+        consumer itself commits its group's offsets.
         """
 
     def use(self) -> None:
@@ -296,7 +294,7 @@ class Readings(Generic[_Partition]):
         return self._numbers.draw()
 
     def begin(self, partition: _Partition, number: int, start: int | None) -> ReadingRun:
-        """Begin another reading.
+        """Begin a new reading.
 
         Args:
             partition: The partition.
@@ -315,7 +313,7 @@ class Readings(Generic[_Partition]):
             run.end()
 
     def suspect(self) -> None:
-        """After a rebalance, suspect all readings: other members may have owned the partitions in between."""
+        """Suspect all readings after a rebalance, because other members may have owned the partitions in between."""
         self._suspects.update(self._runs)
 
     def look(self, assigned: Iterable[_Partition]) -> list[_Partition]:
@@ -330,23 +328,23 @@ class Readings(Generic[_Partition]):
         return found
 
     def waits(self, partition: _Partition) -> bool:
-        """Whether at least one batch with the consumer's offsets has no outcome yet. Such a batch may still change the
-        group's offset.
+        """Whether a batch with the consumer's offsets has no outcome yet, so that it may still change the group's
+        offset.
         """
         run = self._runs.get(partition)
         return run is not None and run.waits
 
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
-        """Whether the reading continues. It does if none of its batches was dropped or left undecided, and only its own
-        batches have moved the group's offset.
+        """Whether the reading continues: none of its batches was dropped or left undecided, and only its own batches
+        have moved the group's offset.
 
-        If it does not continue, a new reading has to begin at the group's offset. This holds even if the consumer's
-        position is that offset already: the consumer may have handed out records that are in no batch, and other
-        members may have processed these records in the meantime.
+        Otherwise a new reading has to begin at the group's offset, even if the consumer's position is already this
+        offset: the consumer may have returned records that are in no batch, and other members may have processed these
+        records since.
 
         Args:
-            partition: The partition. No batch with its offsets waits for an outcome.
-            group_offset: The group's final offset; NONE if it has no offset.
+            partition: The partition. No batch with offsets of the partition waits for an outcome.
+            group_offset: The group's final offset; NONE if the group has no offset.
         """
         run = self._runs[partition]
         run.look()
@@ -368,11 +366,12 @@ class Earlier(Generic[_Partition]):
         self._tidy(partition)
 
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
-        """Return the batches of all lanes, except the lane of `mine`, that may still be committed.
+        """Return the batches that may still be committed, except batches of the lane of `mine`.
 
-        Three kinds of batches are left out. The lane of `mine` compares its own batches with one another. The group
-        refuses the batches of a former member. Batches that were left in memory are lost. If a request for a lost batch
-        has begun a transaction, brokers report the group's offset as unstable until that transaction ends.
+        The result leaves out batches of the lane of `mine`, which the lane itself compares with one another. It leaves
+        out batches of former members, which the group refuses, and undecided batches that were only in memory, which
+        are lost. If a lost batch has begun a transaction, brokers report the group's offset as unstable until the
+        transaction ends.
 
         Args:
             partition: The partition.
@@ -388,8 +387,8 @@ class Earlier(Generic[_Partition]):
         ]
 
     def forget(self, partition: _Partition, claim: OffsetClaim) -> None:
-        """Forget a decided batch. All batches that were left (`OffsetsFate.LEFT`) by the same carrier are decided
-        together, so forget these batches, too.
+        """Forget a decided batch. Also forget all other batches of the same carrier with the outcome
+        `OffsetsFate.LEFT`, because they are decided together.
         """
         self._claims[partition] = [
             each

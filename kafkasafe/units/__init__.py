@@ -4,7 +4,7 @@ The package does no I/O. The *shell* (`delivery/engine`) reports what happened, 
 carries them out. If a request fails, the shell calls `failed`. If the request must be repeated, `advance()` returns a
 `RetryLater`: the shell waits, and then calls `again`.
 
-The order of the steps ensures this (docs/staged-protocol.md describes a crash after each step):
+The order of the steps makes a unit atomic (docs/staged-protocol.md describes a crash after each step):
 
     prepared               the unit is one atomic group of the spool, durable, before any of its batches is sent
     begun                  the unit has a transactional id; partitions are added if the brokers require that
@@ -13,18 +13,19 @@ The order of the steps ensures this (docs/staged-protocol.md describes a crash a
     committed              this incarnation, the next, or another process repeats EndTxn until it is answered
     commit acknowledged    the ENDED mark is durable: futures resolve, and the transactional id is free again
 
-A failure before the STAGED mark puts the unit back into its lines: InitProducerId aborts the transaction, and fences
-delayed requests. After the STAGED mark, the outcome of the transaction alone decides what becomes of the unit. This
-outcome is never assumed: InitProducerId ends an open transaction, and then the marker shows whether it was committed.
+If a request fails before the STAGED mark, InitProducerId aborts the transaction and fences delayed requests, and the
+unit is prepared again. After the STAGED mark, only the outcome of the transaction decides about the unit. The package
+never assumes an outcome: InitProducerId ends an open transaction, and then the marker shows whether the transaction was
+committed.
 
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
-committed only after all earlier units of its lines are committed or refused. Its batches must also come after those of
-the earlier units in each partition's log. Because this is checked, several units may be in progress at once. There is
-another kind of line: all units that move a consumer group's offset for the same partition. They are committed in order,
-and a unit writes the offset only after all earlier units are committed or refused.
+committed only after all earlier units of its lines are committed or refused. The package also checks that in each
+partition's log, the unit's batches come after the batches of earlier units. So several units may be in progress at the
+same time. Another kind of line has all units that move a consumer group's offset for the same partition. These units
+are committed in order, and a unit writes the offset only after all earlier units are committed or refused.
 
-Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading continues the unit before it.
-So if a unit is dropped, the later units of the same reading are also dropped (`Transitions.follow_drops`).
+Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading continues the reading's
+previous unit. So if a unit is dropped, `Transitions.follow_drops` also drops the later units of its reading.
 
 Modules. Each object owns its state, and uses only objects that come after it in this list:
 

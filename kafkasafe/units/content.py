@@ -9,7 +9,7 @@ from kafkasafe.units.terms import NO_READING, GroupPartition, Line, Member, Read
 
 
 class UnitContent:
-    """The common base of units and transactions: both hold batches, and move offsets of groups."""
+    """The common base of units and transactions, which both hold batches and move offsets of consumer groups."""
 
     __slots__ = ()
     batches: list[Member]
@@ -29,7 +29,7 @@ class UnitContent:
         return lines
 
     def reading(self, line: GroupPartition) -> Reading:
-        """The reading to which the offset of this line belongs."""
+        """The consumer's reading to which the offset of this group partition belongs."""
         return self.readings.get(line, NO_READING)
 
 

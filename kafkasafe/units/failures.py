@@ -1,4 +1,4 @@
-"""Decides what follows from a failed request."""
+"""Decides what to do after a failed request of a transaction."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from kafkasafe.units.requests import (
 from kafkasafe.units.transitions import Transitions
 
 _PATIENCE: Final = 8
-"""After a request has failed this many times, its transaction is aborted, because an open transaction delays
-readers.
+"""After a request has failed this many times, the transaction is aborted, because an open transaction delays readers of
+committed records.
 """
 
 
@@ -120,9 +120,9 @@ class FailurePolicy:
         elif code is not None and code in NOT_A_MEMBER_CODES:
             self._transitions.leave_group(transaction, transaction.offsets[request.index].group, code, reason)
         elif code is None and failure.sent and transaction.grant.protocol < 2:
-            # The request may still arrive. If the producer id's next transaction had the same epoch, the broker would
-            # then add the request's contents to that transaction. So the request is not repeated. Instead, the current
-            # transaction is aborted, which raises the epoch.
+            # The request may still arrive late. If the producer id's next transaction had the same epoch, the broker
+            # would add the late request's contents to that transaction. So do not repeat the request, but abort the
+            # current transaction, which raises the epoch.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._inside(
@@ -164,8 +164,8 @@ class FailurePolicy:
         if lasting and not transaction.is_shared:
             self._transitions.give_up(transaction.units[0], code or 0, reason)
         elif lasting or code in LOST_TRANSACTION_CODES or code in BLOCKING_CODES or attempt >= _PATIENCE:
-            # If several units share this transaction, later transactions have fewer of them, until the unit that causes
-            # the failure is alone.
+            # If several units share this transaction, the next transactions have fewer units, until the unit that
+            # causes the failure is alone.
             self._transitions.abort_and_requeue(transaction, code, reason)
         else:
             self._again(request, attempt, failure)

@@ -12,17 +12,17 @@ from kafkasafe.units.terms import Grant
 from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
 EPOCH_REFUSED: Final = PRODUCER_FENCED
-"""A unit that is refused because of any of `FENCED_CODES` reports this error code."""
+"""The error code that a unit reports if any of `FENCED_CODES` is the reason for its refusal."""
 LAST_EPOCH: Final = 0x7FFF - 1
 """After this epoch, the coordinator grants a new producer id, never the next epoch."""
 
 
 class TransactionalIds:
-    """The lane's own transactional ids, and those that users gave.
+    """The lane's own transactional ids, and the transactional ids that users gave.
 
     Args:
         out: Takes the requests.
-        pool: How many ids of its own the lane has.
+        pool: Number of the lane's own transactional ids.
     """
 
     def __init__(self, out: UnitOutbox, pool: int) -> None:
@@ -67,7 +67,7 @@ class TransactionalIds:
         return tuple(self._pool)
 
     def is_own(self, name: str) -> bool:
-        """Whether this is one of the lane's own ids."""
+        """Whether `name` is one of the lane's own ids."""
         return name in self._pool
 
     def granted(self, name: str) -> Grant | None:
@@ -83,11 +83,11 @@ class TransactionalIds:
 
     @property
     def coming(self) -> int:
-        """The number of ids that will be free as soon as their InitProducerId is answered."""
+        """The number of ids that will be free once InitProducerId for them is answered."""
         return sum(tid.fencing and tid.transaction is None for tid in self._known.values())
 
     def is_open(self, destination: int) -> bool:
-        """True if a transaction with this partition may still be open, or if its end is not durable yet."""
+        """True if a transaction with this partition may still be open, or the transaction's end is not durable yet."""
         return any(
             destination in tid.aborting
             or (tid.transaction is not None and destination in tid.transaction.destinations)
@@ -95,7 +95,7 @@ class TransactionalIds:
         )
 
     def choose(self, unit: Unit) -> TransactionalId | None:
-        """An id for the unit's transaction; None if all are in use."""
+        """An id for the unit's transaction; None if all ids are in use."""
         if unit.transactional_id:
             tid = self[unit.transactional_id]
             return tid if tid.is_free else None
@@ -106,16 +106,18 @@ class TransactionalIds:
     # -- InitProducerId --------------------------------------------------------------------------------------------
 
     def fence(self, tid: TransactionalId, *, refused: bool = False) -> None:
-        """Ask for a new grant. This aborts an open transaction of the id, and fences delayed requests."""
-        # A successor may have taken a user's id over in the meantime. This producer must not fence that successor.
+        """Ask for a new grant with InitProducerId, which aborts an open transaction of the id and fences delayed
+        requests.
+        """
+        # Another producer, a successor, may have taken over a user's id in the meantime, and must not be fenced.
         keep = tid.former if not self.is_own(tid.name) and tid.transaction is None else None
         tid.begin_fencing()
         late = _late(tid, keep) if refused else None
         self._out.ask(InitProducerId(tid, tid.turn, late or keep, timed_out=late is not None))
 
     def fence_late(self, action: InitProducerId) -> bool:
-        """Repeat InitProducerId with the epoch that the coordinator has set if the transaction timed out. Returns
-        False, and sends nothing, if such a request cannot help.
+        """Repeat InitProducerId with the epoch that the coordinator has set if it aborted the transaction after a
+        timeout. Returns False, and sends nothing, if such a request cannot help.
         """
         tid = action.tid
         late = None if action.timed_out else _late(tid, action.keep)
@@ -125,7 +127,7 @@ class TransactionalIds:
         return late is not None
 
     def may_be_anothers(self, tid: TransactionalId) -> bool:
-        """Whether a refused epoch may mean that another producer holds the id now.
+        """Whether another producer may hold the id, after the coordinator has refused this producer's epoch.
 
         Returns False if an earlier incarnation staged a transaction under the id: this incarnation then takes the id
         over from any other holder.
@@ -134,13 +136,14 @@ class TransactionalIds:
 
 
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
-    """The coordinator has refused the grant `keep`. Return the grant that is current now if the reason was a timeout of
-    the transaction. Return None if another producer may hold that grant.
+    """Return the grant that is current if the coordinator refused the grant `keep` because of a timeout of the
+    transaction; None if another producer may hold the current grant.
 
     Let E be the epoch of `keep`. After a timeout, the coordinator aborts the open transaction under epoch E + 1. A
-    successor that takes over an open transaction gets epoch E + 2. So if a transaction was open, epoch E + 1 is granted
-    to no producer: it is only the current epoch until a successor takes over. If no transaction was open, a successor
-    may hold epoch E + 1. With protocol 2, a successor may hold even epoch E, that is, the refused grant.
+    producer that takes over an open transaction (a successor) gets epoch E + 2. So if a transaction was open, no
+    producer holds epoch E + 1, which is only the current epoch until a successor takes over. If no transaction was
+    open, a successor may hold epoch E + 1. With protocol 2, a successor may even hold epoch E, that is, the refused
+    grant.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

@@ -1,4 +1,4 @@
-"""The facade of the units: takes events, and returns marks and actions."""
+"""The interface of the package: takes events, and returns marks and actions."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Units:
     Attributes:
         lines: The unfinished units, and their order on each line.
         ids: The transactional ids of the lane.
-        out: The decisions that are not carried out yet. This object gives the journal the marks to write, and the units
+        out: The decisions that are not carried out yet. From `out`, the journal takes the marks to write, and the units
             and transactions that continue once these marks are durable.
         replay: Restores the units from the marks of earlier incarnations.
 
     Args:
-        front: Returns True if two conditions are met: the batch may be sent, and only batches of units precede it in
-            the queue of its partition.
-        pool: How many transactional ids of its own the lane has.
+        front: Returns True if the batch may be sent, and only batches of units precede it in the queue of its
+            partition.
+        pool: Number of the lane's own transactional ids.
         most: Largest number of units that share a transaction.
-        newest_reading: Returns the number of the reading that began last in this process.
+        newest_reading: Returns the number of the newest reading in this process.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Units:
 
     @property
     def unfinished(self) -> list[Unit]:
-        """All units, in the order in which they were accepted. Any thread may call it."""
+        """All unfinished units, in the order in which they were accepted. Any thread may call it."""
         return self.lines.all
 
     def held_up(self, unit: Unit) -> bool:
@@ -107,13 +107,13 @@ class Units:
         offsets: tuple[m.GroupOffsets, ...],
         readings: Mapping[GroupPartition, Reading] = MappingProxyType({}),
     ) -> Unit:
-        """Add a new unit, after all earlier ones. The caller calls `closed` when the unit's batches are sealed.
+        """Add a new unit after all earlier units. The caller adds the unit's batches, and then calls `closed`.
 
         Args:
             unit_id: The unit's id, 16 bytes.
             transactional_id: The user's transactional id; empty: the unit gets one of the lane's own ids.
             offsets: The offsets of consumer groups.
-            readings: For each partition of a group, the reading from which the offset comes.
+            readings: Maps a partition of a group to the reading from which the partition's offset comes.
         """
         unit = self.lines.make(unit_id, transactional_id, offsets, readings)
         if readings:
@@ -141,12 +141,12 @@ class Units:
         self.out.change()
 
     def moved(self) -> None:
-        """Record that another cluster is now in use, so the grants of the former cluster are void."""
+        """Discard the grants of the former cluster, because another cluster is in use now."""
         self.ids.clear()
         self.ids.forget_producer_ids()
 
     def take_over(self, transactional_id: str) -> None:
-        """Acquire a user's id. This fences the id's former producer, and aborts that producer's open transaction."""
+        """Acquire a user's id, which fences the id's former producer and aborts that producer's open transaction."""
         tid = self.ids[transactional_id]
         if tid.is_free:
             tid.forget_former()
@@ -154,12 +154,14 @@ class Units:
 
     def vacate(self, destination: int, reason: str) -> bool:
         """Requeue the units of a partition before the partition's log is surveyed. Returns False while the partition
-        still has a transaction. In this case, the caller calls this method again after each answer.
+        still has a transaction: the caller then calls this method again after each answer.
         """
         return self._schedule.abort_on_partition(destination, reason)
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """Give a unit up. Returns False if it is too late, because the unit is committed."""
+        """Give up a unit; a staged unit only if it turns out not to be committed. Returns False if the unit's fate is
+        already decided.
+        """
         return self._transitions.give_up(unit, code, reason)
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -179,17 +181,17 @@ class Units:
         self.out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """Record the answer to EndTxn. An InitProducerId request whose `keep` is set is preceded by this EndTxn.
-        Returns whether to send InitProducerId, or None if this is not decided yet.
+        """Record the answer to EndTxn. The shell sends EndTxn before an InitProducerId request whose `keep` is set.
+        Returns whether to send InitProducerId; None: not decided yet.
 
-        The coordinator checks the epoch of InitProducerId only if no transaction is open. So InitProducerId would also
-        end an open transaction of a successor. Therefore a producer whose EndTxn is refused does not send
-        InitProducerId. Only a producer that got no answer to an earlier InitProducerId nevertheless sends another: the
-        newer epoch may be its own.
+        The coordinator checks the epoch of InitProducerId only if no transaction is open, so InitProducerId would also
+        end an open transaction of a successor (a producer that took over the id). Therefore a producer whose EndTxn is
+        refused does not send InitProducerId. The exception is a producer that got no answer to an earlier
+        InitProducerId, because the newer epoch may be its own.
 
-        After a timeout, EndTxn is sent twice, with a pause in between. A successor's first InitProducerId gets error
-        51, but nevertheless raises the epoch, just as a timeout does. Within a second, the successor repeats the
-        request. From then on, the coordinator refuses EndTxn. So the second EndTxn shows whether there is a successor.
+        After a timeout, the shell sends EndTxn twice, with a pause in between. A successor's first InitProducerId gets
+        error 51, but raises the epoch, just as a timeout does. Within a second, the successor repeats InitProducerId,
+        and then the coordinator refuses EndTxn. So the second EndTxn shows whether there is a successor.
         """
         if not _valid(action) or (code in FENCED_CODES and not action.tid.unsure):
             return False
@@ -202,8 +204,8 @@ class Units:
         return True
 
     def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
-        """Record that a request had no answer, so it may have been carried out. The request is EndTxn if `ended` is
-        True, and InitProducerId otherwise.
+        """Record that EndTxn (`ended` is True) or InitProducerId got no answer, so that the coordinator may have
+        carried it out.
         """
         if not _valid(action):
             return
@@ -262,7 +264,9 @@ class Units:
         self._transitions.commit(action.transaction)
 
     def described(self, action: DescribeTxn, committed: bool | None) -> None:
-        """Record the outcome that the coordinator's description shows; None if the description does not show it."""
+        """Record the outcome of a transaction from the coordinator's description; None if the description does not show
+        it.
+        """
         if not _valid(action):
             return
         if committed is None:
@@ -271,11 +275,11 @@ class Units:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def outcome_found(self, action: FindOutcome, *, committed: bool | None) -> None:
-        """Record the final outcome of a transaction; None if the log no longer reaches back to the transaction."""
+        """Record the final outcome of a transaction; None if retention has removed the transaction from the log."""
         if not _valid(action):
             return
         if committed is None:
-            # InitProducerId ends an open transaction of the id. After that, the marker shows the outcome.
+            # InitProducerId ends an open transaction of the id, and then the marker shows the outcome.
             action.transaction.forget_refused_end()
             action.tid.expire()
             self.ids.fence(action.tid)
@@ -321,8 +325,8 @@ class Units:
         """Record that the pause of a RetryLater is over."""
         if isinstance(action, UnitPause):
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
-                # The unit's records could not be saved, so try once more. If the unit was `resting` when it was
-                # refused, the shell is already saving its records.
+                # Try again to save the unit's records. For a unit that was `resting` when it was refused, the shell is
+                # already saving them.
                 self.out.ask(Refuse(action.unit))
             action.unit.wake()
             self.out.change()
@@ -332,21 +336,21 @@ class Units:
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def advance(self) -> list[Action]:
-        """Take the actions that are due; each is returned once."""
+        """Return the actions that are due, each only once."""
         self._schedule.advance()
         return self.out.take_actions()
 
     # -- recovery ----------------------------------------------------------------------------------------------------
 
     def decide(self, commit: frozenset[bytes] | None, abort: frozenset[bytes]) -> None:
-        """Begin no units. Commit the staged units in `commit` (None: all), and give up those in `abort`."""
+        """Begin no units. Commit the staged units in `commit` (None: all), and give up the units in `abort`."""
         self._schedule.pause(commit)
         for unit_id in abort:
             self.replay.give_up(unit_id)
 
     def recovered(self) -> None:
-        """Finish recovery. If earlier incarnations left transactions open, these end before their transactional ids are
-        used again.
+        """Finish recovery. Transactions that earlier incarnations left open end before their transactional ids are used
+        again.
         """
         if self.lines.by_id:
             self.replay.recovered(paused=self._schedule.paused)
@@ -355,5 +359,5 @@ class Units:
 
 
 def _valid(action: Request) -> bool:
-    """Whether the answer to this request still counts."""
+    """Whether the answer to this request counts: the request is of the id's current turn."""
     return action.turn == action.tid.turn

@@ -13,13 +13,13 @@ from kafkasafe.units.unit import Entry, Transaction, Unit
 class Lines:
     """Holds the unfinished units by id, their order in each line, and the last committed offset of each log.
 
-    In each line, the units of a transaction are adjacent, and the line contains the transaction instead of them. So the
-    rules for the order of single units also hold for transactions.
+    The units of a transaction are adjacent in each line, so the line contains the transaction in place of its units. So
+    the rules for the order of single units also hold for transactions.
 
     Attributes:
         by_id: The unfinished units by their ids, in the order in which they were accepted.
-        batchless: The unfinished units that have no batches. The spool keeps a segment while a batch in it waits. It
-            must also keep the segments that contain the marks of units without batches.
+        batchless: The unfinished units that have no batches. The spool keeps a segment while a batch in the segment
+            waits. It must also keep segments with the marks of units that have no batches.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Lines:
         self.batchless: dict[bytes, Unit] = {}
         self._numbers = 0
         self._lines: dict[Line, deque[Entry]] = {}
-        """Maps a destination or group partition to its unfinished entries (neither committed nor refused), in order."""
+        """Maps a destination or group partition to its entries that are neither committed nor refused, in order."""
         self._bare: deque[Unit] = deque()
         """Units that have neither batches nor offsets."""
         self._floor: dict[int, int] = {}
@@ -42,7 +42,7 @@ class Lines:
         offsets: tuple[m.GroupOffsets, ...],
         readings: Mapping[GroupPartition, Reading],
     ) -> Unit:
-        """Make a new unit, after all others. The caller calls `join` when the unit's batches are known."""
+        """Make a new unit after all others. Once the unit has its batches, the caller calls `join`."""
         self._numbers += 1
         unit = Unit(self._numbers, unit_id, transactional_id, offsets, dict(readings))
         self.by_id[unit_id] = unit
@@ -55,13 +55,13 @@ class Lines:
 
     @property
     def all(self) -> list[Unit]:
-        """All units, in the order in which they were accepted. Any thread may call it."""
+        """All unfinished units, in the order in which they were accepted. Any thread may call it."""
         return list(self.by_id.values())
 
     def renumber(self) -> list[Unit]:
-        """Assign numbers to the units of a log, in the order in which they were accepted. Returns the units.
+        """Number the units of a log in the order in which they were accepted. Returns the units.
 
-        The order in the log may differ: a divided unit may come after units that were accepted later.
+        The log may have another order, because a divided unit may come after units that were accepted later.
         """
         ordered = sorted(self.by_id.values(), key=lambda unit: unit.accepted_at)
         self.by_id = {unit.unit_id: unit for unit in ordered}
@@ -82,7 +82,7 @@ class Lines:
             self._bare.append(unit)
 
     def leave(self, entry: Entry) -> None:
-        """Remove an entry whose fate is known."""
+        """Remove an entry that is committed or refused."""
         for at in entry.lines:
             line = self._lines.get(at)
             if line is not None and entry in line:
@@ -93,8 +93,8 @@ class Lines:
             self._bare.remove(entry)
 
     def move(self, unit: Unit, before: Iterable[int]) -> None:
-        """Update the destinations' lines after a batch of the unit was divided. In each line, the unit stays before all
-        units that were accepted later.
+        """Update the destinations' lines after a batch of the unit was divided. In each line, the unit remains before
+        all units that were accepted later.
         """
         entry = unit.transaction or unit
         former, now = set(before), unit.destinations
@@ -165,11 +165,13 @@ class Lines:
         return False
 
     def is_first(self, entry: Entry, lines: Iterable[Line]) -> bool:
-        """Whether all earlier entries of these lines are committed or refused."""
+        """Whether all entries before `entry` in these lines are committed or refused."""
         return all(self._lines[line][0] is entry for line in lines)
 
     def all_issued_before(self, transaction: Transaction) -> bool:
-        """Whether all earlier entries in the lines of its destinations are transactions whose `issued` is True."""
+        """Whether, in the lines of the transaction's destinations, all earlier entries are transactions whose `issued`
+        is True.
+        """
         return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
 
     def _issued_before(self, transaction: Transaction, destination: int) -> bool:
@@ -199,7 +201,7 @@ class Lines:
         for batch in entry.batches:
             place = places.get(batch.handle, -1)
             if place >= 0 and alone:
-                # This offset also replaces a higher one: the log may have been truncated since the higher one was set.
+                # Set the offset even if it is lower than before, because the log may have been truncated.
                 self._floor[batch.destination] = place + batch.count - 1
             elif place >= 0:
                 self.raise_floor(batch.destination, place + batch.count - 1)

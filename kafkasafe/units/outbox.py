@@ -12,13 +12,13 @@ from kafkasafe.units.unit import Transaction, Unit
 
 class UnitOutbox:
     """Holds requests and marks, and the units and transactions that continue once the marks are durable. Also remembers
-    whether there may be more to decide.
+    whether further decisions may be possible.
 
     Attributes:
         staging: Transactions whose STAGED marks `take_marks` returns next.
         ending: Units whose ENDED mark `take_marks` returns next.
-        too_large: Units with a batch that is too large for the cluster. The batch is divided, and the unit is prepared
-            again.
+        too_large: Units with a batch that is too large for the cluster. The engine divides the batch, and the unit is
+            prepared again.
     """
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class UnitOutbox:
         self._actions: list[Action] = []
         self._marks: list[m.Mark] = []
         self._begun_marks: list[m.Mark] = []
-        """BEGUN marks. Nothing depends on their being durable, so the journal writes them only together with other
-        marks.
+        """BEGUN marks. No step waits until a BEGUN mark is durable, so the journal writes BEGUN marks only together
+        with other marks.
         """
         self._changed = False
 
@@ -61,7 +61,7 @@ class UnitOutbox:
     # -- taken by the shell ----------------------------------------------------------------------------------------
 
     def take_actions(self) -> list[Action]:
-        """Take the actions that are due; each is returned once."""
+        """Return the actions that are due, each only once."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -75,7 +75,7 @@ class UnitOutbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do, write or decide until the next event."""
+        """True if, until the next event, there are no actions, marks or further decisions."""
         return not (
             self._changed or self._actions or self._marks or self.too_large or self.staging or self.ending
         )
@@ -83,7 +83,7 @@ class UnitOutbox:
     # -- whether there is more to decide ---------------------------------------------------------------------------
 
     def change(self) -> None:
-        """Record an event, after which there may be more to decide."""
+        """Record an event, after which further decisions may be possible."""
         self._changed = True
 
     def take_change(self) -> bool:

@@ -1,6 +1,6 @@
 """Decides which readings are broken off and which units are superseded.
 
-A reading is broken off when one of its units is dropped, because each unit of a reading continues the one before.
+A reading is broken off when one of its units is dropped, because each unit of a reading continues the previous unit.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from kafkasafe.units.terms import GroupPartition
 from kafkasafe.units.unit import Transaction, Unit
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""Maps a group partition to two numbers: the number of the newest reading with a dropped unit, and the number of the
-first dropped unit, whichever its reading is.
+"""Maps a group partition to the number of the newest reading with a dropped unit, and the number of the first dropped
+unit of any reading.
 """
 
 
@@ -19,12 +19,12 @@ class ReadingOrder:
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
-        """Maps a group partition to the newest reading with a dropped unit. Units that are accepted later are also
-        dropped, unless their reading is newer than this reading.
+        """Maps a group partition to the newest reading with a dropped unit. Later units are also dropped, unless their
+        reading is newer.
         """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """Maps a group partition to three facts about its last commit: the committed offset, the number of the reading
-        whose unit committed this offset, and the number of the reading that was the newest one during the commit.
+        """Maps a group partition to three numbers of its last commit: the committed offset, the reading whose unit
+        committed this offset, and the newest reading at the time of the commit.
         """
 
     def is_broken(self, unit: Unit) -> bool:
@@ -35,16 +35,15 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether this unit is superseded, that is, whether a unit of another reading has moved the group's committed
-        offset past the offset where this unit's reading began. A move counts only if it came after the beginning of
-        this unit's reading.
+        """Whether this unit is superseded: a unit of another reading has moved the group's committed offset past the
+        offset where this unit's reading began, and did so after this reading began.
 
         1. A consumer uses `assign`, so it has no generation. The consumer is closed while its unit with records 0 to 9
            waits in the spool.
         2. The consumer of the next incarnation gets the group's offset, 0, and processes the same records.
-        3. The first unit is committed, so the group's offset is 10.
-        4. The second consumer's unit is accepted. This unit must not be committed, or the output would have records 0
-           to 9 twice.
+        3. The closed consumer's unit is committed, so the group's offset is 10.
+        4. The second consumer's unit is accepted. If this unit were committed, the output would have records 0 to 9
+           twice.
         """
         for line in unit.group_lines:
             reading = unit.reading(line)
@@ -55,7 +54,7 @@ class ReadingOrder:
         return False
 
     def reach(self, transaction: Transaction, newest: int) -> None:
-        """Record the committed offsets of a transaction. `newest`: the number of the reading that began last."""
+        """Record the committed offsets of a transaction. `newest` is the number of the newest reading."""
         for each in transaction.offsets:
             for at in each.positions:
                 line = each.group, at.topic, at.partition
@@ -63,7 +62,7 @@ class ReadingOrder:
 
     def break_off(self, unit: Unit, broken: Break) -> None:
         """Record that a unit is dropped. A unit that is accepted later is also dropped if, for the same group
-        partition, it belongs to the dropped unit's reading or to an older reading.
+        partition, its reading is the dropped unit's reading or an older reading.
         """
         for line in unit.group_lines:
             mine = unit.reading(line).number

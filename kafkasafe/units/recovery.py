@@ -38,9 +38,11 @@ class UnitReplay:
         self._staged_under: dict[Unit, TransactionalId] = {}
         """Maps a staged unit to its transactional id."""
         self._former: dict[int, int] = {}
-        """Maps a reading's number in an earlier incarnation to its number in this one."""
+        """Maps a reading's number in an earlier incarnation to its number in this incarnation."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
-        """For each transactional id of a user: the last unit that earlier incarnations ended, and its ENDED mark."""
+        """Maps a user's transactional id to the last unit that earlier incarnations ended under it, and this unit's
+        ENDED mark.
+        """
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
         """Take a UNIT mark; the unit's batches follow."""
@@ -49,13 +51,14 @@ class UnitReplay:
         return unit
 
     def recover_readings(self, mark: m.Read) -> None:
-        """Process a READ mark. In the log, it comes after the UNIT mark of the same unit."""
+        """Take a READ mark, which follows the UNIT mark of the same unit."""
         unit = self._lines.by_id.get(mark.unit_id)
         if unit is None:
             return
         readings = {}
         for line, (number, start) in zip(unit.group_lines, mark.entries, strict=False):
-            # Readings of this incarnation are always newer, even if the clock was set back.
+            # Renumber the reading, so that readings of this incarnation are always newer, even if the clock was set
+            # back.
             former = self._former.setdefault(number, OLDEST + 1 + len(self._former))
             readings[line] = Reading(former, start)
         unit.read_readings(mark.entries, readings)
@@ -69,9 +72,7 @@ class UnitReplay:
             unit.read_begun()
 
     def _void(self, tid: TransactionalId | None) -> None:
-        """Record that the id's transaction will not be committed. All units that were staged in this transaction are
-        prepared again.
-        """
+        """Record that the id's transaction will not be committed, so that its staged units are prepared again."""
         if tid is None:
             return
         for each in self._staged.pop(tid, []):
@@ -84,7 +85,8 @@ class UnitReplay:
         self._ids.note(begun.transactional_id, begun.producer_id)
         unit = self._lines.by_id.get(begun.unit_id)
         if unit is None:
-            # The spool has released the unit, but the mark still says where the unit's batches are in the logs.
+            # The spool has released the unit, but the mark still has the offsets of the unit's batches in the
+            # partitions' logs.
             for place in mark.places:
                 if place.base_offset >= 0:
                     self._lines.raise_floor(place.destination, place.base_offset + place.count - 1)
@@ -93,9 +95,9 @@ class UnitReplay:
         grant = Grant(begun.producer_id, begun.producer_epoch, begun.protocol)
         self._void(self._staged_under.get(unit))
         if tid.grant != grant:
-            # The units that were staged under the id's former grant were requeued before the id got this new grant.
-            # With the same grant, a second transaction begins only after the ENDED marks of the first one are durable.
-            # So staged units with the same grant share one transaction.
+            # Units that were staged under another grant of the id were requeued before the id got this grant. Under one
+            # grant, a second transaction begins only after the ENDED marks of the first transaction are durable. So
+            # staged units with the same grant share one transaction.
             self._void(tid)
         self._staged.setdefault(tid, []).append(unit)
         self._staged_under[unit] = tid
@@ -120,14 +122,14 @@ class UnitReplay:
         return unit
 
     def give_up(self, unit_id: bytes) -> None:
-        """Give a unit up, as an operator decided."""
+        """Give up a unit, because an operator has decided so."""
         unit = self._lines.by_id.get(unit_id)
         if unit is not None:
             unit.blame(GIVEN_UP, "given up by kafkasafe spool abort")
 
     def recovered(self, *, paused: bool) -> None:
-        """Finish recovery. If earlier incarnations left transactions open, these end before their transactional ids are
-        used again.
+        """Finish recovery. Transactions that earlier incarnations left open end before their transactional ids are used
+        again.
 
         Args:
             paused: No unit is begun.
@@ -140,8 +142,8 @@ class UnitReplay:
         for tid in self._ids:
             if tid.grant is not None:
                 self._restore(tid, tid.grant)
-        # Any of these ids may have an open transaction, even if the log has no BEGUN mark for it: the crash may have
-        # come before the mark was durable.
+        # Any of these ids may have an open transaction even without a BEGUN mark in the log, because the process may
+        # have crashed before the mark was durable.
         for name in (*self._ids.pool, *(unit.transactional_id for unit in ordered)):
             if name:
                 tid = self._ids[name]
@@ -167,7 +169,7 @@ class UnitReplay:
 
     def _restore(self, tid: TransactionalId, grant: Grant) -> None:
         """Restore the transaction of the id from the transaction's staged units, in the order in which they were
-        accepted. The id of the first unit is the marker.
+        accepted. The marker contains the id of the first unit.
         """
         staged = sorted(self._staged.pop(tid), key=lambda unit: unit.number)
         self._transitions.restore(staged, tid, grant)

@@ -1,4 +1,5 @@
-"""The requests that use a transactional id, and other actions for units. For each answer, `Units` has a method.
+"""The requests that use a transactional id, and other actions for units. For each answer, `Units` has a method, which
+the class names.
 
 `outcome_of` reads the answer to `DescribeTxn`.
 """
@@ -14,10 +15,10 @@ from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
-    """Send InitProducerId (answer: `fenced`). With `keep`, the request fails if another producer has taken the id over
-    since this producer got it.
+    """Send InitProducerId (answer: `fenced`). With `keep`, the request fails if another producer has taken over the id
+    since this producer got that grant.
 
-    With `timed_out`, the epoch of `keep` is the one that the coordinator sets when it aborts a transaction after a
+    With `timed_out`, the epoch of `keep` is the epoch that the coordinator sets when it aborts a transaction after a
     timeout.
     """
 
@@ -51,9 +52,8 @@ class Produce:
 class CommitOffsets:
     """Write offsets of a group inside the transaction (answer: `noted`).
 
-    With `index` -1, the request writes the marker. The marker is stored as an offset of a group that has no
-    consumers. The group's name is derived from the transactional id. The metadata of this offset is the id of the
-    transaction's first unit.
+    With `index` -1, the request writes the marker: an offset of a group that has no consumers and whose name is derived
+    from the transactional id. The metadata of this offset is the id of the transaction's first unit.
     """
 
     tid: TransactionalId
@@ -84,8 +84,8 @@ class DescribeTxn:
 class FindOutcome:
     """Find out from the marker or the log whether the transaction was committed (answer: `outcome_found`).
 
-    With `by_log`, only the log counts. The marker then proves nothing, because a delayed request may have written the
-    marker as part of a successor's transaction.
+    With `by_log`, only the log counts: the marker proves nothing, because a delayed request may have written it as part
+    of another producer's transaction.
     """
 
     tid: TransactionalId
@@ -132,17 +132,17 @@ _ABORTED: Final = frozenset({"PrepareAbort", "CompleteAbort"})
 def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: bool) -> bool | None:
     """Whether a transaction was committed, according to its coordinator's description (DescribeTransactions, KIP-664).
 
-    None if the description does not show the outcome.
+    The result is None if the description does not show the outcome.
 
-    No further transaction begins under the grant before the outcome of this one is durable. So this transaction is the
-    last one under its grant.
+    The described transaction is the last under its grant, because another transaction begins only after the outcome is
+    durable.
 
     Args:
         grant: The grant of the transaction.
         state: The described state.
         producer_id: The described producer id.
         epoch: The described epoch.
-        own: No other producer uses the transactional id.
+        own: Whether no other producer uses the transactional id.
     """
     if producer_id != grant.producer_id or epoch != grant.epoch + 1:
         return None
@@ -150,10 +150,10 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
         # The end of the transaction raised the epoch by one. A higher epoch means that other transactions followed.
         return True
     if own and state in _ABORTED:
-        # With protocol 1, this description means that the transaction timed out or was fenced while it was open. A
-        # description that says "committed" would prove nothing: with protocol 1, a commit does not raise the epoch, so
-        # the description may be about an earlier transaction. For an id that a user chose, even "aborted" proves
-        # nothing: another producer may use the id, and the coordinator may have described that producer's transaction.
-        # So the shell first sends InitProducerId, and then finds out the outcome.
+        # With protocol 1, "aborted" means that the transaction timed out or was fenced while it was open. "Committed"
+        # would prove nothing: with protocol 1, a commit does not raise the epoch, so the description may be about an
+        # earlier transaction. For an id that a user chose, even "aborted" proves nothing, because the coordinator may
+        # have described another producer's transaction. If the result is None, the shell sends InitProducerId before it
+        # looks for the outcome.
         return False
     return None

@@ -1,4 +1,4 @@
-"""Decides which units are begun, appended and committed next."""
+"""Decides which units to begin, append and commit next."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Schedule:
     """Begins each unit as soon as possible, and continues the units in progress.
 
     Args:
-        front: Returns True if two conditions are met: the batch may be sent, and only batches of units precede it in
-            the queue of its partition.
+        front: Returns True if the batch may be sent, and only batches of units precede it in the queue of its
+            partition.
         lines: The unfinished units.
-        readings: Tells in which readings a unit was dropped, and which units are superseded.
+        readings: Knows in which readings a unit was dropped, and which units are superseded.
         ids: The transactional ids.
         sharing: Chooses the units that share a transaction.
         transitions: Changes units.
@@ -50,7 +50,7 @@ class Schedule:
         self._only: frozenset[bytes] | None = None
         """Ids of the units that may be committed; None: all."""
         self.paused = False
-        """Whether no new unit is begun. Units that are staged already can still be committed."""
+        """True if no new unit may begin. Staged units can still be committed."""
 
     def pause(self, only: frozenset[bytes] | None) -> None:
         """Begin no more units, and commit only these units (None: all)."""
@@ -87,13 +87,13 @@ class Schedule:
         contain.
 
         The topic may have been deleted and created again, so that its log lacks the batches of a prepared transaction.
-        The coordinator would nevertheless commit that transaction: it identifies topics by name, so it does not notice
-        that the topic is a new one. So a transaction that can be aborted is aborted, and prepared again later. If a
-        transaction may already be committed, its outcome is found out before its batches are compared with the log.
+        The coordinator would still commit this transaction, because it identifies topics by name. So this method aborts
+        a transaction that can be aborted, and its units are prepared again later. If a transaction may already be
+        committed, the shell finds out its outcome before its batches are compared with the log.
 
         Returns:
-            True if the partition has no transaction any more. If the result is False, call this method again after each
-            answer.
+            True if the partition has no transaction any more. While the result is False, call this method again after
+            each answer.
         """
         vacant = not self._ids.is_open(destination)
         for transaction in self._ids.under_way:
@@ -136,7 +136,7 @@ class Schedule:
             transaction.move(Phase.APPENDING)
 
     def is_ready(self, unit: Unit) -> bool:
-        """Whether the unit is ready to begin, apart from having to wait for its turn."""
+        """Whether the unit could begin if it were its turn."""
         return (
             unit.phase is Phase.WAITING
             and unit.durable
@@ -166,7 +166,8 @@ class Schedule:
                     tid.send_end()
                     self._out.ask(EndTxn(tid, tid.turn, transaction))
                 elif tid.fresh:
-                    # An earlier incarnation staged the transaction, and may have sent EndTxn: ask for the outcome.
+                    # Ask for the outcome, because the earlier incarnation that staged the transaction may have sent
+                    # EndTxn.
                     self._transitions.ask_outcome(transaction)
                 else:
                     self._transitions.abort_and_requeue(
@@ -185,11 +186,12 @@ class Schedule:
         """Write the offsets of the next consumer group, if every earlier unit that moves the same offsets is either
         committed or refused. Without this condition, a group could get an old offset:
 
-        1. Two units of a consumer are prepared at once. The answer to the first one's TxnOffsetCommit is lost.
+        1. Two units of a consumer are prepared at the same time. The answer to the first unit's TxnOffsetCommit is
+           lost.
         2. The second unit writes its offset.
         3. The first unit writes its offset again.
-        4. Both are committed, in order. But the group keeps the offset that was *written* last, which is the first
-           unit's offset.
+        4. Both units are committed, in order. But the group keeps the offset that was *written* last, which is the
+           first unit's offset.
         """
         if not self._lines.is_first(transaction, transaction.group_lines):
             return
@@ -216,7 +218,7 @@ class Schedule:
             self._out.ask(CommitOffsets(tid, tid.turn, transaction, -1))
 
     def stage_if_whole(self, transaction: Transaction) -> None:
-        """If the transaction is completely appended, write the STAGED marks of its units."""
+        """Write the STAGED marks of the transaction's units, if the transaction is completely appended."""
         tid, grant = transaction.tid, transaction.grant
         if tid is None or not transaction.is_whole:
             return
@@ -230,8 +232,7 @@ def _begun(unit: Unit, tid: TransactionalId, grant: Grant) -> m.Begun:
 
 
 def adds_itself(transaction: Transaction) -> bool:
-    """Whether the Produce request also adds the partition to the transaction (KIP-890). If there are several
-    partitions, AddPartitions adds them, because concurrent Produce requests that add partitions would disturb each
-    other.
+    """Whether the Produce request also adds the partition to the transaction (KIP-890). AddPartitions adds several
+    partitions at once, because concurrent Produce requests that add partitions would disturb each other.
     """
     return transaction.grant.protocol >= 2 and len(transaction.destinations) == 1

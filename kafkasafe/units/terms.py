@@ -1,4 +1,4 @@
-"""What all modules for units share: phases and their transitions, grants, readings."""
+"""Definitions that all modules for units share: phases and their transitions, grants, readings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ GIVEN_UP: Final = -4
 """The code of a unit that an operator gave up. Not a code of Kafka."""
 
 SUPERSEDED: Final = -5
-"""The code of a unit that is dropped because its consumer did not continue from the group's offset. Not a code of
-Kafka.
+"""The code of a unit that is dropped because its consumer's reading did not start from the group's present offset. Not
+a code of Kafka.
 """
 
 GroupPartition: TypeAlias = tuple[str, str, int]
@@ -23,8 +23,7 @@ units.
 """
 
 POOL: Final = 4
-"""Number of transactional ids that a lane has for transactions without a user's id. So at most this many of these
-transactions may be in progress at once.
+"""Number of a lane's own transactional ids, and so the maximum number of concurrent transactions without a user's id.
 """
 
 
@@ -52,8 +51,8 @@ class Phase(enum.Enum):
     COMMITTED = "committed"
     """The unit is committed, and its ENDED mark is being written."""
     REFUSED = "refused"
-    """The unit is given up, and readers cannot see it. Its records are being saved, or its ENDED mark
-    is being written.
+    """The unit is given up, and readers of committed records cannot see it. Its records are being saved, or its ENDED
+    mark is being written.
     """
     OVER = "over"
 
@@ -101,13 +100,12 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One run of a consumer through a partition, in which each unit continues the one before it.
+    """One run of a consumer through a partition, in which each unit continues the previous unit.
 
-    A consumer that seeks back, or gets the partition assigned again, begins another reading.
+    A consumer that seeks, or gets the partition assigned again, begins another reading.
 
     Attributes:
-        number: A reading that begins later has a larger number. The numbers of readings of earlier incarnations are
-            negative.
+        number: Later readings have larger numbers; readings of earlier incarnations have negative numbers.
         start: The group's offset when the reading began; -1 if unknown.
     """
 
@@ -118,6 +116,4 @@ class Reading:
 NO_READING: Final = Reading(0)
 """The reading of a unit whose consumer is unknown."""
 OLDEST: Final = -(1 << 62)
-"""All units that an earlier version of kafkasafe wrote have this reading number, because those versions did not
-distinguish readings.
-"""
+"""The reading number of all units that old versions of kafkasafe wrote, which did not distinguish readings."""

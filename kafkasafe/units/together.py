@@ -15,11 +15,11 @@ from kafkasafe.units.unit import Entry, Transaction, TransactionalId, Unit
 MOST: Final = 128
 """Largest number of units that share a transaction."""
 _MOST_BYTES: Final = 8 * 1024 * 1024
-"""Largest total size of units that share a transaction. The size is limited because all of these units are copied when
-they are sent, and all are prepared again after a failure.
+"""Largest total size of units that share a transaction. The size is limited because the engine copies all of these
+units to send them, and prepares all of them again after a failure.
 """
 _FEWER_BITS: Final = 3
-"""After a failure, the number of units per transaction is shifted right by this many bits: it is divided by eight."""
+"""After a failure, the number of units per transaction is divided by eight: it is shifted right by this many bits."""
 
 
 class Sharing:
@@ -35,11 +35,11 @@ class Sharing:
         self._most = most
 
     def gather(self, unit: Unit, fits: Callable[[Unit], bool]) -> list[Unit]:
-        """`unit`, and the units right after it that may share its transaction, in order.
+        """`unit`, and the units directly after it that may share its transaction, in order.
 
         Args:
-            unit: The next unit; no waiting unit precedes it in its lines.
-            fits: Returns whether a unit is ready to begin, apart from having to wait for its turn.
+            unit: The next unit, which no waiting unit precedes in its lines.
+            fits: Returns whether a unit could begin if it were its turn.
         """
         found = [unit]
         most = _fellows(unit, self._most)
@@ -68,7 +68,7 @@ class Sharing:
                 and members.admit(other)
                 and fits(other)
                 # In each line that `other` shares with the units found so far, `other` comes directly after them. In
-                # its remaining lines, `other` waits only for entries for which the first unit waits, too.
+                # its remaining lines, `other` waits only for entries for which the first unit also waits.
                 and all(
                     heads[at] is other if at in heads else self._is_right_after(other, at, ahead)
                     for at in other.lines
@@ -99,7 +99,7 @@ class Sharing:
 
 
 def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) -> Transaction:
-    """Make the transaction of these units. `Lines.unite` then puts it into the lines instead of the units."""
+    """Make the transaction of these units. `Lines.unite` then replaces the units in the lines with the transaction."""
     if len(units) == 1:
         [unit] = units
         offsets, readings, batches = unit.offsets, unit.readings, unit.batches
@@ -111,7 +111,7 @@ def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) ->
 
 
 class _Members:
-    """For each consumer group, the member that commits the offsets of one transaction's units.
+    """The member of each consumer group that commits the offsets of one transaction's units.
 
     All offsets that a transaction commits for a group must come from the same member, in the same generation.
     """
@@ -138,9 +138,7 @@ def _identity(offsets: m.GroupOffsets) -> tuple[str, int, str | None]:
 
 
 def _newest_offsets(units: Sequence[Unit]) -> tuple[m.GroupOffsets, ...]:
-    """The offsets of all units. If several units move a group's offset of the same partition, only the last unit's
-    offset counts.
-    """
+    """The offsets of all units. If several units move the same offset of a group, the last unit's offset counts."""
     newest: dict[str, m.GroupOffsets] = {}
     positions: dict[str, dict[tuple[str, int], m.Position]] = {}
     for each in units:
@@ -161,9 +159,11 @@ def _fellows(unit: Unit, most: int) -> int:
     transaction is divided by eight:
 
     1. 128 units share a transaction. A broker repeatedly refuses a batch of one of these units.
-    2. Then 16 of them share a transaction, then 2, and then each is alone. This shows whose batch is refused.
-    3. If the cause was a broker's crash instead, the next transaction still commits 16 units at once. If each failure
-       reduced a transaction to one unit, occasional failures would make the delivery of a backlog very slow.
+    2. Then 16 units share a transaction, then 2 units, and then each unit is alone. So the engine finds the unit whose
+       batch is refused.
+    3. After a failure with another cause, such as a broker's crash, the next transaction still commits 16 units. If
+       each failure reduced a transaction to one unit, occasional failures would make the delivery of a backlog very
+       slow.
     """
     if unit.transactional_id or not (unit.batches or unit.group_lines):
         return 1

@@ -31,10 +31,10 @@ class Transitions:
 
     Args:
         lines: The unfinished units.
-        readings: Tells in which readings a unit was dropped, and which units are superseded.
+        readings: Knows in which readings a unit was dropped, and which units are superseded.
         ids: The transactional ids.
         out: Takes the decisions.
-        newest_reading: Returns the number of the reading that began last in this process.
+        newest_reading: Returns the number of the newest reading in this process.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Transitions:
         self._out = out
         self._newest_reading = newest_reading
         self._moved: dict[GroupPartition, int] = {}
-        """The group partitions whose offsets were moved since the last `drop_superseded`. Maps each of them to the
-        number of the reading that moved its offset.
+        """Maps each group partition whose offset has moved since the last `drop_superseded` to the number of the
+        reading that moved the offset.
         """
         self._drops: list[Unit] = []
-        """Units that have offsets, and were dropped since the last `follow_drops`."""
+        """Units with offsets that were dropped since the last call of `follow_drops`."""
 
     # -- into a transaction ----------------------------------------------------------------------------------------
 
@@ -77,21 +77,22 @@ class Transitions:
     # -- back into the lines ---------------------------------------------------------------------------------------
 
     def abort_and_requeue(self, transaction: Transaction, code: int | None, reason: str) -> None:
-        """Abort a transaction, and put its units back into their lines, with all units that follow them."""
+        """Abort a transaction, and requeue its units and all units that follow them in their lines."""
         self.abort(transaction, refused=code in FENCED_CODES)
         self.requeue(transaction)
         self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
-        # The other units of this transaction follow the first one in the lines. So they wait, too, until the first
-        # unit's pause is over. Later, they may share a transaction with the first unit again.
+        # The other units of this transaction follow the first unit in the lines, so they also wait until its pause is
+        # over. Then they may share a transaction with the first unit again.
         first = transaction.units[0]
         first.rest()
-        # Each try in a new transaction appends the records once more, so the pauses are long if the cluster blocks it.
+        # Each attempt in a new transaction appends the records again, so the pauses are long while the cluster refuses
+        # the transaction.
         self._out.ask(RetryLater(UnitPause(first), first.tries, code, reason, slow=code in BLOCKING_CODES))
 
     def requeue(self, transaction: Transaction) -> None:
-        """Set each unit of a transaction back to WAITING. In each line, the units take the transaction's place."""
+        """Set each unit of a transaction back to WAITING, and replace the transaction in each line with its units."""
         transaction.move(Phase.WAITING)
         self.part(transaction)
 
@@ -103,17 +104,17 @@ class Transitions:
     def requeue_followers(self, entry: Entry) -> None:
         """Requeue the transactions that follow a requeued entry, in order.
 
-        The followers can be committed only after the entry. Until then, they would occupy transactional ids that the
-        entry or unrelated units need. If a follower is requeued, the later transactions on its other lines are
-        requeued, too.
+        The followers can be committed only after the entry, and until then would occupy transactional ids that the
+        entry or unrelated units need. When a follower is requeued, the later transactions on the follower's other lines
+        are requeued too.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:
             if other.number <= entry.number or other.phase not in _UNDER_WAY or lines.isdisjoint(other.lines):
                 continue
             if other.tid is not None and other.tid.fresh:
-                # An earlier incarnation may have sent EndTxn for this transaction, so the shell first asks for the
-                # outcome. If the transaction is then requeued, its followers are requeued, too.
+                # An earlier incarnation may have sent EndTxn for this transaction, so first ask for the outcome. If the
+                # transaction is requeued later, its followers are requeued too.
                 self.ask_outcome(other)
                 continue
             self.abort(other)
@@ -149,8 +150,8 @@ class Transitions:
     def ask_outcome(self, transaction: Transaction) -> None:
         """Find out whether a transaction was committed.
 
-        The coordinator may know the outcome. If not, InitProducerId makes a later commit impossible. After that, the
-        marker shows whether the transaction was committed.
+        The coordinator may know the outcome. If it does not, InitProducerId makes a later commit impossible, and then
+        the marker shows whether the transaction was committed.
         """
         tid = transaction.tid
         transaction.move(Phase.ASKING)
@@ -162,13 +163,13 @@ class Transitions:
         self._out.ask(DescribeTxn(tid, tid.turn, transaction))
 
     def ask_unfenced(self, transaction: Transaction, tid: TransactionalId, reason: str) -> None:
-        """EndTxn was refused. Find out, without fencing a successor, whether the transaction had already been
-        committed.
+        """After a refused EndTxn, find out whether the transaction was already committed, without fencing a successor
+        (a producer that took over the id).
 
         If the transaction was not committed, a successor has ended it, or (with protocol 1) it may have timed out. Once
-        the transaction is known to have been open, `ids._late` tells these cases apart. With protocol 1, a delayed
-        TxnOffsetCommit can write this transaction's marker as part of a successor's transaction. So the marker proves
-        nothing, and only the log shows the outcome.
+        the engine knows that the transaction was open, `ids._late` distinguishes these cases. Only the log shows the
+        outcome: with protocol 1, a delayed TxnOffsetCommit can write this transaction's marker as part of a successor's
+        transaction.
         """
         second = tid.grant is not None and tid.grant.protocol >= 2
         if not second and all(place < 0 for place in transaction.places.values()):
@@ -192,8 +193,8 @@ class Transitions:
             return
         first = transaction.units[0]
         if transaction.end_refused and transaction.tid is not None and not first.code:
-            # The refused EndTxn did not end the transaction. So the transaction was open until it timed out or a
-            # successor took over; `ids._late` tells these cases apart.
+            # The refused EndTxn did not end the transaction, so it was open until it timed out or another producer took
+            # over the id; `ids._late` distinguishes these cases.
             transaction.tid.note_open()
             self.abort_and_requeue(transaction, EPOCH_REFUSED, first.reason)
             return
@@ -226,7 +227,7 @@ class Transitions:
         """Record that the unit cannot be delivered, because another producer has taken over the unit's transactional
         id.
 
-        If the unit moves a group's offsets, its records are not kept. The offsets have not moved, so the group's
+        The records of a unit that moves a group's offsets are not kept: the offsets have not moved, so the group's
         consumers read the same input again.
         """
         unit.blame(EPOCH_REFUSED, reason)
@@ -244,16 +245,16 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop each uncommitted unit whose records have already been delivered by a unit of another reading. Consider
-        only commits since the last call.
+        """Drop each uncommitted unit whose input a unit of another reading has already processed and committed.
+        Considers only commits since the last call.
 
-        1. A program closes its producer while a unit with records 0 to 9 is in progress. The program's consumer goes
-           back to offset 0. This begins another reading, whose first unit has records 0 to 19.
-        2. The second producer commits the first unit, and is closed.
-        3. The third producer does not know how far the first unit moved the group's offset, and would commit the second
+        1. A program closes its producer while a unit with records 0 to 9 is in progress. The program's consumer moves
+           back to offset 0, and so begins another reading, whose first unit has records 0 to 19.
+        2. A second producer commits the first unit, and is closed.
+        3. A third producer does not know how far the first unit moved the group's offset, and would commit the second
            unit.
 
-        So the second unit is dropped as soon as the first one is committed, and the ENDED marks of both units are
+        So the second unit is dropped as soon as the first unit is committed, and the ENDED marks of both units are
         written in one group.
         """
         moved, self._moved = self._moved, {}
@@ -269,18 +270,18 @@ class Transitions:
             self.drop(unit, SUPERSEDED, MOVED_ON)
 
     def commit_nothing(self, unit: Unit) -> None:
-        """Commit a unit that has nothing to deliver, without a transaction."""
+        """Commit a unit without batches and offsets, which needs no transaction."""
         unit.pass_transaction()
         self._end(unit, (unit,), m.UnitOutcome.COMMITTED, "")
 
     def end_dropped(self, unit: Unit) -> None:
-        """End a given-up unit. Either `rejected/` contains the unit's records, or consumers read the unit's input
-        again, because the unit has not moved the group's offsets.
+        """End a unit that was given up. Either `rejected/` contains its records, or consumers read its input again,
+        because it has not moved the group's offsets.
         """
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
     def _end(self, entry: Entry, units: Iterable[Unit], outcome: m.UnitOutcome, reason: str) -> None:
-        """Decide the fate of units. The fate is durable when the ENDED marks of these units are durable."""
+        """Decide the fate of units, which is durable once their ENDED marks are durable."""
         self._lines.leave(entry)
         for each in units:
             each.end()
@@ -288,7 +289,9 @@ class Transitions:
         self._out.change()
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """Give a unit up. Returns False if it is too late, because the unit is committed."""
+        """Give up a unit; a staged unit only if it turns out not to be committed. Returns False if the unit's fate is
+        already decided.
+        """
         unit.blame(code, reason)
         transaction = unit.transaction
         if transaction is None:
@@ -311,7 +314,7 @@ class Transitions:
         return True
 
     def _break_up(self, transaction: Transaction) -> None:
-        """Abort a transaction because one of its units is given up. The others go back into their lines."""
+        """Abort a transaction because one of its units is given up. The other units are requeued."""
         self.abort(transaction)
         if transaction.is_shared:
             self.requeue(transaction)
@@ -320,8 +323,8 @@ class Transitions:
             self.part(transaction)
 
     def refuse(self, unit: Unit) -> None:
-        """End a given-up unit. Keep its records in `rejected/`. But do not keep the records of a dropped unit, because
-        consumers read the input of such a unit again.
+        """End a unit that was given up, and keep its records in `rejected/`. The records of a dropped unit are not
+        kept, because consumers read its input again.
         """
         unit.move(Phase.REFUSED)
         if unit.dropped:
@@ -332,7 +335,7 @@ class Transitions:
         self._out.change()
 
     def leave_group(self, transaction: Transaction, group: str, code: int, reason: str) -> None:
-        """Drop the units with offsets of this group, because the group refuses the consumer that gave these offsets."""
+        """Drop the units with offsets of this group, because the group refuses the consumer that gave the offsets."""
         if transaction.is_shared:
             self._break_up(transaction)
         for each in transaction.units:
@@ -340,7 +343,7 @@ class Transitions:
                 self.drop(each, code, reason)
 
     def drop(self, unit: Unit, code: int, reason: str) -> None:
-        """Give a unit up without keeping its records. Nothing is lost: the group's offsets do not move, so consumers
+        """Give up a unit without keeping its records. No record is lost: the group's offsets do not move, so consumers
         read the unit's input again.
         """
         unit.drop()
@@ -351,10 +354,10 @@ class Transitions:
 
         1. A unit moves a group from offset 10 to 20, and the next unit of the same consumer moves it from 20 to 30.
         2. The group has moved on to another generation, and refuses the first unit.
-        3. The second unit was accepted in the new generation, so the group would accept it. Then records 10 to 19 would
-           be in no output, and would not be read again.
+        3. The second unit was accepted in the new generation, so the group would accept its offset. Records 10 to 19
+           would then be in no output, and no consumer would read them again.
 
-        So the second unit is also dropped, and the consumer must go back to 10. The marks of all these units are
+        So the second unit is also dropped, and the consumer must move back to 10. The marks of all these units are
         written in one group, so the next incarnation finds all of them dropped, or none. A unit that is not on disk
         when it is dropped is never written (`Unit.void`).
         """
@@ -362,8 +365,8 @@ class Transitions:
         broken: Break = {}
         for unit in dropped:
             self._readings.break_off(unit, broken)
-        # Examine units in the order in which they were accepted. So a unit is dropped before the units that continue it
-        # are examined.
+        # Examine units in the order in which they were accepted, so that a unit is dropped before the units that
+        # continue it are examined.
         for unit in self._lines.all if dropped else ():
             if unit.phase is Phase.REFUSED:
                 continue

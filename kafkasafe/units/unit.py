@@ -28,25 +28,26 @@ class Unit(UnitContent):
     Attributes:
         number: Within an incarnation, a unit that was accepted later has a larger number.
         unit_id: Id of the unit, 16 bytes.
-        transactional_id: The id that the user chose; empty: the unit gets one of the lane's own ids.
+        transactional_id: The transactional id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
         readings: For each partition of a group, the reading (`Reading`) from which the offset comes.
-        recorded: The entries of the unit's READ mark; empty if the unit has no such mark.
-        batches: The batches, in order. If a batch is divided, its parts take its place.
+        recorded: The entries of the unit's READ mark; empty if the unit has no READ mark.
+        batches: The batches, in order. The parts of a divided batch replace the batch.
         durable: The unit is on disk.
-        position: A spool position in the unit's group; not after the group if the unit has no batches; -1: not on disk.
+        position: A spool position in the unit's group, but not after the group if the unit has no batches; -1: not on
+            disk.
         accepted_at: Spool position of the unit's first group; -1 if this incarnation accepted the unit.
         phase: See `TRANSITIONS`.
-        grant: The grant under which the unit was last tried; None before the first try.
-        sequences: Maps a batch's handle to the batch's base sequence in the last try.
+        grant: The grant of the unit's last attempt; None before the first attempt.
+        sequences: Maps a batch's handle to the batch's base sequence in the last attempt.
         places: Maps a batch's handle to the batch's base offset; -1 if the broker did not report it.
         epochs: Maps a batch's handle to the leader epoch under which the batch was appended; -1 if unknown.
         tries: How many times the unit was requeued, plus how many times its records could not be saved.
         resting: The unit waits for the end of a pause.
         code: The code of the refusal: Kafka's error code, `GIVEN_UP` or `SUPERSEDED`.
-        reason: Why the unit was refused, or why its last try failed, human-readable.
-        dropped: If the unit is refused, its records are not kept: the consumers whose offsets it moves read their input
-            again.
+        reason: Why the unit was refused, or why its last attempt failed, human-readable.
+        dropped: Whether a refused unit's records are not kept, because the consumers whose offsets it moves read their
+            input again.
         ended: The unit's fate is decided.
         transaction: The unit's transaction. None if the unit waits in its lines, or was refused.
         group_lines: The group partitions whose offsets the unit moves.
@@ -131,7 +132,7 @@ class Unit(UnitContent):
     # -- in a transaction ------------------------------------------------------------------------------------------
 
     def begin(self, transaction: Transaction) -> None:
-        """Begin another try."""
+        """Begin another attempt."""
         self.enter(transaction)
         self.grant = transaction.grant
         self.sequences.clear()
@@ -205,16 +206,16 @@ class Unit(UnitContent):
     # -- tries and fate --------------------------------------------------------------------------------------------
 
     def count_try(self, reason: str) -> None:
-        """Record a failed try, after which the unit is requeued."""
+        """Record a failed attempt, after which the unit is requeued."""
         self.tries += 1
         self.code, self.reason = 0, reason
 
     def fail(self) -> None:
-        """Record a failed try: the transaction was aborted or, for a refused unit, its records could not be saved."""
+        """Record a failed attempt: the transaction was aborted or, for a refused unit, saving the records failed."""
         self.tries += 1
 
     def forget_tries(self) -> None:
-        """Forget failed tries, because dividing a batch is progress."""
+        """Forget failed attempts, because dividing a batch is progress."""
         self.tries = 0
 
     def rest(self) -> None:
@@ -234,11 +235,13 @@ class Unit(UnitContent):
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
-        """Do not keep the records of a refused unit: the consumers whose offsets it moves read their input again."""
+        """Do not keep the records of a refused unit, because the consumers whose offsets it moves read their input
+        again.
+        """
         self.dropped = dropped
 
     def pass_transaction(self) -> None:
-        """Commit the unit without a transaction, because it has nothing to deliver."""
+        """Commit the unit without a transaction, because it has no batches and offsets."""
         self.phase = Phase.COMMITTED
 
     def read_over(self) -> None:
@@ -257,16 +260,16 @@ class Unit(UnitContent):
 
     @property
     def void(self) -> bool:
-        """Whether the unit ended before it was written. Such a unit must not be written any more."""
+        """Whether the unit ended before it was written, so that it must not be written any more."""
         return self.ended and not self.durable
 
 
 @dataclass(slots=True, eq=False)
 class Transaction(UnitContent):
-    """One try to commit units together. In the lines, the transaction replaces its units.
+    """One attempt to commit units together. The transaction replaces its units in the lines.
 
     Attributes:
-        units: The units, in order. The id of the first one is the marker.
+        units: The units, in order. The marker contains the id of the first unit.
         tid: The transactional id; None once the transaction has ended or is being aborted.
         grant: The grant under which the transaction was begun.
         offsets: The offsets of consumer groups. If several units move the same offset, the last unit's value counts.
@@ -274,12 +277,12 @@ class Transaction(UnitContent):
         batches: The batches of all units, in order.
         phase: See `TRANSITIONS`. All units of the transaction have the same phase.
         placed: The number of appended batches.
-        issued: All batches were passed to the shell, which appends them.
-        alone: When the batches were passed to the shell, all earlier entries in the lines of the transaction's
-            destinations had been committed or refused.
+        issued: Whether all batches were passed to the shell, which sends them.
+        alone: Whether all earlier entries in the lines of the transaction's destinations had been committed or refused
+            when the batches were passed to the shell.
         notes_left: The number of groups whose offsets are not written yet. The marker counts as a group.
-        next_note: Index, in `offsets`, of the group whose offsets are written next; -1: none.
-        end_refused: EndTxn was refused because of the epoch.
+        next_note: Index, in `offsets`, of the group whose offsets are written next; -1: none. end_refused: Whether the
+            coordinator refused EndTxn because of the epoch.
         group_lines: The group partitions whose offsets the transaction moves.
     """
 
@@ -315,7 +318,7 @@ class Transaction(UnitContent):
 
     @property
     def unit_id(self) -> bytes:
-        """The id of the first unit: the marker."""
+        """The id of the first unit, which the marker contains."""
         return self.units[0].unit_id
 
     @property
@@ -362,7 +365,7 @@ class Transaction(UnitContent):
             each.move(to)
 
     def issue(self, *, alone: bool) -> None:
-        """Record that all batches were passed to the shell, which appends them."""
+        """Record that all batches were passed to the shell, which sends them."""
         self.issued, self.alone = True, alone
 
     def send(self, batch: Member, sequence: int) -> None:
@@ -370,13 +373,13 @@ class Transaction(UnitContent):
         self._owner(batch).send(batch.handle, sequence)
 
     def append(self, batch: Member, base_offset: int, leader_epoch: int) -> bool:
-        """Record an appended batch. Returns whether it is the first."""
+        """Record an appended batch. Returns whether it is the transaction's first appended batch."""
         self._owner(batch).append(batch.handle, base_offset, leader_epoch)
         self.placed += 1
         return self.placed == 1
 
     def _owner(self, batch: Member) -> Unit:
-        # `_owners` lacks the parts of divided batches. The unit of such a part is alone in its transaction.
+        # `_owners` lacks the parts of divided batches, but a unit with a divided batch is alone in its transaction.
         return self._owners.get(batch.handle, self.units[0])
 
     def take_note(self) -> int:
@@ -385,7 +388,7 @@ class Transaction(UnitContent):
         return index
 
     def note(self, index: int) -> bool:
-        """Record that the offsets of a group are written. Returns whether another group's offsets follow."""
+        """Record that the offsets of a group are written. Returns whether the offsets of another group follow."""
         self.notes_left -= 1
         more = index + 1 < len(self.offsets)
         if more:
@@ -398,18 +401,20 @@ class Transaction(UnitContent):
         return not self.notes_left and self.placed >= len(self.batches)
 
     def explain(self, reason: str) -> None:
-        """Record for the unit why a request failed. Does nothing if several units share the transaction, because it is
-        unknown which of them is the cause.
+        """Record for the unit why a request failed. Does nothing if several units share the transaction, because any of
+        them may be the cause.
         """
         if not self.is_shared:
             self.units[0].explain(reason)
 
     def refuse_end(self) -> None:
-        """Record that EndTxn was refused because of the epoch."""
+        """Record that the coordinator refused EndTxn because of the epoch."""
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """Forget that EndTxn was refused. Called if the log does not show the outcome, which is then open again."""
+        """Forget that EndTxn was refused, because the log does not show the outcome, and the engine must find it out in
+        another way.
+        """
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
@@ -441,14 +446,14 @@ class TransactionalId:
         sequences: Maps a destination to the next base sequence under this grant.
         fencing: InitProducerId is in progress.
         fresh: The next transaction needs a new grant.
-        former: The latest grant of the id. Unlike `grant`, this attribute keeps its value during InitProducerId. None:
-            the next InitProducerId takes the id over from any other producer.
+        former: The latest grant of the id. Unlike `grant`, `former` keeps its value during InitProducerId. None: the
+            next InitProducerId takes over the id from any other producer.
         opened: A transaction is open under the latest grant: the cluster acknowledged one of the transaction's
             requests, and EndTxn was not sent.
-        unsure: An InitProducerId of this turn had no answer, and may have been carried out.
+        unsure: An InitProducerId request of this turn got no answer, so the coordinator may have carried it out.
         alone: An answer in this turn showed that no other producer had taken the id over.
-        aborting: Destinations of the transaction that is being aborted. This transaction may be open until the
-            coordinator answers the request to abort it.
+        aborting: Destinations of the transaction that is being aborted, which may be open until the coordinator answers
+            the request to abort it.
         attempts: Maps a request of this turn to the number of its failures.
     """
 
@@ -467,7 +472,7 @@ class TransactionalId:
     attempts: dict[Hashable, int] = field(default_factory=dict)
 
     def next_turn(self) -> None:
-        """Begin another turn, so that answers to earlier requests are ignored."""
+        """Begin another turn of the id, so that answers to earlier requests are ignored."""
         self.turn += 1
         self.unsure = self.alone = False
         self.attempts.clear()
@@ -504,13 +509,13 @@ class TransactionalId:
         self.grant = self.former = None
 
     def taken_over(self) -> None:
-        """Record that another producer has the id, as the answer to InitProducerId shows."""
+        """Record that the answer to InitProducerId shows that another producer has the id."""
         self.fencing = False
         self.former = None
         self.aborting = frozenset()
 
     def forget_former(self) -> None:
-        """Let the next InitProducerId take the id over, whatever the id's current epoch is."""
+        """Let the next InitProducerId take over the id, even if another producer has raised its epoch."""
         self.former = None
 
     def read_grant(self, grant: Grant) -> None:
@@ -519,7 +524,7 @@ class TransactionalId:
         self.fresh = True
 
     def begin_again(self, *, staged: bool) -> None:
-        """Finish recovery: a new incarnation takes the id over, whatever the id's current epoch is."""
+        """Finish recovery: a new incarnation takes over the id, even if another producer has raised its epoch."""
         self.former = None
         if not staged:
             self.grant = None
@@ -537,7 +542,7 @@ class TransactionalId:
         self.transaction = transaction
 
     def note_open(self) -> None:
-        """Record that a request of the transaction was acknowledged."""
+        """Record that the cluster acknowledged a request of the transaction."""
         self.opened = True
 
     def take_sequence(self, destination: int, count: int) -> int:
@@ -547,13 +552,14 @@ class TransactionalId:
         return sequence
 
     def send_end(self) -> None:
-        """Record that EndTxn is being sent. After that, the transaction may be over."""
+        """Record that EndTxn is being sent, after which the transaction may have ended."""
         self.opened = False
 
     def end(self, grant: Grant | None, *, sure: bool) -> None:
         """Record the answer to EndTxn.
 
-        The next transaction uses `grant`, unless it is None or an earlier try of EndTxn failed (`sure` is False).
+        The next transaction uses `grant`, unless `grant` is None or an earlier attempt of EndTxn failed (`sure` is
+        False).
         """
         if self.fresh or grant is None or not sure:
             self.fresh = True
@@ -571,14 +577,14 @@ class TransactionalId:
         self.transaction = None
 
     def release(self) -> None:
-        """Free the id: the outcome of its transaction is known."""
+        """Free the id, because the outcome of its transaction is known."""
         self.transaction = None
         self.next_turn()
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def note_unanswered(self) -> None:
-        """Record that InitProducerId had no answer, so it may have been carried out."""
+        """Record that InitProducerId got no answer, so the coordinator may have carried it out."""
         self.unsure = True
 
     def note_end(self, *, timed_out: bool) -> None:

@@ -24,7 +24,9 @@ class Absences:
         self._cases: dict[tuple[str, int], Absence] = {}
 
     def look(self) -> None:
-        """Ask brokers, and tell the journals which partitions exist. Called each second, and after new metadata."""
+        """Ask brokers, and tell the journals which partitions exist. The engine calls this method each second, and
+        after new metadata.
+        """
         found = [
             (lane, dict.fromkeys((*lane.journal.missing.said, *lane.journal.missing.proven)))
             for lane in self._context.lanes
@@ -67,7 +69,7 @@ class Absences:
         """Ask one broker about a topic."""
         cluster = self._context.cluster
         result: TopicInfo | Failure = yield Ask(lambda reply: cluster.topic_at(node, topic, reply), "seen")
-        # If the whole topic is unknown to the broker, new metadata will show this.
+        # Ignore a broker that does not know the topic at all: new metadata will show this.
         if isinstance(result, TopicInfo) and not result.error_code and result.partitions:
             case.answered(node, result.topic_id, max(result.partitions, default=-1) + 1, self._context.now())
             self.look()

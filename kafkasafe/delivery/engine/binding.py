@@ -16,8 +16,9 @@ from kafkasafe.errors import SpoolCorruptError, SpoolError, WrongClusterError
 from kafkasafe.spool.inspection import inspect
 
 _ASTRAY_S: Final = 2.0
-"""If only another cluster answers for this many seconds, the engine concludes that this cluster has replaced the
-producer's own one. Until then, the reason may be a single wrong address. Meanwhile the transport tries other brokers.
+"""If only brokers of another cluster answer for this many seconds, the engine concludes that the other cluster has
+replaced the producer's cluster. A shorter time may only mean a single wrong address, so the transport tries other
+brokers.
 """
 
 
@@ -28,8 +29,8 @@ class Binding:
         context: The engine's state.
         ledger: What callers see.
         disk: Writes to the disk.
-        reading: Returns the paths of the lanes that are being read from disk now. A lane that is still being read is
-            not among the context's lanes yet. It may be in another spool directory.
+        reading: Returns the paths of the lanes that are being read from disk now. Such a lane is not among the
+            context's lanes yet, and may be in another spool directory.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class Binding:
         self._reading = reading
         self._astray_since: float | None = None
         self._begun_again = False
-        """Whether the engine has treated a later cluster as the first one that answered (see `_begin_again`)."""
+        """Whether the engine has forgotten the first cluster that answered, and chosen another cluster (see
+        `_begin_again`).
+        """
 
     def bind(self, cluster_id: str) -> None:
         """Before anything is sent to a cluster, check that the records in the spool directory are for that cluster."""
@@ -62,13 +65,13 @@ class Binding:
             except SpoolError as error:
                 if self._context.close_state.stop:
                     raise
-                # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. This thread
-                # writes no records while it retries.
+                # The disk fails or is full. Nothing may be sent before the cluster id is known and durable. While this
+                # thread retries, the engine writes no records.
                 attempt += 1
                 self._ledger.room.disk_failed(str(error), full=_is_full(error))
                 if isinstance(error.__cause__, OSError):
                     self._context.own.spool.give_room(error.__cause__)
-                # The directory may have been deleted. During this loop, no other code restores the directory.
+                # During this loop, no other code restores a deleted directory.
                 self._disk.look_at_places()
                 self._log.limited(
                     logging.WARNING,
@@ -119,8 +122,8 @@ class Binding:
             lane.bind(cluster_id, bound)
 
     def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
-        """Refuse a cluster. If no cluster was accepted before, the producer ends. Otherwise the producer waits for its
-        own cluster.
+        """Refuse a cluster. If the producer has not accepted a cluster before, it ends; otherwise it waits until its
+        own cluster answers.
         """
         if self._context.own_cluster.cluster_id is None:
             self._context.own_cluster.meet_stranger(WrongClusterError(message))
@@ -141,12 +144,11 @@ class Binding:
                 self.bind(cluster_id)
 
     def _begin_again(self, cluster_id: str) -> None:
-        """From now on, treat this cluster as the first one that answered. Another cluster had answered before, but does
-        not answer any more. The directory was not bound to that cluster: its brokers had reported their cluster id, but
-        no list of brokers.
+        """Replace the first cluster that answered by this cluster, because the first cluster no longer answers. The
+        directory is not bound to the first cluster: its brokers had reported their cluster id, but no list of brokers.
 
-        Metadata of the former cluster may still arrive. Then `bind` binds the directory to the former cluster after
-        all. In this case, `bind` also tells the transport to accept only connections to that cluster.
+        If metadata of the first cluster still arrives, `bind` binds the directory to the first cluster after all. Then
+        `bind` also tells the transport to accept only connections to the first cluster.
         """
         self._astray_since = None
         self._begun_again = True
@@ -172,14 +174,14 @@ class Binding:
     def _drained(self) -> bool:
         """Whether the spool directory has no pending records for the cluster that it is bound to.
 
-        Until a cluster has answered, records that this process accepted are ignored here: they are not tied to a
-        cluster yet.
+        Until a cluster has answered, this method ignores records that this process accepted: no cluster is chosen for
+        them yet.
         """
         directory = self._context.directory
         met = self._context.own_cluster.cluster_id is not None
         reading = self._reading()
         if any(met or path.parent != directory.path for path in reading):
-            return False  # the lane's records may be for the cluster that answers now
+            return False  # the lane's records may be for the bound cluster
         ours = {lane.lock.path for lane in self._context.lanes}
         if any(
             met or batch.former_life
@@ -201,7 +203,7 @@ class Binding:
             path = directory.lane_path(number)
             if path in ours:
                 continue
-            # This process owns the lanes that it is reading back, but their records are from other producers.
+            # A lane that is being read back is owned by this process, but its records are from another producer.
             others = path not in reading and directory.owners.is_owned(number)
             if others or inspect(path, files=self._context.files).unfinished:
                 return False

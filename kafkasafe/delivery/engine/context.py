@@ -25,14 +25,14 @@ from kafkasafe.stats import Stats
 log = EventLog("producer")
 
 _REFUSED_PAUSE_S: Final = 30.0
-"""Longest pause between two tries while only an operator can end a refusal, by granting a permission or creating a
-topic.
+"""Longest pause between two tries while the cluster refuses records and only an operator can help, by granting a
+permission or creating a topic.
 """
 
 
 class DeletedTopics:
-    """The deleted topics for which no records wait, each with the time when it was first missing. `TopicKeeper` changes
-    them.
+    """The deleted topics for which no records wait, with the time of the first report that each topic is missing.
+    `TopicKeeper` changes them.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Timers:
         heapq.heappush(self._waiting, (self._clock.monotonic() + delay_s, next(self._numbers), message))
 
     def take(self, now: float) -> Message | None:
-        """Remove and return the next message that is due at this time; None if no message is due."""
+        """Remove and return the next message, if it is due at the time `now`; otherwise return None."""
         if not self._waiting or self._waiting[0][0] > now:
             return None
         return heapq.heappop(self._waiting)[2]
@@ -83,8 +83,7 @@ class OwnCluster:
 
     Attributes:
         cluster_id: Id of this cluster; None until the id is known from the spool directory or from the brokers.
-        stranger: The error that ends the producer, because the brokers belong to another cluster; None if there is no
-            such error.
+        stranger: The error that ends the producer if the brokers belong to another cluster; None otherwise.
     """
 
     def __init__(self) -> None:
@@ -119,9 +118,9 @@ class DeliveryProgress:
     def note_read(self, topic: str, partition: int, next_offset: int) -> None:
         """Record that a partition's log was read up to `next_offset` (exclusive).
 
-        1. A broker refuses a batch each time. After each refusal, the producer reads the end of the log, and the batch
-           is not there.
-        2. A caller that waits in `close` must not wait for ever. So reading the same offsets again is not progress.
+        1. A broker refuses a batch each time. After each refusal, the producer reads the end of the log, and does not
+           find the batch there.
+        2. If reading the same offsets again counted as progress, a caller in `close` would wait for ever.
         """
         if next_offset > self._read_to.get((topic, partition), -1):
             self._read_to[topic, partition] = next_offset
@@ -137,7 +136,7 @@ class DeliveryProgress:
         Args:
             patience: The caller's patience.
             began: When the caller began to wait.
-            paused: Whether a pause with an unknown end is under way. This matters only if `patience` allows for pauses.
+            paused: Whether a pause with an unknown end is under way.
         """
         until = float("inf") if paused else self._pause_until
         return patience.ends_at(began, self._last, until)
@@ -147,9 +146,9 @@ class CloseState:
     """How far the closing of a producer has progressed. Any thread may read this object.
 
     Attributes:
-        closing: Whether `close` was called. If so, the engine begins nothing that takes long.
+        closing: Whether `close` was called. The engine then begins nothing that takes long.
         stop: Whether the pump ends after its current work.
-        abandon: Whether the current work takes too long. If so, the engine begins nothing more.
+        abandon: Whether the current work takes too long. The engine then begins nothing more.
         close_by: Monotonic time, in seconds, until which the engine waits for a failing disk.
     """
 
@@ -184,9 +183,10 @@ class EngineContext:
         directory: The opened spool directory.
         files: The disk.
         post: Puts a message into the inbox, from any thread.
-        is_own_thread: Whether the caller is the thread that runs the engine.
+        is_own_thread: Whether the current thread is the thread that runs the engine.
         clock: The clock.
-        sleep: Waits for this many seconds. Used where the engine must do nothing else until a write has succeeded.
+        sleep: Waits for this many seconds. The engine calls it only while it must do nothing else until a write has
+            succeeded.
         random_fraction: Returns a number in [0, 1), for the length of pauses.
         beside: Runs a slow function on a thread of its own.
     """
@@ -227,7 +227,7 @@ class EngineContext:
         self.progress = DeliveryProgress(clock)
 
     def now(self) -> float:
-        """The journal's time, in seconds. It includes the time during which the machine was suspended."""
+        """The journal's time, in seconds, which includes the time of suspensions of the machine."""
         return self._sleeping.now()
 
     def moment(self) -> Moment:
@@ -279,15 +279,15 @@ class EngineContext:
             self.log.exception("on_event failed for %s", event, event="hook_failed")
 
     def raise_interrupt(self, error: BaseException) -> None:
-        """Raise KeyboardInterrupt for the constructor's caller. Raise nothing on the engine's own thread: there, no
-        caller would get the exception, and it would end delivery.
+        """Raise KeyboardInterrupt to the constructor's caller. On the engine's own thread, raise nothing, because the
+        exception would reach no caller and would end delivery.
         """
         if not isinstance(error, Exception) and not self._is_own_thread():
             raise error
 
 
 def another_topic(former_id: bytes, topic_id: bytes) -> bool:
-    """Whether both topic ids are known and differ. If so, the topic was deleted and created again."""
+    """Whether the topic was deleted and created again: both topic ids are known, and they differ."""
     return former_id != topic_id and NO_TOPIC_ID not in {former_id, topic_id}
 
 

@@ -26,12 +26,12 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.reserve import REMEDIES
 
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
-"""At most this many bytes of durable, unfinished batches stay in memory. The engine reads other batches back from disk
-before it sends them. The limit is higher if `run_ahead_bytes` is above its default.
+"""At most this many bytes of durable, unfinished batches stay in memory, or more if `run_ahead_bytes` is above its
+default. The engine reads all other unfinished batches back from disk before it sends them.
 """
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""If batches without chosen partitions have more bytes than this, the cause is presumably an outage. If they have
-fewer, perhaps they just wait for the first metadata of their topic.
+"""If the batches without chosen partitions have more bytes than this, an outage is the likely cause. Fewer bytes may
+only mean that the first metadata of a topic has not arrived yet.
 """
 SPILL_EVERY_S: Final = 0.05
 _AGAIN_S: Final = 1.0
@@ -48,7 +48,8 @@ class DiskWriter:
         self._ledger = ledger
         self._places = places
         self._withheld: dict[Lane, list[Parcel]] = {}
-        """Parcels on disk, but in a lane that the next start would not find. They do not count as durable yet."""
+        """Parcels that are on disk, but do not count as durable yet, because the next start would not find their lane.
+        """
         self.memory = 0
         """Bytes of the durable, unfinished batches that are still in memory. Batches that were read back from disk do
         not count.
@@ -68,8 +69,8 @@ class DiskWriter:
             self.write_out(lane)
 
     def write_out(self, lane: Lane) -> bool:
-        """Write all pending groups. Groups with decisions are written first, because segments can be deleted once these
-        decisions are on disk, and this frees space on a full disk. Returns False if a write failed.
+        """Write all pending groups. Groups with decisions are written first: once they are on disk, segments can be
+        deleted, which frees space on a full disk. Returns False if a write failed.
         """
         looked = False
         backlog = lane.write_backlog
@@ -88,17 +89,19 @@ class DiskWriter:
         return not backlog
 
     def _was_displaced(self, lane: Lane) -> bool:
-        """Whether a write failed because the lane was displaced, and the lane has been restored to its place."""
+        """Whether a write failed because the lane's directory was moved, deleted or damaged, and the engine has now
+        restored it.
+        """
         return self._places.is_displaced(lane) and self.look_at_place(lane)
 
     def look_at_places(self) -> None:
-        """Check that each lane is in its place, and restore those that are not."""
+        """Check that each lane's directory is in its place, and restore each one that is not."""
         for lane in list(self._context.lanes):
             self.look_at_place(lane)
         self._places.look_at_link()
 
     def look_at_place(self, lane: Lane) -> bool:
-        """Check that a lane is in its place, and restore it if not. Returns whether it is in its place now."""
+        """Check that a lane's directory is in its place, and restore it if not. Returns whether it is there now."""
         try:
             stands = self._places.look(lane)
         except SpoolWriteError as error:
@@ -209,9 +212,9 @@ class DiskWriter:
                     )
                 lane.spool.sync()
             finally:
-                # `write_group` wrote each batch's position and destination into its bytes. Reset both even if the write
-                # failed: with spool="on_error", these bytes may be sent next, and a broker refuses a batch that
-                # contains a position.
+                # `write_group` wrote each batch's spool position and destination into the batch's header. Reset both
+                # fields even if the write failed: with spool="on_error", the engine may send these bytes next, and a
+                # broker refuses a batch that contains a position.
                 for parcel in parcels:
                     if parcel.data is not None:
                         codec.stamp_address(parcel.data, 0, -1)
@@ -223,8 +226,8 @@ class DiskWriter:
             lane.divisions.count_waiting(waits or lane.divisions.waiting_bytes)
         if persist.atomic:
             lane.divisions.written()
-        # Publish the new size before the written parcels cease to count as waiting. Otherwise callers would see too
-        # much free space.
+        # Publish the new spool size first, and only then stop counting the written parcels as waiting. Otherwise
+        # callers would see too much free space.
         self.publish_used()
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         # If the log is only in memory, nothing becomes durable, and the parcels keep their bytes.
@@ -258,15 +261,17 @@ class DiskWriter:
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
-        """Recount the bytes of batches without chosen partitions. Called when something other than a write may have
-        changed this number.
+        """Recount the bytes of batches without chosen partitions, after an event other than a write may have changed
+        the number.
         """
         if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
             lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
             lane.spool.keep_room(lane.divisions.waiting_bytes)
 
     def _promise(self, parcels: Sequence[Parcel]) -> None:
-        """Mark these parcels as durable: the next start finds them on disk. Release callers that wait for them."""
+        """Mark these parcels as durable, because the next start will find them on disk. Release callers that wait for
+        them.
+        """
         if not parcels:
             return
         self.memory += sum(parcel.size_bytes for parcel in parcels if parcel.data is not None)
@@ -278,7 +283,9 @@ class DiskWriter:
                 self.drop(parcel)
 
     def _drop_silent(self) -> None:
-        """Drop the bytes of batches whose leaders do not answer, to free memory for batches that can be sent sooner."""
+        """Drop the bytes of batches whose partition leaders do not answer, to free memory for batches that can be sent
+        sooner.
+        """
         now = self._context.clock.monotonic()
         if now < self._looked_at:
             return
@@ -292,7 +299,7 @@ class DiskWriter:
                     self.drop(parcel)
 
     def _stamped(self, parcel: Parcel, batch: j.Batch) -> bytearray:
-        """The batch's bytes, stamped with the batch's id, as the spool writes them."""
+        """The batch's bytes as the spool writes them, with the batch's id in the header."""
         data = parcel.writable()
         if data is None:
             raise AssertionError(f"The bytes of {batch} were released before they were written")
@@ -349,7 +356,7 @@ class DiskWriter:
         return data
 
     def release(self, lane: Lane) -> None:
-        """Delete segments whose batches are all done. If space is short, delete even segments that `retain_acked_*`
+        """Delete segments in which all batches are done. If space is short, delete even segments that `retain_acked_*`
         would keep.
         """
         if lane.lock.lost:
@@ -366,8 +373,8 @@ class DiskWriter:
             freed = lane.spool.release(position, self._config.retain_acked_bytes, self.retain_since_ms())
             lane.journal.released(lane.spool.first_position)
             if excess > freed:
-                # Pending batches need the space more than delivered ones, which are kept only in case the cluster loses
-                # them. So delete delivered ones.
+                # Delete delivered batches to make space for pending ones: delivered batches are kept only in case the
+                # cluster loses them.
                 freed += self._give_way(lane, position, excess - freed)
         except SpoolError as error:
             lane.release.fail(now + _AGAIN_S)
@@ -392,7 +399,7 @@ class DiskWriter:
             self.publish_used()
 
     def tell_newest(self, lane: Lane, position: int) -> None:
-        """Before segments up to `position` are deleted, write the marks of the newest acknowledged batches once more.
+        """Before segments up to `position` are deleted, write the marks of the newest acknowledged batches again.
 
         While writes fail, do not write these marks: a full disk may accept no write until the deletion has freed space.
         """
@@ -477,7 +484,7 @@ class DiskWriter:
 
     def spill(self, age_s: float) -> None:
         """`spool="on_error"`: write to disk the parcels that have been only in memory for at least `age_s`. If the
-        parcels in memory have too many bytes, write all of them.
+        parcels that are only in memory have too many bytes, write all of these parcels.
         """
         with self._ledger.lock:
             late = self._late(self._context.clock.monotonic() - age_s)
@@ -496,10 +503,10 @@ class DiskWriter:
 def _is_written(parcel: Parcel) -> bool:
     """Return whether the spool has the bytes of this parcel.
 
-    1. Small batches of a partition are durable. The engine joins them into one batch. Its parcel counts as durable,
-       because its records are on disk in the small batches.
+    1. Small batches of a partition are durable, and the engine joins them into one batch. The parcel of the joined
+       batch counts as durable, because the records are on disk in the small batches.
     2. Before the joined batch is written, another group is written, and the batches in memory exceed their limit.
-    3. The bytes of the joined batch are in memory only, so they must not be dropped.
+    3. The bytes of the joined batch are only in memory, so the engine must not drop them.
     """
     return parcel.durable and parcel.batch is not None and parcel.batch.durable
 
@@ -529,9 +536,8 @@ def _groups(
 
     If callers chose partitions for some records of a batch, a mark names these partitions. The mark must be written
     together with the batch. The spool writes all marks of a group together with the group's first batch, even if it
-    splits a large group. So such a batch begins a new group. A unit is always one group. If `persist` is empty, the
-    result is one empty group. `runs` are the runs of `persist`. `data` has one tuple (destination, bytes) for each
-    batch in these runs.
+    splits a large group. So a batch with such a mark begins a new group. A unit is always one group. If `persist` is
+    empty, the result is one empty group. `data` has one tuple (destination, bytes) for each batch in these runs.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks or not runs:
@@ -567,8 +573,8 @@ def _advice(error: SpoolWriteError) -> str:
 def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
     """Split a group that could not be written as a whole: its decisions first, then its batches.
 
-    If `smaller` is true, a group that has only batches is split into halves, because it may never fit on the disk as a
-    whole.
+    If `smaller` is true, a group that has only batches is split into halves, because the whole group may never fit on
+    the disk.
     """
     if persist.units:
         if persist.atomic:

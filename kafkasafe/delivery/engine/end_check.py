@@ -1,5 +1,5 @@
-"""Finds signs that acknowledged records were lost: the log ends before such a record, or the record's leader epoch ends
-before it.
+"""Finds signs that a partition lost acknowledged records: the log ends before an acknowledged record, or the record's
+leader epoch ends before the record's offset.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class EndCheck:
         context: See `EngineContext`.
         lane: The lane.
         check: The last acknowledged offset, and the leader epoch under which it was acknowledged.
-        idle: Whether this is a routine check of an idle partition. Such a check is dropped if the partition becomes
-            active. If false, an acknowledgement from another leader caused the check, and the engine repeats the check
+        idle: True for a routine check of an idle partition; the engine drops such a check if the partition becomes
+            active. False for a check after an acknowledgement from another leader; the engine repeats such a check
             until there is an answer.
-        elected: Whether another leader has been elected since that offset was acknowledged. If so, the check also
-            reports a log that begins after all acknowledged records.
+        elected: Whether another leader has been elected since the last acknowledgement. The check then also reports a
+            log that begins after all acknowledged records.
     """
 
     def __init__(
@@ -68,8 +68,7 @@ class EndCheck:
             self._failed(failed.code)
             return
         if self._elected:
-            # The check above cannot distinguish a log that still has the acknowledged records from a log that begins
-            # after all of them.
+            # `_has_all` also returns True if the log begins after all acknowledged records.
             result: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "begins")
             try:
                 self._compare_begin(good(result).offset)
@@ -78,8 +77,8 @@ class EndCheck:
                     self._failed(failed.code)
 
     def _has_all(self) -> Procedure[bool]:
-        """Check whether there are signs that the log lacks acknowledged records. If there is such a sign, report the
-        suspicion to the journal, and return False.
+        """Return True if nothing shows that the log lacks acknowledged records. Otherwise report the suspicion to the
+        journal, and return False.
         """
         check, leader = self._check, self._leader
         gone = self._lane.journal.missing.proven.get(check.destination, "")
@@ -98,8 +97,8 @@ class EndCheck:
         return False
 
     def _has_epoch(self, end_offset: int) -> Procedure[bool]:
-        """Whether the log has all acknowledged records. The leader epoch of the last acknowledged record ends at
-        `end_offset`, which is negative if the log lacks that epoch.
+        """Whether the log has all acknowledged records, if the leader epoch of the last acknowledged record ends at
+        `end_offset`. The offset is negative if the log lacks that epoch.
         """
         check = self._check
         if end_offset > check.last_acked_offset:
@@ -107,7 +106,8 @@ class EndCheck:
         if end_offset >= 0:
             self._suspect(end_offset, f"leader epoch {check.leader_epoch} ends at {end_offset}, {self._last}")
             return False
-        # The log lacks the epoch. If the log starts after the last acknowledged offset, retention deleted the records.
+        # The log lacks the epoch. A log that starts after the last acknowledged offset is no sign of a loss: retention
+        # may have deleted the records.
         started: OffsetListed | Failure = yield self._leader.list_offset(EARLIEST, "started")
         log_start = good(started).offset
         if not 0 <= log_start <= check.last_acked_offset:
@@ -124,8 +124,8 @@ class EndCheck:
             journal.suspect(check.destination, Cause.LOG_END, what, from_offset=end_offset)
 
     def _compare_begin(self, log_start: int) -> None:
-        """If the log begins after all acknowledged records, report this. Retention may have deleted these records, or
-        the present leader's log may never have contained them. Nothing shows which of the two is true.
+        """Report a log that begins after all acknowledged records. The producer cannot know whether retention deleted
+        these records, or the present leader's log never contained them.
         """
         check, lane = self._check, self._lane
         if log_start <= check.last_acked_offset:
@@ -159,11 +159,12 @@ class EndCheck:
     def _failed(self, code: int) -> None:
         if self._idle:
             if self._elected:
-                # Forget that the log was checked after this election, so that the next check is a full one. A routine
-                # check asks for less.
+                # Forget that the log was checked after this election, so that the next check is a full check, not a
+                # routine check.
                 self._lane.checks.forget_leader(self._check.destination)
         elif self._lane in self._context.lanes and not self._context.close_state.closing:
-            # Callers wait for the answer, so ask again. Refresh the metadata first, because the leader may have moved.
+            # Ask again, because callers wait for the answer. Refresh the metadata first, because another broker may be
+            # the leader now.
             self._lane.journal.check_failed(self._check, code=code)
             self._context.refresh_topics([self._topic])
             self._context.timer(_AGAIN_S, EpochCheckDue(self._lane, self._check))

@@ -47,12 +47,12 @@ class Endings:
         self._losses = losses
         self._began = context.clock.monotonic()
         self.refused_topics: Mapping[str, RefusedDestination] = {}
-        """Topics that the cluster refuses as a whole: topic name → refusal. Any thread may read the mapping, because it
-        is replaced, never changed.
+        """Topics that the cluster refuses as a whole: topic name → refusal. Any thread may read the mapping, because
+        the engine replaces it and never changes it.
         """
         self.refused_partitions: Mapping[tuple[str, int], RefusedDestination] = {}
         """Refused partitions of topics that the cluster otherwise accepts: (topic, partition) → refusal. Any thread may
-        read this mapping, too, because it is replaced, never changed.
+        read this mapping too, because the engine replaces it and never changes it.
         """
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
@@ -64,7 +64,7 @@ class Endings:
                 self._losses.is_back(lane, batch)
             parcel = lane.parcels.pop(batch.handle, None)
             if parcel is None:
-                continue  # the batch was divided: the parcel's children report the outcome
+                continue  # the batch was divided, so the parcels of its parts report the outcome
             match resolution.fate:
                 case j.Fate.COMMITTED:
                     self._deliver(lane, batch, parcel)
@@ -87,8 +87,8 @@ class Endings:
             for parcel in finished:
                 self._ledger.durable(parcel)
             given_up = any(parcel.done for parcel in finished)
-        # `Ledger.finish` does nothing for parcels that already failed with `delivery_timeout_ms`. So wake the callers
-        # that wait for such parcels here.
+        # `Ledger.finish` wakes no callers for parcels that already failed with `delivery_timeout_ms`, so wake these
+        # callers here.
         if given_up and self._ledger.waiters:
             self._ledger.waiters.notify_all()
         for parcel in finished:
@@ -125,8 +125,8 @@ class Endings:
         )
 
     def expire(self) -> None:
-        """Fail futures whose `delivery_timeout_ms` is over. The records of these futures stay in the spool, and are
-        delivered. For records of an earlier run, the timeout is counted from the start of this run.
+        """Fail futures whose `delivery_timeout_ms` is over. Their records stay in the spool and are still delivered.
+        For records of an earlier incarnation, the timeout begins at the start of this incarnation.
         """
         limit = self._config.delivery_timeout_s
         if limit is None:
@@ -246,21 +246,21 @@ class Endings:
         self.refused_topics, self.refused_partitions = topics, partitions
 
     def _is_of_topic(self, refused: RefusedDestination) -> bool:
-        """Whether the cluster refuses the whole topic. False if only this partition is missing."""
+        """Whether the cluster refuses the whole topic. False if the topic exists and only the partition is missing."""
         if refused.partition == UNCHOSEN or refused.code not in MISSING_CODES:
             return True
         info = self._context.cluster.topic(refused.topic)
         return info is None or bool(info.error_code)
 
     def look_again(self) -> None:
-        """After new metadata, publish the refusals again. The whole topic may be missing now where only a partition was
-        missing before, or the reverse.
+        """After new metadata, publish the refusals again. A topic that lacked one partition may be missing as a whole
+        now, or the reverse.
         """
         if self.refused_topics or self.refused_partitions:
             self.publish_refused()
 
     def refused(self, topic: str | None = None) -> list[RefusedDestination]:
-        """Refused destinations with pending records, oldest first. If `topic` is given, the result has only those
+        """Refused destinations with pending records, oldest first. If `topic` is given, the result has only
         destinations that make records of this topic wait.
 
         Any thread may call this method.

@@ -1,8 +1,9 @@
 """The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes groups.
 
-The engine has no thread. Its owner (`Pump`) first calls `open` and `listen`. Then the owner starts a thread. On that
-thread, the owner calls `begin` first and `shut` at the end. In between, it works in rounds: in each round, it calls
-`step` for each new message, and then `turn` once. Other threads post messages with `EngineContext.post`.
+The engine has no thread of its own. The engine's owner (`Pump`) first calls `open` and `listen`, and then starts a
+thread. On the new thread, the owner calls `begin` first and `shut` at the end. Between these calls, the owner works in
+rounds: in each round, it calls `step` for each new message, and then `turn` once. Other threads post messages with
+`EngineContext.post`.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ from kafkasafe.limits.patience import Patience
 from kafkasafe.spool.lanes import LaneLock
 
 _LOOK_AGAIN_S: Final = 0.1
-"""While a caller waits until a displaced lane is back in its place: the time between two checks of the lane."""
+"""Time between two checks of a displaced lane while a caller waits until the lane is back in its place."""
 
 
 class PlaceLooks:
-    """Answers callers who ask whether the producer's own lane is in its place. One check answers all earlier questions.
+    """Answers callers who ask whether the producer's own lane is in its place.
 
     Attributes:
         looked: Number of the latest answered question. A check that finds the lane in its place answers all questions
@@ -117,8 +118,8 @@ class Engine:
         context: The state that all parts of the engine share.
         choose: Chooses the partitions of records that were accepted before the topic was known: (topic, partitions,
             keys, values) → partition of each record.
-        on_topic: Called with a topic and its partition count, when no record of the topic waits for its partition to be
-            chosen.
+        on_topic: Called with a topic and its partition count, once a partition is chosen for every accepted record of
+            the topic.
         newest_reading: Returns the number of the newest reading of any consumer in this process.
     """
 
@@ -160,7 +161,7 @@ class Engine:
         self.looks = PlaceLooks(context, ledger, disk)
         self.left = LeftAtEnd()
         self.predecessor: Predecessor
-        """What other producers on the same spool directory find out about this producer after it was dropped."""
+        """What other producers on the same spool directory learn about this producer after the program dropped it."""
 
     def open(self, lock: LaneLock) -> None:
         """Open the producer's own lane.
@@ -211,7 +212,8 @@ class Engine:
             case InquiryDue(inquiry):
                 inquiry.go_on()
             case UnitAnswered(lane, action, step, answer):
-                # If the lane was handed back, its new owner may already have an open transaction.
+                # Ignore answers about a lane that was handed back: the lane's new owner may already have an open
+                # transaction.
                 if lane in self._context.lanes:
                     self._transactor.answered(lane, action, step, answer)
             case UnitDue():
@@ -289,7 +291,9 @@ class Engine:
                 pass
 
     def turn(self) -> None:
-        """Send the batches for which replies have made room. Then process due timers, and drive all lanes."""
+        """Send waiting batches for which the latest replies have made room in their connections. Then process due
+        timers, and drive all lanes.
+        """
         self._sender.use_room()
         timers = self._context.timers
         now = self._context.clock.monotonic()
@@ -304,8 +308,8 @@ class Engine:
             self.predecessor.stored(end_position, owes=bool(own.journal.views.owes(end_position)))
 
     def drop(self) -> None:
-        """Record that the program dropped this producer, which accepts nothing more. Later producers wait for its
-        records.
+        """Record that the program dropped this producer. A dropped producer accepts no records; later producers wait
+        for its accepted records.
         """
         self.predecessor.drop()
 
@@ -388,7 +392,8 @@ class Engine:
         left: collections.Counter[Path] = collections.Counter()
         for lane in self._context.lanes:
             left[lane.lock.path.parent] += lane.journal.views.spooled_records
-        # For lanes that are not open yet, use the number of records that was counted when their directory was found.
+        # For lanes that are not open yet, use the number of records that the engine counted when it found their
+        # directory.
         for directory, records in self.surroundings.unread.items():
             left[directory] = max(left[directory], records)
         return {directory: records for directory, records in left.items() if records}
@@ -409,8 +414,8 @@ class Engine:
                 self._packing.unpack(lane, ready.unpacked)
             for notice in ready.notices:
                 self.endings.notice(lane, notice)
-            # Publish the partitions in doubt only after the notices have reported losses. But publish them before
-            # callers see that a batch is done.
+            # Publish the partitions in doubt only after the notices have reported losses. But publish these partitions
+            # before callers see that a batch is done.
             self._losses.publish_doubted(lane)
             # A spill may include batches that this turn resolves or divides. Write the spill before the bytes of these
             # batches are dropped.

@@ -61,13 +61,13 @@ class ErrorsToRaise:
         return bool(self.undecided)
 
     def ask_about(self, lane: Lane, batch: j.Batch, error: UndecidableError) -> None:
-        """Let calls raise this error until the application decides about the batch."""
+        """Make calls of the application raise this error until the application decides about the batch."""
         with self._guard.lock:
             self.undecided[lane, batch.handle] = batch, error
             self._guard.waiters.notify_all()
 
     def hand_over(self, lane: Lane) -> None:
-        """Stop raising errors about this lane's batches, because another producer owns the lane."""
+        """Stop raising errors about this lane's batches, because another producer owns the lane now."""
         with self._guard.lock:
             for key in tuple(key for key in self.undecided if key[0] is lane):
                 del self.undecided[key]
@@ -82,7 +82,7 @@ class ErrorsToRaise:
             return self._take(keys)
 
     def _take(self, keys: Iterable[tuple[Lane, int]]) -> list[tuple[Lane, j.Batch]]:
-        # A signal handler may take some of them during this call, so look for each key when its turn comes.
+        # A signal handler may take some of these batches during the call, so check each key right before it is removed.
         return [(key[0], self.undecided.pop(key)[0]) for key in keys if key in self.undecided]
 
     def raise_undecidable(self) -> None:
@@ -134,7 +134,9 @@ class ErrorsToRaise:
             self._guard.waiters.notify_all()
 
     def unblock(self, lane: Lane, address: tuple[str, int]) -> None:
-        """Record that a batch of the partition can be read. Damage in another lane stays."""
+        """Record that this lane's batch of the partition can be read again. Damage of the partition in another lane
+        remains.
+        """
         found = self.damage.get(address)
         if found is not None and found[0] is lane:
             self.damage.pop(address, None)

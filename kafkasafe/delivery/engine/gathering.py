@@ -1,5 +1,5 @@
-"""Joins small pending batches. A leader handles requests one after another, so many small batches would take a long
-time.
+"""Joins small pending batches. A partition leader handles a producer's requests one after another, so many small
+batches would take a long time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _GATHER_BYTES: Final = 64 * 1024
 def gather_bytes(config: ProducerConfig) -> int:
     """Maximum size of a joined batch; 0 if batches are not joined.
 
-    With `delivery_timeout_ms`, each batch has its own deadline, so batches are not joined. Nor are they joined if they
-    may be sent before they are on disk.
+    The engine does not join batches with `delivery_timeout_ms`, because each batch then has its own deadline. It also
+    joins none if batches may be sent before they are on disk.
     """
     if config.spool != "always" or config.delivery_timeout_s is not None:
         return 0
@@ -68,8 +68,8 @@ class Gathering:
         except SpoolError:
             columns = []
         if len(columns) < j.GATHER_LEAST:
-            # Either a batch cannot be read (the sender will notice that too), or the uncompressed batches are too
-            # large.
+            # Do not try these batches again: either one cannot be read, which the sender will report, or the batches
+            # are too large when uncompressed.
             lane.journal.keep_apart(run[0].destination)
             return False
         run, parents = run[: len(columns)], parents[: len(columns)]
@@ -116,7 +116,7 @@ class Gathering:
 
 
 def joined(columns: Sequence[codec.Columns]) -> bytearray:
-    """Return one batch with all these records."""
+    """Return one batch with the records of all these batches."""
     headers = {}
     count = 0
     for each in columns:

@@ -39,12 +39,12 @@ _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
 """Approximate number of bytes that marks and the spool's reserve need while batches are divided."""
 _PART_BYTES: Final = 256
-"""For each part of a divided batch, the spool writes control batch entries. This is their maximum size."""
+"""Maximum size of the control batch entries that the spool writes for each part of a divided batch."""
 
 
 @dataclass(slots=True, eq=False)
 class _Growing:
-    """The unit that was taken last. Batches may join the unit until the journal decides what to write.
+    """The newest unit. Batches may join the unit until the journal decides what to write.
 
     Attributes:
         lane: The unit's lane.
@@ -97,7 +97,7 @@ class Intake:
                 self._take_unit(lane, unit_handle, list(some))
 
     def settle(self) -> None:
-        """Close the unit that was taken last, before the journal decides anything."""
+        """Close the newest unit, before the journal decides anything."""
         growing, self._growing = self._growing, None
         if growing is not None:
             growing.lane.journal.close_unit(growing.unit)
@@ -124,7 +124,7 @@ class Intake:
                 self._seal(lane, part, growing.unit)
 
     def _parts(self, lane: Lane, parcel: Parcel) -> list[Parcel]:
-        """The parcel itself or, if it is divided immediately, its parts."""
+        """The parcel itself, or its parts if the parcel is divided immediately."""
         if parcel.count:
             self._context.stats.records[parcel.topic, "accepted"] += parcel.count
         topic = lane.journal.views.topic(parcel.topic)
@@ -132,7 +132,8 @@ class Intake:
             if topic is None or topic.partition_count < 1:
                 self._context.refresh_topics([parcel.topic])
             elif not lane.journal.views.waiting(parcel.topic):
-                # The parcel was sealed just before the topic became known. Divide it at once to keep the order.
+                # The parcel was encoded just before the topic became known. Divide it immediately to keep the order of
+                # records.
                 return self._divide_in_memory(parcel, topic.partition_count)
         return [parcel]
 
@@ -194,7 +195,7 @@ class Intake:
         return Parcel(parcel.topic, partition, data, len(data), len(order), stamp, sealed_at=parcel.sealed_at)
 
     def divide_all(self, lane: Lane, divides: Sequence[j.Divide]) -> bool:
-        """Divide batches in order. If the spool cannot be read for now (too many open files), the lane pauses.
+        """Divide batches in order. If the spool is temporarily unreadable (too many open files), the lane pauses.
 
         1. A disk is full of batches whose partitions only become known now.
         2. The engine divides the batches in portions, while there is space for a portion (`Spool.has_room`).
@@ -202,8 +203,8 @@ class Intake:
            makes space for the next portion.
         4. If the disk has no space for the next portion, only divisions wait.
         """
-        # A batch that an earlier call left undivided may be in `divides` again, so take each batch only once. It may no
-        # longer need division, because the journal has sent it again or given it up.
+        # A batch that an earlier call left undivided may be in `divides` again, so take each batch only once. A batch
+        # in `divides` may no longer need division, because the journal has sent it again or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []
@@ -213,7 +214,8 @@ class Intake:
         stopped = lane.rejections.stopped(self._context.clock.monotonic())
         progress = False
         for index, divide in enumerate(todo):
-            # No batch overtakes a damaged one. A batch must not be divided while it waits to be copied to `rejected/`.
+            # No batch may overtake a damaged batch of its partition. A batch must not be divided while it waits to be
+            # copied to `rejected/`.
             if divide.batch.destination in stopped or lane.journal.views.rejects(divide.batch.destination):
                 stuck.append(divide)
                 continue
@@ -221,8 +223,8 @@ class Intake:
                 missing = self._divide(lane, divide)
                 if missing:
                     stuck += todo[index:]
-                    # The batches that were divided before this one are written first. Then segments with the original
-                    # batches may be deleted, which makes space.
+                    # Once the parts of the batches divided so far are on disk, segments with the original batches may
+                    # be deleted, which makes space.
                     if not lane.divisions.unwritten_bytes:
                         self._wait_for_room(lane, divide.batch, missing)
                     break

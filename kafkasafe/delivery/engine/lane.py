@@ -45,8 +45,8 @@ class WriteBacklog:
         return (batch for group in self._groups for batch in group.everything)
 
     def leave_out_void(self) -> None:
-        """Remove what need not be written any more. If nothing is left, keep an empty group, because writing it shows
-        whether the disk works again.
+        """Remove groups that need not be written any more. If no group remains, add an empty group, because writing it
+        shows whether the disk works again.
         """
         if self._groups:
             for group in self._groups:
@@ -67,7 +67,7 @@ class WriteBacklog:
         return index, group
 
     def restore(self, index: int, groups: Sequence[j.Persist]) -> None:
-        """Put the parts of a group back at the group's index, because the group could not be written."""
+        """Insert the parts of a group at the group's former index, because the whole group could not be written."""
         for group in reversed(groups):
             self._groups.insert(index, group)
 
@@ -101,13 +101,13 @@ class Divisions:
     """Divisions that wait because the spool cannot be read or has no space for the parts.
 
     Attributes:
-        pending: Divisions whose batch could not be read, or that have no space yet.
+        pending: Divisions whose batch could not be read, or whose parts have no space yet.
         attempt: Number of consecutive failures to read.
         unreadable_until: Monotonic time, in seconds, of the next attempt to read.
         room_attempt: Number of consecutive attempts that found no space.
         unwritten_bytes: Bytes of parts that are not on disk yet.
-        waiting_bytes: Bytes on disk of batches whose partitions are not chosen yet. The engine recounts them when
-            segments are deleted.
+        waiting_bytes: Bytes on disk of batches whose partitions are not chosen yet. The engine recounts these bytes
+            when segments are deleted.
     """
 
     __slots__ = (
@@ -190,7 +190,7 @@ class Divisions:
 
 
 class ReleaseCheck:
-    """The last check for segments that can be deleted, and when the next one is due."""
+    """The result of the last check for segments that can be deleted, and when the next check is due."""
 
     __slots__ = ("_again_at", "_excess", "_position")
 
@@ -205,8 +205,8 @@ class ReleaseCheck:
 
     def is_due(self, position: int, excess: int, more: int, now: float) -> bool:
         """Whether to check now which segments can be deleted. A check is due if `position` has changed since the last
-        check. It is also due if the excess is positive and has grown by more than the argument `more`, in bytes.
-        Finally, it is due when the pause after a failed deletion is over.
+        check. A check is also due if the excess is positive and has grown by more than `more` bytes, or when the pause
+        after a failed deletion is over.
         """
         return position != self._position or excess > max(self._excess + more, 0) or now >= self._again_at
 
@@ -249,7 +249,7 @@ class Rejections:
         return handle in self._paths
 
     def keep(self, handles: Iterable[int], path: Path | None) -> None:
-        """Store, for these batches, the path of the file that contains their records; None if no such file exists
+        """Store the path of the file that contains these batches' records, or None if no such file exists
         (`spool="never"`).
         """
         self._paths.update(dict.fromkeys(handles, path))
@@ -260,7 +260,9 @@ class Rejections:
         self._damaged.add(handle)
 
     def is_damaged(self, handle: int) -> bool:
-        """Whether a rejected batch was damaged on disk. Other batches of the same atomic batch may be intact."""
+        """Whether a rejected batch was damaged on disk. Of an atomic batch, some batches may be damaged and others
+        intact.
+        """
         return handle in self._damaged
 
     def path(self, handle: int) -> Path | None:
@@ -273,13 +275,13 @@ class Rejections:
         return self._paths.pop(handle)
 
     def stop(self, destination: int, until: float) -> None:
-        """Let a destination wait, because its next batch is damaged. The engine reads that batch again at the monotonic
-        time `until`, in seconds.
+        """Pause a destination, because the destination's next batch is damaged on disk. The engine reads that batch
+        again at the monotonic time `until`, in seconds.
         """
         self._stopped[destination] = until
 
     def stopped(self, now: float) -> set[int]:
-        """The destinations that wait."""
+        """The destinations that are paused at the time `now`."""
         return {destination for destination, until in self._stopped.items() if until > now}
 
 
@@ -287,9 +289,9 @@ class ProducerIdRequest:
     """Whether a request for a producer id is open, and how often it failed.
 
     Attributes:
-        is_open: Whether a request was sent and no id has been granted since.
+        is_open: Whether a request was sent and the cluster has granted no id since.
         failures: Number of consecutive failures.
-        refusal: Why the last request failed; empty if none has failed since an id was granted.
+        refusal: Why the last request failed; empty if no request has failed since the cluster granted an id.
     """
 
     __slots__ = ("failures", "is_open", "refusal")
@@ -324,12 +326,12 @@ class LossChecks:
         self._epochs: dict[int, int] = {}
         """Maps a destination to the leader epoch under which its log was last checked for lost records."""
         self._unproven: dict[int, int] = {}
-        """Maps a destination to an acknowledged offset. The engine has reported that there is no proof that the present
-        log ever contained this offset.
+        """Maps a destination to an acknowledged offset for which the engine has reported the lack of proof that the
+        present log ever contained it.
         """
 
     def see_leader(self, destination: int, epoch: int) -> bool:
-        """Record a partition's leader epoch. Returns whether the epoch is new. If it is, the log has to be checked."""
+        """Record a partition's leader epoch. Returns whether the epoch is new, so that the log has to be checked."""
         before = self._epochs.get(destination)
         self._epochs[destination] = epoch
         return before is None or epoch > before
@@ -350,14 +352,14 @@ class LossChecks:
         return True
 
     def clear(self) -> None:
-        """Forget all results: they are about the former cluster, and another cluster answers now."""
+        """Forget all results, because they are about the former cluster, and another cluster answers now."""
         self._epochs.clear()
         self._unproven.clear()
 
 
 class Handover:
     """Decides when to return an adopted lane to the producer that wants it: when two checks in a row find the lane
-    idle. At the second check, all answers that arrived before the first check are on disk.
+    idle. By the second check, the effects of all answers that arrived before the first check are on disk.
     """
 
     __slots__ = ("_was_idle",)
@@ -369,18 +371,19 @@ class Handover:
         """Whether to hand the lane over now.
 
         Args:
-            idle: Whether all of this is true: another producer wants the lane, none of the lane's batches is in flight,
-                and everything is written.
+            idle: True if another producer wants the lane, none of the lane's batches is in flight, and all groups are
+                written.
         """
         was_idle, self._was_idle = self._was_idle, idle
         return idle and was_idle
 
 
 class Copying:
-    """Which part of the log is being copied forward, and when `RoomKeeper` next checks whether to copy.
+    """Which part of the lane's log is being copied to the log's end, and when `RoomKeeper` next checks whether to copy.
 
     Attributes:
-        before: Position up to which unfinished batches are being copied forward; -1 if none are being copied.
+        before: Position in the log up to which unfinished batches are being copied to the log's end; -1 if no batches
+            are being copied.
     """
 
     __slots__ = ("_look_at", "_looked_bytes", "before")
@@ -406,15 +409,15 @@ class Copying:
         self._looked_bytes, self._look_at = used_bytes, next_at
 
     def forget_size(self) -> None:
-        """Record that there is enough space. The next check is then due at once when space becomes scarce."""
+        """Record that there is enough space, so that the next check is due as soon as space becomes scarce."""
         self._looked_bytes = 0
 
     def begin(self, before: int) -> None:
-        """Begin to copy the unfinished batches that lie before this position in the log; -1: copy none."""
+        """Begin to copy the unfinished batches before this position in the log; -1: copy none."""
         self.before = before
 
     def stop(self) -> None:
-        """Stop copying: nothing more needs a copy, or the disk is full."""
+        """Stop copying, because all unfinished batches are copied or the disk is full."""
         self.before = -1
 
     def fail(self, next_at: float) -> None:
@@ -435,7 +438,7 @@ class Lane:
     rejected: RejectedStore
     parcels: dict[int, Parcel] = field(default_factory=dict)
     heads: dict[bytes, list[Parcel]] = field(default_factory=dict)
-    """Maps a unit id to the parcels without records that stand for the unit as a whole."""
+    """Maps a unit id to the unit's head parcels, which have no records and carry the outcome of the whole unit."""
     names: NameRefusals = field(default_factory=NameRefusals)
     rejections: Rejections = field(default_factory=Rejections)
     handover: Handover = field(default_factory=Handover)
@@ -446,12 +449,12 @@ class Lane:
     write_backlog: WriteBacklog = field(default_factory=WriteBacklog)
     divisions: Divisions = field(default_factory=Divisions)
     held_back: bool = False
-    """Whether it was reported that batches of this lane wait for records of other lanes."""
+    """Whether the last report said that batches of this lane wait for records of other lanes."""
 
     @property
     def held(self) -> bool:
-        """Whether the journal has made a decision that is not on disk yet. Until that decision is on disk, the journal
-        makes no other one. Unwritten batches do not count.
+        """Whether the journal has made a decision that is not on disk yet. Until that decision is on disk, the engine
+        asks the journal for no other decision. Unwritten batches do not count.
         """
         return self.write_backlog.has_decision
 
@@ -460,20 +463,22 @@ class Lane:
         self.held_back = held_back
 
     def bind(self, cluster_id: str, assumed: str | None) -> None:
-        """Bind the lane to the cluster that answers (see `Journal.bind`). Forgets the checks of another cluster."""
+        """Bind the lane to the cluster that answers (see `Journal.bind`). Discards the results of loss checks on
+        another cluster.
+        """
         if self.journal.bind(cluster_id, assumed=assumed):
             self.checks.clear()
 
     def stands(self) -> None:
-        """After the lane was displaced, use the path that the locked directory has now."""
+        """Use the present path of the locked directory, after the lane was moved and restored."""
         path = self.lock.path
         self.name = f"{self.name.rpartition('/')[0]}/{path.name}".lstrip("/")
         self.spool.stands_at(path)
         self.rejected.stands_at(path)
 
     def disown(self) -> None:
-        """Write a mark for each file in `rejected/` that should have been deleted but may still exist. The mark makes
-        the file invalid. Without the mark, the records in the file would be sent again.
+        """Write a mark for each file in `rejected/` that should have been deleted but may still exist. Without the
+        mark, `kafkasafe spool resend` would send the records in the file again.
         """
         for name in self.rejected.undeleted():
             self.journal.disown(m.Resent(self.lock.path.name, name))

@@ -32,16 +32,17 @@ from kafkasafe.spool.spool import Spool
 
 _ADOPT_EVERY_S: Final = 1.0
 _GRACE_S: Final = 3.0
-"""A lane is adopted only after it has had no owner for this long. The wait lets a restarted producer get its own lane
-back.
+"""The engine adopts a lane only after the lane has had no owner for this many seconds, so that a restarted producer can
+get its own lane back.
 """
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""The pause after a failure grows with the number of failures. This is added to that number, so that even the first
-pause is long.
+"""Added to the number of failures from which the length of a pause is computed, so that even the first pause is long.
 """
 _MISSING_GRACE_S: Final = 60.0
-"""How long a topic may be missing before the producer reports this: brokers that have just started know no topics."""
+"""How many seconds a topic may be missing before the producer reports it: brokers that have just started know no
+topics.
+"""
 _LAST_WRITES: Final = 3
 """How many times to try to write the last records to a failing disk before the lane is closed without them."""
 
@@ -161,8 +162,8 @@ class LaneKeeper:
         if config.decide is not None:
             journal.halt(halted=True)
             journal.units.decide(config.decide.commit, config.decide.abort)
-        # First create the parcels that stay in memory. The others are packed immediately, and thereby freed. If the two
-        # kinds were mixed, memory would be fragmented.
+        # First create the parcels that stay in memory, then the parcels that are packed and freed immediately. Mixing
+        # the two kinds would fragment memory.
         waiting = [*journal.views.batches(far=False), *journal.views.batches(far=True)]
         for topic, partition, batch in waiting:
             parcel = Parcel(
@@ -215,7 +216,7 @@ class LaneKeeper:
         return lane
 
     def _open_rejected(self, lane: Lane) -> None:
-        """Open the lane's `rejected/`. Errors there are only logged: they do not keep the lane from opening."""
+        """Open the lane's `rejected/`. The method only logs errors in `rejected/`, so that the lane can open."""
         self._retire(lane)
         try:
             troubles = lane.rejected.open(waits_of(lane.journal), lane.journal.views.resent)
@@ -239,8 +240,8 @@ class LaneKeeper:
             )
 
     def _retire(self, lane: Lane) -> None:
-        """Delete the files of rejected records that were resent into this lane. Until a file is deleted, the lane keeps
-        the mark that names the file.
+        """Delete files in `rejected/` whose records were resent through this lane. Until a file is deleted, the lane
+        keeps the mark that names the file.
         """
         for mark in lane.journal.views.resent:
             try:
@@ -270,7 +271,7 @@ class LaneKeeper:
         self._look_for_dead()
 
     def adopt(self) -> None:
-        """Adopt lanes whose owners died, and release drained ones."""
+        """Adopt lanes whose owners died, and release lanes that are drained."""
         self._disk.look_at_places()
         for lane in [lane for lane in self._context.lanes if lane.lock.lost]:
             self._release(lane)
@@ -365,9 +366,7 @@ class LaneKeeper:
             _give_back(result.lane)
 
     def reads(self, directory: Path | None = None) -> bool:
-        """Whether any lane is being read. With `directory`, only lanes of that directory count. Any thread may call
-        this method.
-        """
+        """Whether any lane is being read, or any lane of `directory` if given. Any thread may call this method."""
         reading = self._reading.copy()
         return bool(reading) if directory is None else any(path.parent == directory for path in reading)
 
@@ -407,7 +406,7 @@ class LaneKeeper:
         return None
 
     def _refuse_copy(self, read: _Read) -> _Read | SpoolCorruptError:
-        """If a lane is a copy of another one, close it, because its records would be delivered a second time."""
+        """Close a lane that is a copy of another lane, because the copy's records would be delivered a second time."""
         lane = read.lane
         original = self._lane_ids.get(lane.spool.lane_id, lane.lock.path)
         if lane.lock.path == original:
@@ -458,8 +457,8 @@ class LaneKeeper:
     def _hand_over(self, lane: Lane) -> None:
         left = lane.journal.views.unfinished
         self._release(lane)
-        # If the restarted owner dies before it writes anything, the lane is unchanged. Without this call, `dead_lanes`
-        # would never return it again.
+        # If the restarted owner dies before it writes anything, the lane is unchanged, and `dead_lanes` returns an
+        # unchanged lane again only after this call.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s: returned to its restarted owner with %d undelivered batches",
@@ -472,7 +471,7 @@ class LaneKeeper:
         self._context.emit(events.LaneReturned(lane.name, left))
 
     def end(self) -> None:
-        """Give back lanes that were read but not opened. A read that is still under way gives its lane back when it
+        """Release lanes that were read but not opened. A read that is still under way releases its lane when the read
         ends.
         """
         with self._lock:
@@ -487,7 +486,7 @@ class LaneKeeper:
         return path.name if path.parent == self._context.directory.path else f"{path.parent.name}/{path.name}"
 
     def abandon_lane(self, lane: Lane) -> None:
-        """Release the lock, and write nothing. The next owner finds the lane as after a kill."""
+        """Release the lock, and write nothing. The next owner finds the lane in the same state as after a kill."""
         try:
             _give_back(lane)
         finally:
@@ -528,14 +527,15 @@ class LaneKeeper:
             self._disk.forget(lane)
             left = bool(lane.journal.views.unfinished)
             if left:
-                # From now on, somebody else can rename the lane, and this producer may adopt it again under its new
-                # name. If `_lane_ids` still had the former path, the renamed lane would be refused as a copy.
+                # Once the lock is released, another process can rename the lane, and this producer may adopt it again
+                # under its new name. If `_lane_ids` still had the former path, the producer would refuse the renamed
+                # lane as a copy.
                 self._lane_ids.pop(lane.spool.lane_id, None)
             lane.lock.release(drained=not left)
 
 
 def _give_back(lane: Lane) -> None:
-    """Release a lane, and change nothing in it.
+    """Release a lane without changing its files.
 
     The journal of a lane that was read but not opened cannot tell yet which requests of the former owner may still
     reach a broker, or which segments a check for losses needs. So the lane must not be closed in the usual way, which
@@ -548,8 +548,8 @@ def _give_back(lane: Lane) -> None:
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:
-    """Yield entries in order of position. Remove each entry from the list when it is yielded, to free memory for the
-    batches that are made from the entries.
+    """Yield entries in order of position. Each yielded entry leaves the list, to free memory for the batches that the
+    caller makes from the entries.
     """
     entries.reverse()
     while entries:

@@ -1,4 +1,4 @@
-"""Runs inquiries, makes the requests that they send to a partition's leader, and tells good answers from errors."""
+"""Runs inquiries, makes their requests to a partition's leader, and distinguishes successful answers from errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ A = TypeVar("A", bound=Answer)
 
 
 class RunningInquiry:
-    """An inquiry of the engine: a generator that asks the cluster and pauses. The inbox and the timers drive it.
+    """An inquiry of the engine: a generator that sends requests to the cluster and pauses. Messages in the inbox and
+    timers resume the generator.
 
     Args:
         context: See `EngineContext`.
@@ -57,7 +58,7 @@ class RunningInquiry:
 
 
 class NoAnswerError(Exception):
-    """A request of an inquiry failed: an error came back, or no answer at all.
+    """A request of an inquiry failed: the answer was an error, or no answer came.
 
     Attributes:
         reason: Why the request failed.
@@ -83,8 +84,8 @@ def good(result: A | Failure) -> A:
 
 
 def trouble(result: Answer | Failure) -> tuple[int, str]:
-    """(error code, reason) if the request failed or the answer reports an error, otherwise (0, ""). The code of a
-    failure is 0 if Kafka gave none.
+    """(error code, reason) if the request failed or the answer reports an error, otherwise (0, ""). For a failure
+    without a Kafka error code, the code is 0.
     """
     if isinstance(result, Failure):
         return result.code or 0, text(result.error)
@@ -140,7 +141,7 @@ class LeaderRequests:
         return self._context.leader_epoch(self._topic, self._partition)
 
     def describe_producers(self, step: str) -> Ask:
-        """Ask for the producers that the leader remembers."""
+        """Ask for the producers whose state the leader keeps."""
         return self._ask(step, lambda reply: self._cluster.describe_producers(*self.address, reply))
 
     def offset_for_leader_epoch(self, epoch: int, step: str) -> Ask:

@@ -1,10 +1,10 @@
 """The engine's state that callers read: parcels without a final outcome, and errors to be raised.
 
-The engine changes this state with `lock` held. Callers take the lock only while they hold `SafeProducer._lock`. So a
-signal handler that calls the producer can tell from `SafeProducer._lock` whether it interrupted another call. The locks
-are reentrant, so the handler can take both. The handler releases them while it waits (`Accumulator.released`). All code
-takes the lock in a `with` statement. If code called acquire() instead, a signal handler that raises right after this
-call (Ctrl-C) would leave the lock taken.
+The engine changes this state with `lock` held. Callers take `lock` only while they hold `SafeProducer._lock`. So a
+signal handler that calls the producer can tell from `SafeProducer._lock` whether the handler interrupted another call.
+Both locks are reentrant, so the handler can take them. While the handler waits, it releases both locks
+(`Accumulator.released`). All code takes `lock` in a `with` statement: a Ctrl-C right after a bare `acquire()` would
+leave the lock taken.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AwaitedLanes:
 
     @property
     def left_behind(self) -> AbstractSet[int]:
-        """Numbers of those lanes of earlier producers that have no owner and still hold unfinished records."""
+        """Numbers of lanes of earlier producers that have no owner and still hold unfinished records."""
         return self._left_behind
 
     def expect(self, numbers: Iterable[int]) -> None:
@@ -72,7 +72,9 @@ class AwaitedLanes:
 
     @property
     def is_empty(self) -> bool:
-        """True if all these lanes are finished, and no other directory can hold records to adopt."""
+        """True if all awaited lanes are drained or have another owner, and no other directory can hold records to
+        adopt.
+        """
         return not self._left_behind and not self._seeks_siblings and not self._adopted
 
 
@@ -85,15 +87,15 @@ class Ledger:
         room: How much room the spool has.
         errors: Errors that the next calls raise.
         lanes: Other producers' lanes. `flush` and `close` wait until these lanes have no unfinished records.
-        ahead: Counts the submitted bytes whose outcome is not known yet.
+        ahead: Counts the submitted bytes without a final outcome.
         failure: The error that ended the producer; None while it works.
         wrong_cluster: The error to raise while records wait for our cluster, but another cluster answers.
-        doubted: Partitions where acknowledged records of the producer's own lane may be lost. The engine asks the
-            cluster about them.
-        names: Maps a user's transactional id to None if the id was taken over, or to the error with which the cluster
-            refuses it.
-        name_trouble: Maps a transactional id to the reason why it was neither taken over nor refused yet. The reason is
-            an empty string once the id was taken over or refused.
+        doubted: Partitions where the cluster may have lost acknowledged records of the producer's own lane. The engine
+            is asking the cluster about these partitions.
+        names: Maps a user's transactional id to None if the engine has taken over the id, or to the error with which
+            the cluster refuses the id.
+        name_trouble: Maps a transactional id to the reason why the engine could not take it over yet; empty once the id
+            is taken over or refused.
     """
 
     def __init__(self, context: EngineContext) -> None:
@@ -126,8 +128,8 @@ class Ledger:
         return self._guard.waiters
 
     def forked(self, error: BaseException) -> None:
-        """Accept nothing more in a forked child. Create a new lock, because the old one may be held by a thread that
-        does not exist in the child.
+        """Accept nothing more in a forked child. Create a new lock, because a thread that does not exist in the child
+        may hold the old lock.
         """
         self._guard.renew()
         self.failure = error
@@ -135,8 +137,8 @@ class Ledger:
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in this order. Never blocks. The caller has already checked `room`.
 
-        The same parcels may come a second time, from a caller whose first call was interrupted (Ctrl-C), or from a
-        signal handler that runs during this call. The ledger accepts each parcel only once.
+        A caller may submit the same parcels again after an interrupted call (Ctrl-C), as may a signal handler during
+        this call. The ledger accepts each parcel only once.
         """
         with self.lock:
             failure = self.failure
@@ -155,7 +157,7 @@ class Ledger:
                 continue
             if not parcel.number:
                 number = next(self.parcels.numbers)
-                # A signal handler may just have given the parcel a number.
+                # Pass the number to `accept`, because a signal handler may have numbered the parcel in the meantime.
                 parcel.accept(number, now)
             self.parcels.add(parcel)
             self.ahead.submit(parcel)
@@ -179,30 +181,30 @@ class Ledger:
         return new
 
     def refuse_cluster(self, error: WrongClusterError) -> None:
-        """Record that another cluster answers instead of ours, and wake callers that wait."""
+        """Record that another cluster answers instead of the producer's own, and wake waiting callers."""
         with self.lock:
             self.wrong_cluster = error
             self.waiters.notify_all()
 
     def accept_cluster(self) -> None:
-        """Record that our cluster answers."""
+        """Record that the producer's own cluster answers."""
         with self.lock:
             self.wrong_cluster = None
 
     def settled(self, number: int) -> bool:
         """Whether all parcels up to `number` have a final outcome, and `flush` has nothing else to wait for.
 
-        Besides parcels, `flush` waits for three things. It waits until the engine has found out, for each partition,
-        whether the cluster still has all acknowledged records. It waits until lost records that the engine sent again
-        have a final outcome. And it waits until lanes that earlier producers left are drained or have another owner.
+        Besides parcels, `flush` waits until the engine has found out, for each partition, whether the cluster still has
+        all acknowledged records. `flush` also waits for a final outcome of lost records that the engine sent again.
+        Finally, `flush` waits until lanes that earlier producers left are drained or have another owner.
         """
         # Read `doubted` before `parcels`: the engine puts lost parcels into `parcels` again before it removes their
         # partition from `doubted`.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
-        """Record that a transactional id was taken over or, with `error`, that it is refused. If neither has happened
-        yet, `trouble` says why, and the engine tries again.
+        """Record that the engine has taken over a transactional id or, with `error`, that the cluster refuses the id.
+        With `trouble`, neither has happened yet, and the engine tries again.
         """
         with self.lock:
             self.name_trouble[name] = trouble
@@ -218,8 +220,8 @@ class Ledger:
                 self.waiters.notify_all()
 
     def oldest_age_s(self) -> float:
-        """How many seconds the oldest record without a final outcome has waited; 0 if none exists. Callable from any
-        thread.
+        """How many seconds the oldest record without a final outcome has waited; 0 if every record has one. Callable
+        from any thread.
         """
         oldest = self.parcels.oldest
         if oldest is None:
@@ -230,18 +232,18 @@ class Ledger:
         return max(0.0, (self._clock.wall_ms() - oldest.max_timestamp) / 1000)
 
     def last_number(self) -> int:
-        """Returns a number that is higher than the numbers of all parcels accepted so far, and lower than those of all
-        parcels accepted later.
+        """Returns a number above the numbers of all parcels accepted so far, and below the numbers of all parcels
+        accepted later.
         """
         return next(self.parcels.numbers)
 
     def idle(self) -> bool:
         """Whether `close` has nothing left to wait for.
 
-        If so, the producer's own lane has no unfinished records, and there is no doubt about its acknowledged records.
-        All lanes that earlier producers left in this producer's directory are drained. So are all adopted lanes,
-        including those in other directories. No other directory can hold records to adopt. With `spool="never"`,
-        `close` also waits for records whose `delivery_timeout_ms` is over, because no file has them.
+        `close` waits until the producer's own lane has no unfinished records, and until the engine knows that the
+        cluster has all acknowledged records. It also waits until all adopted lanes and all lanes that earlier producers
+        left in this directory are drained, and until no other directory can hold records to adopt. With
+        `spool="never"`, `close` also waits for records whose `delivery_timeout_ms` is over, because no file has them.
         """
         return (
             not self.doubted
@@ -275,11 +277,11 @@ class Ledger:
             parcel.end()
             self.parcels.remove(parcel)
             self.ahead.finish(parcel)
-            # Call the watcher before callers that wait are woken: they may rely on what the watcher has done.
+            # Call the watcher before waking callers, because callers may rely on the watcher's effects.
             watcher = parcel.take_watcher()
             if watcher is not None:
                 watcher(parcel)
-        # Notify without the lock: the threads that wake up need it.
+        # Notify without holding the lock, because the woken threads need it.
         if self.waiters:
             self.waiters.notify_all()
         for parent in parcel.parents or (parcel.parent,):
@@ -295,8 +297,8 @@ class Ledger:
             self.finish(parcel)
 
     def left_undurable(self) -> KafkaSafeError | None:
-        """The error for accepted records that are not durable; None if there are no such records. Used if `close` ends
-        while the producer's thread still runs, because a disk write or a hook has not returned.
+        """The error for accepted records that are not durable; None if there are no such records. For a `close` that
+        ends while the producer's thread still runs, because a disk write or a hook has not returned.
         """
         why = "its thread still waits: a write to the disk, or a hook, has not returned"
         with self.lock:
@@ -308,7 +310,7 @@ class Ledger:
         return not_durable(undurable, why, None)
 
     def lose(self, error: BaseException) -> None:
-        """Record that accepted records are lost with the producer, unless an error has already ended the producer."""
+        """Record that a closing producer loses accepted records, unless an error has already ended the producer."""
         with self.lock:
             self.failure = self.failure or error
             self.waiters.notify_all()
@@ -317,9 +319,9 @@ class Ledger:
         """End the producer: every parcel without a final outcome gets an error.
 
         Args:
-            error: The error that durable parcels get. If `final` is true, all parcels get it.
-            final: Whether the producer was ended by an error, and not by `close`.
-            elsewhere: Where the producer's own lane is, if it is not in its place.
+            error: The error for durable parcels, or for all parcels if `final` is true.
+            final: Whether an error ended the producer, and not `close`.
+            elsewhere: Where the producer's own lane is, if the lane is not in its place.
         """
         with self.lock:
             if final:

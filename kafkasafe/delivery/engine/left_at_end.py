@@ -13,8 +13,7 @@ from kafkasafe.spool.refusals import counted
 
 
 def not_durable(undurable: Iterable[Parcel], disk_trouble: str, elsewhere: Elsewhere | None) -> SpoolError:
-    """Returns the error for records that are accepted but not durable, or whose lane was deleted after they were
-    durable.
+    """Returns the error for accepted records that are not durable, or whose lane was deleted after they became durable.
 
     Args:
         undurable: The parcels that are not durable.
@@ -53,7 +52,7 @@ def lost_from_memory(
     Args:
         undurable: The parcels that are not durable.
         error: The error that ended the producer.
-        final: Whether the producer was ended by an error, and not by `close`.
+        final: Whether an error ended the producer, and not `close`.
         log: The engine's log.
     """
     parts = [leaf for parcel in undurable for leaf in leaves(parcel) if not leaf.durable]
@@ -94,7 +93,7 @@ class LeftAtEnd:
     Attributes:
         records: Number of pending records on disk, by spool directory.
         elsewhere: Where the producer's own lane is, if it is not in its place.
-        doubted: Partitions for which it is unknown whether they still have all acknowledged records.
+        doubted: Partitions whose logs may lack acknowledged records: the engine has not found out yet.
     """
 
     records: Mapping[Path, int] = field(default_factory=dict)

@@ -1,4 +1,6 @@
-"""Checks whether logs still hold all acknowledged records. Reports losses, and whether lost records are restored."""
+"""Checks whether partition logs still hold all acknowledged records. Reports lost records, and whether the engine
+restores them.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +122,8 @@ class LossWatch:
         self._ledger.errors.lose(error)
 
     def publish_doubted(self, lane: Lane) -> None:
-        """Publish which partitions may lack acknowledged records. `flush` does not return before the cluster's answer
-        about these partitions.
+        """Publish which partitions may lack acknowledged records. `flush` does not return until the cluster has
+        answered the engine's questions about these partitions.
         """
         doubted = lane.journal.views.doubted
         if lane.own and (doubted or self._ledger.doubted):
@@ -191,7 +193,7 @@ class LossWatch:
         """Check idle partitions for losses of acknowledged records. If a partition is active, the answers to its
         Produce requests already reveal losses.
         """
-        # Requests refer to topics by name, so only metadata show that a topic was created again.
+        # Only metadata show that a topic was created again, because all other requests name topics without their ids.
         topics = {
             lane.journal.views.address(number)[0]
             for lane in self._context.lanes
@@ -208,7 +210,7 @@ class LossWatch:
     def _check_end(
         self, lane: Lane, destination: int, last_acked_offset: int, *, elected: bool = False
     ) -> None:
-        """Check whether the log of an idle partition still holds the last acknowledged record."""
+        """Check whether the log of an idle partition still has the last acknowledged record."""
         epoch = lane.journal.views.leader_epoch(destination)
         check = j.EpochCheck(destination, epoch, last_acked_offset)
         EndCheck(self._context, self._deleted, lane, check, idle=True, elected=elected).begin()
@@ -220,7 +222,9 @@ class LossWatch:
         EndCheck(self._context, self._deleted, lane, check, idle=False, elected=True).begin()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:
-        """Check partitions after new metadata: an election or a new topic id may mean that records are lost."""
+        """Check partitions after new metadata: a new leader or a new topic id may mean that acknowledged records are
+        lost.
+        """
         for lane in self._context.lanes:
             for destination in lane.journal.views.acknowledged():
                 info = refreshed.topics.get(lane.journal.views.address(destination)[0])
@@ -237,7 +241,7 @@ class LossWatch:
 
     @staticmethod
     def compare_topic(lane: Lane, destination: int, info: t.TopicInfo | None) -> None:
-        """Notify the journal if the topic id has changed: the new topic does not have the acknowledged records."""
+        """Notify the journal if the topic id has changed, because the new topic lacks the acknowledged records."""
         known = lane.journal.views.topic_id(destination)
         if (
             info is not None

@@ -39,7 +39,7 @@ class Inquiry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """Callers hand over parcels, in the order of acceptance."""
+    """Callers submit parcels, in the order of acceptance."""
 
     parcels: Sequence[Parcel]
 
@@ -54,7 +54,7 @@ class LookAsked:
     """A caller asks whether the lanes are still at the paths where the next producer looks for them.
 
     Attributes:
-        number: Number of the question. One check answers all earlier questions too.
+        number: Number of the question. One check also answers all questions with lower numbers.
     """
 
     number: int
@@ -62,7 +62,7 @@ class LookAsked:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The user has decided about undecidable batches: they are sent again, or count as delivered."""
+    """The user has decided that undecidable batches are sent again, or that they count as delivered."""
 
     batches: Sequence[tuple[Lane, j.Batch]]
     resend: bool
@@ -77,19 +77,19 @@ class MetadataChanged:
 
 @dataclass(frozen=True, slots=True)
 class OtherClusterAnswered:
-    """A connection led to another cluster. It was closed, and nothing was sent."""
+    """A connection led to another cluster, and the transport closed it without sending anything."""
 
     cluster_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedClusterReached:
-    """A new connection leads to our cluster."""
+    """A new connection leads to the producer's own cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch that was to be sent. `leader_epoch` is the leader epoch at the time of sending. If there is no ticket,
+    """An attempt to send a batch. `leader_epoch` is the leader epoch at the time of the attempt. `ticket` is None if
     the batch was not sent.
     """
 
@@ -101,7 +101,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class LinkAnswered:
-    """Whether a broker can be reached. The send queue holds batches for this broker. `node` is -1 if no leader was
+    """Whether the transport can reach a broker for which the send queue holds batches. `node` is -1 if no leader was
     known.
     """
 
@@ -121,7 +121,7 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class FoundDamaged:
-    """A batch that should be sent now is damaged on disk. Its bytes are in `quarantine/`."""
+    """A batch that is next to be sent is damaged on disk. A copy of its bytes is in `quarantine/`."""
 
     lane: Lane
     batch: j.Batch
@@ -147,7 +147,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class LookedAround:
-    """The spool directories that the engine has found beside the default one."""
+    """The default spool directories that the engine has found next to the producer's own."""
 
     found: Sequence[LeftBehind]
 
@@ -163,14 +163,14 @@ class LanesRead:
 
 @dataclass(frozen=True, slots=True)
 class Preceded:
-    """Another producer on the directory was dropped, or the state of a dropped one changed."""
+    """The program dropped another producer on the spool directory, or the state of a dropped producer changed."""
 
     predecessor: Predecessor
 
 
 @dataclass(frozen=True, slots=True)
 class LaneRead:
-    """The log of a lane was read back. The lane has no other owner any more, so this producer delivers its records."""
+    """The log of a lane without an owner was read back, so this producer will deliver the lane's records."""
 
     path: Path
 
@@ -192,7 +192,7 @@ class Chore(enum.Enum):
     SPILL = "spill"
     EXPIRE = "expire"
     LOOK_AGAIN = "look_again"
-    """This chore only starts a turn. Each turn checks the lanes that wait for their disk."""
+    """The chore has no effect except to start a turn; each turn checks the lanes that wait for their disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class ChoreDue:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RetryDue:
-    """A pause of a destination is over. Each pause has its own `RetryDue`, which cannot end another pause."""
+    """A pause of a destination is over. Each pause has its own `RetryDue` object, which cannot end another pause."""
 
     lane: Lane
     destination: int
@@ -242,8 +242,8 @@ class EpochCheckDue:
 
 @dataclass(frozen=True, slots=True)
 class InquiryDue:
-    """An inquiry begins or continues after a pause. The pause was necessary because it was not the inquiry's turn yet,
-    too many requests had failed recently, or replicas had to catch up.
+    """An inquiry begins or continues after a pause. The reason for the pause was the limit on the rate of inquiries,
+    too many failed requests, or replicas that lagged.
     """
 
     inquiry: Inquiry
@@ -265,9 +265,7 @@ UnitAnswer: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class UnitAnswered:
-    """The answer to a request of a unit's transaction. `step` says which request it was, if the action takes several
-    requests.
-    """
+    """The answer to a request of a unit's transaction. `step` names the request if the action takes several."""
 
     lane: Lane
     action: u.Request
@@ -285,7 +283,7 @@ class UnitDue:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The producer's own lane takes over a transactional id that the user chose. This fences the previous owner."""
+    """The producer's own lane takes over a user's transactional id, which fences the id's previous owner."""
 
     transactional_id: str
 

@@ -18,7 +18,9 @@ from kafkasafe.journal.refusal import CONFIRMED_S
 from kafkasafe.spool.refusals import RefusedDestination, counted
 
 _MISSING_GRACE_S: Final = 10.0
-"""How long a topic may be missing before this is reported: a broker that has just started knows no topics."""
+"""How many seconds a topic may be missing before the producer reports it: a broker that has just started knows no
+topics.
+"""
 
 
 class RefusedNames:
@@ -28,11 +30,11 @@ class RefusedNames:
         self._context = context
 
     def failed(self, lane: Lane, action: u.Request, code: int | None, reason: str) -> bool:
-        """Record a request that got an error, or no answer.
+        """Record a request whose answer was an error, or that got no answer.
 
         Returns:
-            Whether the error concerns the topic or partition for which an offset is committed, and has lasted for
-            `blocked_timeout_s`. The offset is committed for a user's group, or as the marker of a transaction.
+            Whether the error has lasted for `blocked_timeout_s`, and concerns the topic or partition of a committed
+            offset. The offset belongs to a user's group, or is the marker of a transaction.
         """
         name, group = _name(lane, action)
         unreadable, destination = _of_marker(lane, action) if code == TOPIC_AUTHORIZATION_FAILED else ("", -1)
@@ -104,8 +106,8 @@ class RefusedNames:
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
-    """Yields the refused names that make units wait. If `topic` is given, yields only the names that make records of
-    this topic wait. Any thread may call this function.
+    """Yields the refused transactional ids and groups that make units wait. If `topic` is given, yields only names that
+    make records of this topic wait. Any thread may call this function.
     """
     for lane in lanes:
         for name, found in lane.names.items():
@@ -135,11 +137,11 @@ def _is_of_offsets(action: u.Request) -> bool:
 
 
 def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
-    """Returns two things: the permission that writing a unit's marker needs, such as "READ on orders", and the marker's
-    destination.
+    """Returns the permission that a unit's marker needs, such as "READ on orders", and the marker's destination; ("",
+    -1) if the request writes no marker.
 
-    The marker is a committed offset. Its destination is the partition of the unit's first batch. The commit needs READ
-    permission, which writing records does not need. The result is ("", -1) if the request writes no such marker.
+    The marker is a committed offset for the partition of the unit's first batch. To commit an offset, the principal
+    needs READ permission on the topic, which it does not need to write records.
     """
     if not isinstance(action, u.CommitOffsets) or action.index >= 0 or not action.transaction.batches:
         return "", -1
@@ -148,8 +150,8 @@ def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
 
 
 def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
-    """Returns (text, group). `text` names the refused id or group, such as "group orders"; all of the lane's own ids
-    have the same text. `group` is the name of the refused group if it is a user's group, otherwise "".
+    """Returns (text, group). `text` names the refused id or group, such as "group orders"; all transactional ids of the
+    lane's own pool share one text. `group` is the name of the refused group if it is a user's group, otherwise "".
     """
     if isinstance(action, u.CommitOffsets) and action.index >= 0:
         group = action.transaction.offsets[action.index].group
@@ -162,7 +164,7 @@ def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
 
 
 def topics_beside(lanes: Iterable[Lane], topic: str) -> set[str]:
-    """The topic, and topics whose records share an unfinished unit with records of that topic. Any thread may call this
+    """`topic`, and all topics with records in the same unfinished unit as records of `topic`. Any thread may call this
     function.
     """
     beside = {topic}

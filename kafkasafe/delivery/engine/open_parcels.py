@@ -1,4 +1,4 @@
-"""The parcels without a final outcome: those in memory, and those whose batches are packed."""
+"""The parcels without a final outcome: parcels in memory, and parcels whose batches are packed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _NONE: Final = float("inf")
 
 
 class Ahead:
-    """Measures how far callers run ahead of the cluster: the bytes of submitted parcels whose outcome is not known yet.
+    """Measures how far callers run ahead of the cluster: counts the bytes of submitted parcels without a final outcome.
 
-    Only the pump's thread changes the counts, because Ctrl-C never interrupts this thread. In a caller's thread, Ctrl-C
-    could interrupt an addition and leave a wrong sum. So a caller only registers its parcels. Batches that earlier runs
-    of the program left in the spool do not count.
+    Callers only register their parcels, and only the pump's thread changes the counts. In a caller's thread, Ctrl-C
+    could interrupt an addition and leave a wrong sum. Batches of earlier incarnations in the spool do not count.
 
     Call the methods with the ledger's lock held. Any thread may read `is_far` and `has_eased` without the lock.
 
@@ -49,7 +48,7 @@ class Ahead:
         return self._counts is None or self._counts.has_eased(self._untaken_bytes())
 
     def submit(self, parcel: Parcel) -> None:
-        """Register a parcel that a caller submits. An interrupted caller may submit the same parcel twice."""
+        """Register a parcel that a caller submits, perhaps a second time after an interruption."""
         self._untaken[parcel.number] = parcel
 
     def take(self, parcels: Iterable[Parcel]) -> None:
@@ -62,20 +61,20 @@ class Ahead:
                 self._counts.accepted((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Stop counting a parcel that has left memory, because its batch was packed."""
+        """Stop counting a parcel that has left memory because its batch was packed."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             self._counts.withdrawn((parcel.topic, parcel.partition), parcel.size_bytes)
 
     def finish(self, parcel: Parcel) -> None:
-        """Stop counting a parcel whose outcome is known."""
+        """Stop counting a parcel whose outcome is final."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             now = self._clock.monotonic()
             self._counts.answered((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def expire(self) -> None:
-        """Stop counting the parcels of partitions whose leaders have not answered lately. Call it repeatedly while a
+        """Stop counting the parcels of partitions whose leaders have not answered recently. Call it repeatedly while a
         caller of `send` waits.
         """
         if self._counts is not None:
@@ -83,7 +82,7 @@ class Ahead:
 
     @property
     def silent(self) -> frozenset[tuple[str, int]]:
-        """Partitions whose parcels do not count. `expire` updates them."""
+        """Partitions whose parcels do not count because their leaders do not answer. `expire` updates the set."""
         return frozenset() if self._counts is None else self._counts.silent
 
     def clear(self, parcels: Iterable[Parcel]) -> None:
@@ -108,18 +107,18 @@ class OpenParcels:
         self.open: Ordered[Parcel] = Ordered()
         """Parcels in memory, by number."""
         self._packed = self._packed_records = 0
-        # `_packed_from` maps a destination to the number of its first packed parcel. `_first_packed` is the lowest of
-        # these numbers.
+        # `_packed_from` maps a destination to the number of its first packed parcel. `_first_packed` is the lowest
+        # number in `_packed_from`.
         self._packed_from: dict[int, int] = {}
         self._first_packed: float = _NONE
         self._moves = 0
         """Odd while parcels are being packed or unpacked."""
         # `_live` has weak references to the packed parcels that callers still hold. `_kept` has strong references to
-        # parcels with a watcher, so that they are not freed.
+        # packed parcels with a watcher, to keep these parcels alive.
         self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
         self._kept: dict[int, Parcel] = {}
         self._revived_number = 0
-        """Number of the newest parcel that is sent again because the cluster lost it."""
+        """Number of the newest parcel that the engine sends again because the cluster lost its batch."""
 
     def __len__(self) -> int:
         return len(self.open) + self._packed
@@ -138,8 +137,8 @@ class OpenParcels:
                 self.open[parcel.number] = parcel
 
     def revive(self, parcel: Parcel) -> None:
-        """Add a parcel whose lost batch is sent again, and give the parcel a new number. Callers then wait for the
-        parcel's outcome once more.
+        """Add a parcel whose lost batch the engine sends again, and give the parcel a new number, so that callers wait
+        for the parcel's outcome again.
         """
         with self._guard.lock:
             self._revived_number = next(self.numbers)
@@ -151,7 +150,9 @@ class OpenParcels:
         self.open.pop(parcel.number, None)
 
     def take_all(self) -> list[Parcel]:
-        """The producer ends: remove and return the parcels without a final outcome. Call with the lock held."""
+        """Remove and return all parcels without a final outcome, because the producer ends. Call with the ledger's lock
+        held.
+        """
         undone = [*self.open.values(), *list(self._live.values())]
         self.open.clear()
         self._live.clear()
@@ -206,8 +207,8 @@ class OpenParcels:
         return parcel
 
     def unpacked(self, destination: int, parcel: Parcel, next_number: int) -> None:
-        """Put a parcel back into `open`. `next_number` is the number of the next packed parcel of the same destination,
-        or -1.
+        """Return an unpacked parcel to `open`. `next_number` is the number of the next packed parcel of the same
+        destination, or -1.
         """
         with self._guard.lock, self._moving():
             self.open[parcel.number] = parcel

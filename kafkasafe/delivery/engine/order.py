@@ -2,7 +2,7 @@
 
 `journal/order.py` decides. A lane owes the records that it has not delivered yet. The journals of this process track
 these debts for the process's own lanes. For lanes of other processes, a separate thread reads the debts from the lanes'
-logs. It does so only while held-back batches depend on these debts.
+logs. The thread reads them only while held-back batches depend on these debts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kafkasafe.spool.refusals import counted
 _LOOK_EVERY_S: Final = 0.1
 _READ_EVERY_S: Final = 0.5
 _STORED_MOST_S: Final = 30.0
-"""Maximum time that other producers wait for a dropped producer to write everything that it accepted. After this time,
-they assume that the thread of the dropped producer hangs.
+"""Maximum time that other producers wait until a dropped producer has written all records that it accepted. After this
+time, the other producers assume that the dropped producer's thread hangs.
 """
 _NAMED: Final = 5
 """Maximum number of lanes that a log message names."""
@@ -49,8 +49,8 @@ class LaneOrder:
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes that may have got more undelivered records since the thread that reads lanes was started. What this
-        thread reads about them may be outdated, so it is ignored.
+        """Lanes that may have received records since the reading thread was started. The engine ignores what this
+        thread has read about these lanes.
         """
         self._reading = False
         self._read_at = 0.0
@@ -58,16 +58,16 @@ class LaneOrder:
         self._given_up: set[Path] = set()
         self._reported: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
-        """Maps a dropped producer that may not have written all accepted records yet to two values. The first is a
-        position in this producer's own lane: batches from this position on wait for the dropped producer. The second is
-        the latest time at which these batches stop waiting (monotonic seconds).
+        """Maps a dropped producer that may not have written all accepted records yet to a position and a deadline.
+        Batches of this producer's own lane from the position on wait for the dropped producer, at most until the
+        deadline (monotonic seconds).
         """
         self._followed: set[Predecessor] = set()
         """Dropped producers that still own their lanes."""
 
     def begin(self, lane: Lane) -> Sequence[int]:
-        """Begin an incarnation on its own lane: before anything is accepted, find the undelivered records of earlier
-        incarnations.
+        """Begin a new incarnation on the producer's own lane: before accepting records, find the undelivered records of
+        earlier incarnations.
 
         Returns:
             Numbers of the lanes that have pending records but no owner.
@@ -79,9 +79,9 @@ class LaneOrder:
         debts, dead = [], []
         try:
             with directory.births():
-                # The logs are read later. Each log already contains everything that earlier incarnations wrote. `begun`
-                # is the position where the records of the present owner begin: an owner announces this position before
-                # it writes anything.
+                # The code below reads the logs, which already contain all records of earlier incarnations. `begun` is
+                # the position where the records of a lane's present owner begin; an owner announces this position
+                # before it writes anything.
                 others = [
                     (number, directory.owners.begun(number), directory.owners.is_owned(number))
                     for number in directory.lanes()
@@ -107,9 +107,9 @@ class LaneOrder:
     def follow(self, lane: Lane, predecessor: Predecessor) -> None:
         """Hold back the next batches of the producer's own lane until a dropped producer has delivered its records.
 
-        Batches that are not written yet are held back too, even if they were accepted before the other producer was
-        dropped. This cannot make producers wait for one another in a circle: the dropped producer waits only for
-        producers that ended before it.
+        Unwritten batches are held back too, even if this producer accepted them before the other producer was dropped.
+        Producers cannot wait for one another in a circle: a dropped producer waits only for producers that ended
+        earlier.
         """
         if self._context.config.in_memory:
             return
@@ -125,8 +125,8 @@ class LaneOrder:
         self.look()
 
     def _owed_by_dropped(self, lane: Lane) -> int:
-        """When a dropped producer has written all records that it accepted, make this producer's own lane wait for the
-        delivery of those records.
+        """Once a dropped producer has written all records that it accepted, make this producer's own lane wait until
+        these records are delivered.
 
         Returns:
             A position in this producer's own lane. Batches from this position on wait until each dropped producer has
@@ -184,7 +184,7 @@ class LaneOrder:
             self._context.beside(functools.partial(self._read_all, sorted(self._unread)))
 
     def read(self, results: Mapping[Path, Owed | Exception]) -> None:
-        """Apply the result of `_read_all`: which records of other lanes are undelivered."""
+        """Apply the result of `_read_all`: the undelivered records of other lanes."""
         self._reading = False
         for path, result in results.items():
             if path not in self._outdated:
@@ -262,8 +262,8 @@ class LaneOrder:
         if isinstance(result, Exception):
             if path not in self._views:
                 self._not_kept(path, result)
-            # If the lane was read before, the failure may be temporary: keep the last known debts until it can be read
-            # again.
+            # If the lane was read before, the failure may be temporary: keep the last known debts until the lane can be
+            # read again.
             result = self._views.get(path, Owed())
         elif result.damaged:
             self._not_kept(path, SpoolError("a part of it cannot be read"))
@@ -271,8 +271,8 @@ class LaneOrder:
         return result
 
     def _not_kept(self, path: Path, error: Exception) -> None:
-        """Report that the order is not guaranteed. Called before the engine sends a record that may overtake earlier
-        ones.
+        """Report that the order of records is not guaranteed, before the engine sends a record that may overtake
+        earlier records.
         """
         if path in self._reported:
             return

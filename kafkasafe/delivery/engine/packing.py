@@ -1,4 +1,6 @@
-"""Packs long backlogs: drops the parcels of batches that are to be sent much later, unless callers hold the parcels."""
+"""Packs long backlogs: drops the parcels of batches that the engine will send much later, unless callers hold the
+parcels.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _PARCELS: Final = 4096
 
 
 def packs(config: ProducerConfig) -> bool:
-    """Whether the engine packs batches. It packs none if each future has a timeout (`delivery_timeout_ms`), or if
-    batches are only in memory.
+    """Whether the engine packs batches: not if each future has a timeout (`delivery_timeout_ms`), and not if batches
+    are only in memory.
     """
     return not config.in_memory and config.delivery_timeout_s is None
 

@@ -1,4 +1,6 @@
-"""Parcels: encoded batches that callers hand over and wait for. A parcel may be divided, and may be part of a unit."""
+"""Parcels: encoded batches that callers submit and wait for. The engine may divide a parcel, and a parcel may be part
+of a unit.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,14 @@ Indexes = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class UnitHandle:
-    """A unit as callers see it: parcels that are delivered together, or not at all. They are handed over in one call.
+    """A unit as callers see it: parcels that callers submit in one call, and that are delivered together or not at all.
 
     Attributes:
-        unit_id: The unit's id: 16 bytes, never given twice.
+        unit_id: The unit's id: 16 bytes, unique.
         transactional_id: The user's transactional id; empty if the unit uses one of the lane's own ids.
         offsets: Offsets of consumer groups that are part of the unit.
-        readings: For each partition of a group: the consumer's reading (`Reading`) to which the offset belongs.
+        readings: Maps a partition of a group to the consumer's reading (`Reading`) to which the partition's offset
+            belongs.
         joins: With `delivery="transactional"`, the topic of the unit's batches, otherwise empty. Other batches of the
             topic may join the unit until the engine writes the unit to disk.
         fate: How the unit ended. The engine sets this value when the unit's end is durable, before the unit's first
@@ -71,20 +74,20 @@ class Parcel:
         base_offset: Offset of the parcel's first record; -1 if the parcel is in the log at an unknown offset.
         log_append_time: Timestamp that the broker gave the records, ms since the epoch; -1 if the broker gave none.
         children: The parcels that now contain the records of this parcel: its parts if it was divided, or the parcel
-            into which it was joined. Each is (child, indexes of the child's records in this parcel).
-        parent: The parcel that was divided into this parcel and others. If small parcels were joined into this parcel,
-            the first of `parents`.
-        parents: The small pending parcels that were joined into this one, if any.
-        shift: If this parcel was joined into another parcel, the index that this parcel's first record has there.
+            into which it was joined. Each entry is (child, indexes of the child's records in this parcel).
+        parent: The divided parcel of which this parcel is a part. If small parcels were joined into this parcel, the
+            first of `parents`.
+        parents: The small pending parcels that were joined into this parcel, if any.
+        shift: If this parcel was joined into another parcel, the index of this parcel's first record in the other
+            parcel.
         given: The partitions that the caller gave for some of the records (see `journal.Batch`). Used while `partition`
             is UNCHOSEN.
         unit_handle: The handle of the parcel's unit; None if the parcel is not part of a unit. The first parcel of a
             unit has no records: it stands for the whole unit.
         watcher: A function that is called once, with the parcel as its argument, when the parcel is done. The lock is
             held during the call. Parts of the parcel inherit the function.
-        keeper: A dict of parcels by number, set while the parcel's batch is packed. During that time only callers refer
-            to the parcel, and they may drop it. If the parcel has a watcher, `watch` adds the parcel to this dict, to
-            keep it alive.
+        keeper: A dict of parcels by number, set while the parcel's batch is packed. While the batch is packed, only
+            callers refer to the parcel; `watch` adds a parcel with a watcher to this dict, to keep the parcel alive.
     """
 
     topic: str
@@ -114,9 +117,9 @@ class Parcel:
     ahead: bool = False
     """Whether `Ledger.ahead` counts the parcel."""
     first_open: int = 0
-    """Index of the first child that was not done when `has_done_children` was last called."""
+    """Index of the first child that was not done at the last call of `has_done_children`."""
     loose: bool = False
-    """Whether the parcel's bytes may still be in a socket's queue. Then only a copy may be changed."""
+    """Whether the parcel's bytes may still be in a socket's queue. If so, change only a copy of the bytes."""
 
     # -- accepted and durable ------------------------------------------------------------------------------------------
 
@@ -156,8 +159,8 @@ class Parcel:
         self.loose = False
 
     def writable(self) -> bytearray | None:
-        """Returns the parcel's bytes to a caller that changes them in place. If a socket may still use the parcel's
-        bytes, this method first replaces them by a copy. Returns None while only the spool has the bytes.
+        """Returns the parcel's bytes to a caller that changes them in place. If a socket may still use the bytes, this
+        method first replaces the parcel's bytes by a copy. Returns None while only the spool has the bytes.
         """
         data = self.data
         if data is not None and self.loose:
@@ -166,12 +169,12 @@ class Parcel:
         return data
 
     def replace(self, data: bytearray) -> None:
-        """Use these bytes from now on. No socket has them."""
+        """Use these new bytes, which no socket has, from now on."""
         self.data = data
         self.loose = False
 
     def drop(self) -> None:
-        """Forget the bytes, because the spool or the parcel's parts have them."""
+        """Drop the parcel's bytes, because the spool or the parcel's parts have them."""
         self.data = None
 
     # -- its batch -----------------------------------------------------------------------------------------------------
@@ -199,13 +202,13 @@ class Parcel:
             child.follow(self)
         self.children = children
         self.first_open = 0
-        # Read the watcher only now that `children` is set. A caller does the reverse: it sets the watcher, then reads
-        # `children`. So at least one of the two sees the other's value.
+        # Set `children` first, then read the watcher. A caller sets the watcher first, then reads `children`. So at
+        # least one of the two threads sees the value that the other set.
         for child, _ in children:
             child.inherit_watcher(self)
 
     def follow(self, parent: Parcel) -> None:
-        """Make this parcel a part of another one."""
+        """Make this parcel a part of another parcel."""
         self.parent = parent
         self.sealed_at = parent.sealed_at
 
@@ -214,13 +217,13 @@ class Parcel:
         self.watcher = parent.watcher
 
     def join(self, child: Parcel, shift: int) -> None:
-        """Record that the parcel was joined into `child`. Its records begin there at the index `shift`."""
+        """Record that the parcel was joined into `child`, where the parcel's records begin at the index `shift`."""
         self.shift = shift
         self.children = [(child, np.arange(self.count))]
         self.first_open = 0
 
     def has_done_children(self) -> bool:
-        """Whether all children are done. Each call begins at the first child that was not done in the previous call."""
+        """Whether all children are done. Each call starts at the first child that was not done in the previous call."""
         children = self.children or ()
         while self.first_open < len(children):
             if not children[self.first_open][0].done:
@@ -231,7 +234,7 @@ class Parcel:
     # -- its fate ------------------------------------------------------------------------------------------------------
 
     def deliver(self, base_offset: int) -> None:
-        """Set the base offset of the parcel's records; -1 if they are in the log at an unknown offset."""
+        """Set the base offset of the parcel's records; -1 if the records are in the log at an unknown offset."""
         self.base_offset = base_offset
 
     def stamp_append_time(self, log_append_time: int) -> None:
@@ -258,8 +261,8 @@ class Parcel:
     def watch(self, watcher: Callable[[Parcel], None]) -> None:
         """Set the watcher, from any thread."""
         self.watcher = watcher
-        # Read the keeper only now that `watcher` is set. The pump does the reverse: it sets the keeper, then reads
-        # `watcher`. So at least one of the two sees the other's value.
+        # Set `watcher` first, then read the keeper. The pump sets the keeper first, then reads `watcher`. So at least
+        # one of the two threads sees the value that the other set.
         keeper = self.keeper
         if keeper is not None:
             keeper[self.number] = self
@@ -269,8 +272,8 @@ Choose = Callable[[str, int, Sequence[bytes | None], Sequence[bytes | None]], In
 
 
 def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]] | None) -> dict[int, int]:
-    """Returns the partitions that the caller gave: index of the record → partition. Used for batches in which the
-    caller gave the partitions of only some records.
+    """Returns the partitions that the caller gave: index of the record → partition. For batches in which the caller
+    gave the partitions of only some records.
 
     Args:
         columns: The batch. This function removes headers that an earlier version added.
@@ -288,8 +291,8 @@ def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]
 
 
 def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
-    """Whether the last of these headers looks like one that an earlier version added. Such a header contains the
-    partition that the caller gave.
+    """Whether the last header looks like a header in which an earlier version of kafkasafe kept the partition that the
+    caller gave.
     """
     if not headers or headers[-1][0] != _GIVEN:
         return False
@@ -306,8 +309,8 @@ def leaves(parcel: Parcel) -> list[Parcel]:
 
 def pieces(count: int, bad: set[int], *, halves: bool = True) -> list[Indexes]:
     """Decide how to divide a refused batch. If the broker named some records as bad, the parts are runs of good and of
-    bad records. If the broker named no records, or named all of them, the parts have about the same size. Then there
-    are two parts if `halves` is true, and otherwise up to four.
+    bad records. If the broker named no records or all records, the parts have about equal size: two parts if `halves`
+    is true, otherwise up to four.
     """
     if (not bad or len(bad) == count) and not halves:
         return np.array_split(np.arange(count), min(4, count))

@@ -1,18 +1,17 @@
-"""Checks that each lane is in its place, and restores it if not: the next start looks for lanes nowhere else.
+"""Checks that each lane's directory is in its place, and restores it if not: the next start does not look elsewhere.
 
 A lane is a directory that its owner has locked. While the lane's owner works, an operator or a cleanup job may move the
 lane, delete it, or delete some of its files. Then the next start does not find the lane's records, although the fsyncs
-succeeded. So the engine checks a lane after each group that it writes there, and checks all lanes each second. It
-restores a lane that is displaced:
+succeeded. So the engine checks a lane after each group that it writes there, and checks all lanes each second. A
+displaced lane is restored:
 
 1. If the lane was moved, the engine renames it back.
 2. If files were deleted, renamed or cut, the engine writes them again from its open files.
 3. If the lane was deleted, the engine creates a new directory, and writes all of the lane's files into it.
 
 If the engine cannot restore the lane (for example, another volume is mounted there, or a permission is missing), the
-owner continues with its open files: it writes and delivers batches, but reports none as durable. If the lane was
-deleted, no new files can be created in it. Then the owner delivers the batches that were written, and later batches
-wait in memory.
+owner continues with its open files: it writes and delivers batches, but reports none as durable. In a deleted lane, the
+owner can create no new files: it delivers the batches that were written, and later batches wait in memory.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _OF_STANDING: Final = {
 
 @dataclass(slots=True)
 class _DisplacedLane:
-    """A lane that is displaced.
+    """A lane that is displaced, or whose files are.
 
     Attributes:
         problem: The problem that was found first.
@@ -98,16 +97,17 @@ class PlaceKeeper:
 
     @property
     def displaced(self) -> int:
-        """Number of displaced lanes. While a lane is displaced, nothing new in it counts as durable."""
+        """Number of displaced lanes. New batches in a displaced lane do not count as durable."""
         return len(self._troubles)
 
     def confirm(self, lane: Lane) -> bool:
-        """Returns whether the next start would find the group that was just synced. Restores the lane if it is
-        displaced.
+        """Restores the lane if it is displaced. Returns whether the next start would find the group that was just
+        synced.
 
         Raises:
-            LaneBusyError: Another process has the producer's own lane now. Nothing may be written or sent any more.
-            SpoolWriteError: Another process has this adopted lane now.
+            LaneBusyError: Another process owns the producer's own lane now, so the producer may no longer write or send
+                records.
+            SpoolWriteError: Another process owns this adopted lane now.
         """
         if lane not in self._troubles:
             try:
@@ -122,32 +122,32 @@ class PlaceKeeper:
         return not self._config.in_memory and self._problem(lane) is not None
 
     def in_trouble(self, lane: Lane) -> bool:
-        """Whether the lane is displaced, and could not be restored yet."""
+        """Whether the lane is displaced and the engine could not restore it yet."""
         return lane in self._troubles
 
     def take_lost(self, lane: Lane) -> Sequence[tuple[int, int]]:
-        """Return the ranges of positions (first, end) that were in lost files. Each range is returned only once."""
+        """Return the ranges of log positions (first, end) that were in lost files, each range only once."""
         return self._gone.pop(lane, ())
 
     def look(self, lane: Lane) -> bool:
-        """Returns whether a lane and its files are in their places. Restores the lane if it is displaced.
+        """Restores the lane if it is displaced. Returns whether the lane and its files are in their places.
 
-        Call this method only while no write is under way. It raises the same errors as `confirm`.
+        Call this method only while no write is under way. Raises the same errors as `confirm`.
         """
         if self._config.in_memory or lane.lock.lost:
             return not lane.lock.lost
         return self._problem(lane) is None or self._restore(lane)
 
     def at_end(self, lane: Lane) -> Elsewhere | None:
-        """The current place of a lane that could not be restored before its producer ended; None for a lane in its
-        place.
-        """
+        """Where a lane is that could not be restored before its producer ended; None for a lane in its place."""
         if lane not in self._troubles:
             return None
         return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.views.spooled_records)
 
     def look_at_link(self) -> None:
-        """Report if the path `spool_dir` leads elsewhere now: a deployment may have switched a symbolic link."""
+        """Report if the path `spool_dir` now leads to another directory, because a deployment has switched a symbolic
+        link.
+        """
         given, path = self._config.spool_dir_given, self._context.directory.path
         if given == path or self._config.in_memory:
             return
@@ -199,7 +199,7 @@ class PlaceKeeper:
             problem = self._problem(lane)
             if problem is None:
                 return True
-            if lane.own:  # set the reason before the state: health() reads both while this runs
+            if lane.own:  # set the reason before `_troubles`, because health() may read both in between
                 self._ledger.room.disk_failed(f"{lane.lock.path}: {_WORDS[problem]}")
             trouble = self._troubles[lane] = _DisplacedLane(problem)
             self._context.stats.spool_displaced.add()

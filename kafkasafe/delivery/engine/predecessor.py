@@ -8,34 +8,34 @@ from kafkasafe.spool.lanes import lane_name
 
 
 class Predecessor:
-    """What other producers can find out about a dropped producer.
+    """What other producers in the process can learn about a dropped producer.
 
-    A program may create a second producer on a directory before it drops the first one. This happens if a notebook cell
-    with `producer = SafeProducer(...)` is run a second time: Python drops the old value of `producer` only after it has
-    created the new one.
+    A program may create a second producer on a directory before it drops the first producer. For example, a notebook
+    cell with `producer = SafeProducer(...)` runs a second time: Python drops the old value of `producer` only after it
+    has created the new value.
 
-    1. The first one has accepted record 1. No broker answers, so the record waits in lane-000.
-    2. The second one is made, on lane-001. Lane-000 has a living owner, so its records do not count as records of an
-       earlier incarnation.
-    3. The first one is dropped. This producer continues to deliver for some seconds.
-    4. The second one accepts record 2, with the same key. The brokers come back, and both lanes are delivered at once.
+    1. The first producer has accepted record 1. No broker answers, so the record waits in lane-000.
+    2. The program creates the second producer, on lane-001. Lane-000 still has an owner, so its records do not count as
+       records of an earlier incarnation.
+    3. The program drops the first producer, which continues to deliver for some seconds.
+    4. The second producer accepts record 2, with the same key. The brokers come back, and both lanes are delivered at
+       the same time, in any order.
 
-    So from step 3 on, the first producer counts as an earlier incarnation: it accepts nothing more. From that step on,
-    the second producer holds back its batches until all records that the first one accepted are delivered from
-    lane-000. In step 2, the second producer does not wait yet: the first one can accept records until it is dropped,
+    So from step 3 on, the first producer counts as an earlier incarnation, because it accepts no more records. From
+    then on, the second producer holds back its batches until all records that the first producer accepted are delivered
+    from lane-000. Before step 3, the second producer does not wait: the first producer could accept ever more records,
     so the wait might never end.
 
     Only the dropped producer's engine sets the attributes, on its own thread. Any thread may read them.
 
     Attributes:
         lane: Number of the producer's lane.
-        lane_id: Id of that lane.
-        end_position: Position in that lane after everything that the producer accepted; None while a part of it is not
+        lane_id: Id of the producer's lane.
+        end_position: Position in the lane after all records that the producer accepted; None while some of them are not
             on disk.
-        owes: Whether anything before that position may be undelivered.
+        owes: Whether records before `end_position` may be undelivered.
         over: Whether the producer has given up its lane.
-        is_dropped: True from the time when the producer was dropped, until its engine reports that everything accepted
-            is on disk.
+        is_dropped: True from the drop of the producer until its engine reports that all accepted records are on disk.
     """
 
     def __init__(self, lane: int, lane_id: bytes) -> None:
@@ -60,7 +60,7 @@ class Predecessor:
         self.is_dropped = True
 
     def stored(self, end_position: int, *, owes: bool) -> None:
-        """Record that all records that the producer accepted are on disk: in the lane, before `end_position`."""
+        """Record that all records that the producer accepted are on disk, in the lane before `end_position`."""
         self.is_dropped = False
         self.owes = owes
         self.end_position = end_position

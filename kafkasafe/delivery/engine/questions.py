@@ -1,4 +1,6 @@
-"""Inquiries to leaders: does the log have the batches in doubt, and which acknowledged batches does it lack?"""
+"""Inquiries to partition leaders: whether the log has the batches in doubt, and which acknowledged batches the log
+lacks.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +58,13 @@ def _read_pages(
         context: See `EngineContext`.
         leader: The leader that has the log.
         log: The log to read.
-        polls: Maximum number of times to read again if the replicas have not confirmed anything new.
+        polls: Maximum number of times to read again while the replicas have not confirmed further records.
 
     Returns:
         Whether the log was read to its end. False only if `polls` is 0.
 
     Raises:
-        NoAnswerError: The leader does not answer, or its replicas do not catch up.
+        NoAnswerError: The leader does not answer, or the partition's replicas do not catch up.
     """
     polled = 0
     while not log.done:
@@ -102,7 +104,7 @@ def _log_batch(header: BatchHeader, markers: Mapping[int, bool]) -> LogBatch:
 
 
 def _scan(doubt: Sequence[BatchId], begin: int, log_start: int, log_end: int) -> Scan:
-    """Return a scan of the log that starts at `begin`, or at the log start offset if that is later."""
+    """Return a scan of the log that starts at `begin`, or at the log start offset if this offset is higher."""
     scan = Scan(doubt, begin, log_end)
     if log_start > begin:
         scan.page((), next_offset=begin, log_start_offset=log_start)
@@ -133,8 +135,8 @@ class Baseline:
 
 
 class Confirmation:
-    """Asks the leader that refused a batch for its producer state. If the leader reports no producer state, the journal
-    trusts the refusal.
+    """Asks the leader that refused a batch for the state that it keeps about the producer. If the leader reports no
+    such state, the journal trusts the refusal.
     """
 
     def __init__(
@@ -216,12 +218,12 @@ class OutcomeInquiry:
         yield from self._search(view)
 
     def _is_proven(self, by_state: Judgement) -> Procedure[bool]:
-        """Whether the producer state can be believed.
+        """Whether to trust the producer state that the leader reports.
 
-        A leader that lost its log accepts any sequence number. If it accepts one late request, its producer state looks
-        as if the log had all earlier batches. So if the state contains several of the batches in doubt, it is believed
-        only after a check: the leader must report that its log still reaches the lowest offset that these batches can
-        have.
+        A leader that lost its log accepts any sequence number. If such a leader accepts one late request, its producer
+        state looks as if the log had all earlier batches. So the inquiry trusts a state with several of the batches in
+        doubt only after a check: the leader must report that its log still reaches the lowest offset that these batches
+        can have.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
@@ -234,7 +236,7 @@ class OutcomeInquiry:
         """Search the log for the offsets of the batches that the producer state contains.
 
         Returns:
-            False if the log contradicts the producer state. Then the whole log must be searched.
+            False if the log contradicts the producer state, so that the whole log must be searched.
         """
         ask = self._ask
         started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
@@ -251,7 +253,7 @@ class OutcomeInquiry:
         self._require_same_leader()
         judgement, stable = judge_located(by_state, scan)
         if not stable:
-            # The log was read to its end and lacks the batches. So the producer state comes from a late request (see
+            # The log lacks the batches up to its end, so the producer state comes from a late request (see
             # `judge_located`).
             return False
         self._note(judgement, "state", stable=True)
@@ -277,15 +279,15 @@ class OutcomeInquiry:
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
-                # If a log begins before `from_offset` but lacks the leader epoch, it is not the log that acknowledged
-                # the earlier batches.
+                # A log that begins before `from_offset` but lacks the leader epoch is not the log that acknowledged the
+                # earlier batches.
                 cut_at = end_offset if end_offset >= 0 else log_start
                 whole = end_offset >= ask.from_offset
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")
         log_end = good(ended).offset
         begin, read_from, shrunk_to = max(0, ask.from_offset), 0, -1
         if ask.from_offset > (end := log_end if cut_at < 0 else min(cut_at, log_end)):
-            # The log no longer reaches the offsets of acknowledged records: read everything that is left of it.
+            # The log no longer reaches the offsets of acknowledged records, so read all of the log.
             begin, read_from, shrunk_to = log_start, log_start, end
         scan = _scan(ask.doubt, begin, log_start, log_end)
         yield from _read_pages(self._context, self._leader, scan, polls=_SCAN_PATIENCE)
@@ -313,8 +315,8 @@ class OutcomeInquiry:
 
     def _require_same_leader(self) -> None:
         if self._leader.epoch != self._leader_epoch:
-            # The inquiry does not know which leader's log it has read. So it is also unknown which of these records a
-            # later leader is certain to have.
+            # The inquiry may have read pages of two leaders' logs, so it does not know which of the records a later
+            # leader is certain to have.
             raise NoAnswerError("another leader was elected while the log was read")
 
     def _note(self, judgement: Judgement, method: str, *, stable: bool) -> None:
@@ -348,13 +350,13 @@ class LossInquiry:
 
     def _survey(self) -> Procedure[None]:
         ask, journal = self._ask, self._lane.journal
-        # If the topic was created again, only fresh metadata show its new id.
+        # Only fresh metadata show the new id of a topic that was created again.
         refreshed: t.MetadataRefreshed | t.Failure = yield self._leader.refresh_metadata("metadata")
         if isinstance(refreshed, t.Failure):
             raise NoAnswerError(trouble(refreshed)[1])
         topic_id, leader_epoch, epoch_end = self._id_now(), -1, -1
         if ask.destination in journal.missing.proven:
-            # The partition was deleted with its topic: nothing is left of its log.
+            # The partition was deleted with its topic, so all of its log is lost.
             survey = Survey(ask.acked, 0, 0, 0)
         else:
             leader_epoch = self._leader.epoch
@@ -362,7 +364,7 @@ class LossInquiry:
             yield from _read_pages(self._context, self._leader, survey, polls=_SCAN_PATIENCE)
             yield from self._require_same_topic(topic_id)
         if topic_id != self._id_now():
-            # The batches that were found may be in the log of the earlier topic.
+            # The survey may have found batches in the log of the former topic.
             raise NoAnswerError("the topic was created again meanwhile")
         # Topics have ids since Kafka 2.8. With older brokers, only an acknowledged batch that is still in the log
         # proves that the topic was not recreated.
@@ -378,12 +380,11 @@ class LossInquiry:
         )
 
     def _require_same_topic(self, topic_id: bytes) -> Procedure[None]:
-        """Check that the log that was read is the log of this topic.
+        """Check that the survey read the log of the topic with this id.
 
         Requests refer to the topic by name. If the topic was recreated, the leader may have read the log of the new
-        topic, while the metadata came from a broker that still knew only the former topic's id. A broker knows a
-        topic's id before it answers requests for the topic's log. So ask the leader for the topic's id after the
-        survey: by then, the leader knows the id that belongs to the log that the survey read.
+        topic, while the metadata came from a broker that knew only the former topic's id. So ask the leader for the
+        topic's id after the survey: a broker knows a topic's id before it answers requests for the topic's log.
         """
         if not any(topic_id):
             return
@@ -400,12 +401,12 @@ class LossInquiry:
             ended: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(
                 ask.leader_epoch, "epoch"
             )
-            # The result is correct without the end of the epoch, but more precise with it. Old brokers do not support
+            # An error does no harm: the end of the epoch only makes the result more precise. Old brokers do not support
             # the request.
             if not isinstance(ended, t.Failure) and not ended.error_code:
                 epoch_end = ended.end_offset
-                # If the leader does not know the epoch (-1), the log may lack all acknowledged records, so read all of
-                # it.
+                # If the leader does not know the epoch (-1), the log may lack all acknowledged records, so read the
+                # whole log.
                 begin = min(offset for offset in (begin, max(0, epoch_end)) if offset >= 0)
         started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")
         log_start = max(0, good(started).offset)
@@ -420,8 +421,8 @@ class LossInquiry:
 
 
 class Inquiries:
-    """Runs the journal's inquiries. An inquiry that may read the log begins only when few requests about its partition
-    have failed lately (see `Sender.when_calm`).
+    """Runs the journal's inquiries. An inquiry that may read a log begins only when few requests about the partition
+    have failed recently (see `Sender.when_calm`).
     """
 
     def __init__(self, context: EngineContext, sender: Sender, sequence_errors: SequenceErrors) -> None:
@@ -445,7 +446,7 @@ class Inquiries:
         if not ask.doubt:
             self._running(Baseline(context, lane, ask, leader), leader).go_on()
         elif ask.confirm:
-            # Do not call `in_trouble` for this request: it was already called for the refused batch.
+            # Do not call `in_trouble` for this request, because the refused batch is counted already.
             leader = LeaderRequests(context, lane, *address)
             confirmation = Confirmation(context, self._sequence_errors, lane, ask, leader)
             self._running(confirmation, leader).go_on()

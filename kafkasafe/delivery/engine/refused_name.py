@@ -1,4 +1,4 @@
-"""The transactional ids and groups that the cluster does not let a lane use."""
+"""The transactional ids and consumer groups that the cluster forbids a lane to use."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from kafkasafe.journal.refusal import SILENCE_S
 
 @dataclass(slots=True, eq=False)
 class RefusedName:
-    """A transactional id, or a group, that the cluster refuses.
+    """A transactional id or a consumer group that the cluster refuses.
 
     Attributes:
         code: Kafka's error code.
         reason: What the cluster said.
         since: Time of the first refusal. All times are `EngineContext.now`.
         last_at: Time of the latest refusal.
-        counted_from: Time from which the duration of the refusal is counted. Another answer, or a long time without any
+        counted_from: Time from which the duration of the refusal is counted. Another answer, or a long time without an
             answer, restarts the count.
-        transactional_id: The transactional id whose units wait; empty if the units of the lane's own ids wait. If
-            `group` is set, `group` alone decides which units wait.
+        transactional_id: The transactional id whose units wait; empty for the lane's own ids. If `group` is set,
+            `group` alone decides which units wait.
         group: The group whose offsets the waiting units would commit; empty if the refusal is not about a user's group.
-        destination: Number of a destination: only units whose first batch is for this destination wait. If it is -1,
-            the units wait whatever their first batch is for.
+        destination: Number of a destination: only units whose first batch is for this destination wait. -1: units with
+            any first batch wait.
         reported: Whether the refusal was reported.
     """
 
@@ -39,12 +39,12 @@ class RefusedName:
     reported: bool = False
 
     def begin_again(self, now: float) -> None:
-        """Count the duration of the refusal from `now` on: the cluster gave another answer meanwhile, or none."""
+        """Count the duration of the refusal from `now` on, because the last request got another answer or no answer."""
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:
         """Record another refusal with the same code. If the previous refusal was more than `SILENCE_S` ago, the
-        duration is counted from `now`.
+        duration of the refusal is counted from `now`.
         """
         if now - self.last_at > SILENCE_S:
             self.counted_from = now
@@ -72,8 +72,8 @@ class RefusedName:
 
 
 class NameRefusals:
-    """The transactional ids and groups that the cluster forbids a lane to use. Each has a text as its key, such as
-    "group orders".
+    """The transactional ids and consumer groups that the cluster forbids a lane to use, by a text such as "group
+    orders".
 
     Any thread may read this object.
     """

@@ -1,5 +1,5 @@
-"""Saves a copy of each batch that is given up: in `rejected/`, or in `quarantine/` if the batch is damaged. Only then
-does a mark in the log record that the batch is finished.
+"""Saves a copy of each batch that the engine gives up: in `rejected/`, or in `quarantine/` if the batch is damaged. A
+mark in the log records that the batch is finished only after the copy is durable.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Rejects:
         self._disk = disk
 
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
-        """Write rejected batches durably to `rejected/`, before marks about them are written. If this fails, the
-        batches wait.
+        """Write rejected batches durably to `rejected/`, before marks in the log record their rejection. If the write
+        fails, the batches wait.
         """
         if self._config.in_memory:
             # With `spool="never"`, only the futures and the dead-letter handler get the rejected batches.
@@ -103,11 +103,11 @@ class Rejects:
 
     def _set_aside(self, lane: Lane, aside: j.Aside, kept: int, reason: str = "") -> None:
         if lane.journal.set_aside(aside, kept, reason):
-            # Use a timer, so that other partitions, and parcels from callers, come first.
+            # Use a timer, so that the engine first handles other partitions and parcels from callers.
             self._context.timer(0.0, AsideDue(lane, aside.destination))
 
     def read(self, lane: Lane, batch: j.Batch) -> Refused:
-        """Read a batch from the spool, so that it can be copied to a file in `rejected/`.
+        """Read a batch from the spool, to copy it to a file in `rejected/`.
 
         Raises:
             SpoolCorruptError: The batch is damaged on disk.
@@ -117,8 +117,8 @@ class Rejects:
         return Refused(batch.position, data, batch.fault.code, batch.fault.message, batch.given)
 
     def damaged(self, lane: Lane, batch: j.Batch, error: SpoolCorruptError) -> bool:
-        """Handle a damaged batch. Returns True if the batch was copied to quarantine/ and will not be sent. If the
-        result is False, the batch's partition waits.
+        """Handle a damaged batch. Returns True if the batch was copied to `quarantine/` and will not be sent, or False
+        if the batch's partition waits.
         """
         if batch.handle in lane.rejections:
             return True

@@ -1,4 +1,6 @@
-"""Makes space in the spool: copies old pending batches forward, so that their old segments can be deleted."""
+"""Makes space in the spool: copies old pending batches to the log's end, so that the segments with the originals can be
+deleted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from kafkasafe.limits.capacity import FREE_BYTES
 from kafkasafe.spool.refusals import counted
 
 _PORTION_BYTES: Final = 1024 * 1024
-"""Bytes copied with one fsync. Other work gets a turn between two portions."""
+"""Number of bytes to copy with one fsync. Between two such portions, the engine does other work."""
 _LOOK_EVERY_S: Final = 1.0
 _AFTER_FAILURE_S: Final = 60.0
 
@@ -35,12 +37,12 @@ class RoomKeeper:
         self._disk = disk
         self._places = places
         self._lost: list[tuple[int, int]] = []
-        """Ranges of positions (first, end) that the log of the producer's own lane has lost. A range leaves the list
-        once its batches have been written again from memory.
+        """Ranges of positions (first, end) that the log of the producer's own lane has lost. The engine removes a range
+        once it has written the range's batches again from memory.
         """
 
     def keep(self, lane: Lane) -> None:
-        """Copy a portion forward, if the lane needs space and copying is worth it. The caller must call
+        """Copy a portion to the log's end, if the lane needs space and copying is worthwhile. The caller must call
         `DiskWriter.release` afterwards.
         """
         if not lane.own or lane.write_backlog:
@@ -76,8 +78,8 @@ class RoomKeeper:
             batches = lane.journal.to_rescue(first, end)
             if batches is None:
                 return
-            # Only batches whose bytes are in memory can be copied. The bytes of a batch that was unpacked, but has no
-            # parcel yet, are only on disk.
+            # Copy only batches whose bytes are in memory. An unpacked batch without a parcel has its bytes only on
+            # disk.
             batches = [
                 batch
                 for batch in batches
@@ -94,7 +96,7 @@ class RoomKeeper:
                 del self._lost[0]
 
     def _needs_room(self, lane: Lane) -> bool:
-        """Whether to copy batches. Repeats the check only when much was written, or when a second has passed."""
+        """Whether to copy batches. Checks again only after many bytes were written, or after a second."""
         if lane.copying.is_under_way:
             return True
         used = lane.spool.used_bytes
@@ -120,14 +122,14 @@ class RoomKeeper:
         return lane.copying.is_under_way
 
     def _copy(self, lane: Lane, batches: list[j.Batch]) -> bool:
-        """Write batches once more, durably. Returns whether that succeeded."""
+        """Write copies of the batches durably to the log's end. Returns whether the write succeeded."""
         copies: list[tuple[int, bytearray]] = []
         try:
             for batch in batches:
                 try:
                     copies.append((batch.destination, self._disk.copy_of(lane, batch)))
                 except SpoolCorruptError:
-                    # The sender finds the damage again, and handles it.
+                    # Leave the damaged batch to the sender, which will find the damage too.
                     if not copies:
                         raise
                     break

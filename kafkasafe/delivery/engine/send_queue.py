@@ -1,8 +1,8 @@
-"""Holds batches that may be sent, until the connection to their leader has room.
+"""Holds batches that are ready to be sent, until the connection to their partition leader has room.
 
-The journal counts these batches as sent. The send queue holds them, without their bytes, until three conditions are
-met: the leader is reachable, its link has room, and the producer's memory has room. Batches of a partition leave the
-queue in the order in which they entered it; partitions take turns.
+The journal counts held batches as sent. The send queue holds a batch, without its bytes, until three conditions are
+met: the leader is reachable, the connection to the leader has room, and the producer's memory has room. Batches of a
+partition leave the queue in the order in which they entered it; partitions take turns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SendQueue:
 
     @property
     def memory_bytes(self) -> int:
-        """Size of the durable batches in memory that are held or in flight."""
+        """Bytes of durable batches that are in memory, including batches in flight."""
         return self._disk.memory + self.read_bytes
 
     def hold(self, address: Address, leader: t.PartitionInfo | None, lane: Lane, batch: j.Batch) -> None:
@@ -81,7 +81,7 @@ class SendQueue:
             self._line_up(address, self._context.leader(*address))  # in the order of their turns
 
     def due(self) -> Iterator[tuple[Address, QueuedBatch, int]]:
-        """Yields each (partition, batch, node) to send now. Before taking the next one, the caller must call `sent`."""
+        """Yields each (partition, batch, node) to send now. The caller must call `sent` before taking the next item."""
         for node in list(self._turns):
             turns = self._turns[node]
             link = self._link(node)
@@ -127,7 +127,7 @@ class SendQueue:
         return link.send(node, size_bytes, read_bytes, self._context.clock.monotonic()), patience_s
 
     def answered(self, ticket: Ticket, failure: t.Failure | None, *, timed_out: bool) -> None:
-        """Account for a request that was answered or failed."""
+        """Record that a request was answered or failed."""
         link = self._link(ticket.node)
         self.read_bytes -= ticket.read_bytes
         self.reads -= bool(ticket.read_bytes)
@@ -137,7 +137,7 @@ class SendQueue:
             link.failed(ticket, timed_out=timed_out)
 
     def take_back(self, address: Address) -> Sequence[QueuedBatch]:
-        """Take all held batches of a partition, so that they are not sent."""
+        """Remove and return all held batches of a partition, so that they are not sent."""
         held = self._held.pop(address, ())
         if held:
             for turns in self._turns.values():

@@ -41,11 +41,9 @@ from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 _CALM: Final = 8
-"""The engine counts, for each partition, the requests that failed, and the requests that ask about such failures. It
-begins the next attempt or inquiry for the partition only if it counted at most this many in the last `_CALM_S` seconds.
-Before the engine checks this limit again, it can count at most eleven more: an inquiry sends four (producer state, log
-start, log end, log), five are requests with batches, and a loss check sends two (end of a leader epoch, log start). So
-there are at most 19 such requests in two seconds, whatever the brokers answer.
+"""For each partition, the engine counts failed requests and requests of inquiries. It begins the next attempt or
+inquiry for the partition only if it counted at most this many requests in the last `_CALM_S` seconds. The engine checks
+the limit only before an attempt or an inquiry, so the batches in flight and the requests of one inquiry may exceed it.
 """
 _CALM_S: Final = 2.0
 
@@ -53,21 +51,21 @@ _NOT_THE_CLUSTER: Final = (t.StaleFenceError, SpoolError)
 """Errors that delay a batch although the cluster answers: an earlier batch failed, or the disk failed."""
 
 _ID_FAILURES: Final = 3
-"""After this many failed attempts to get a producer id, further failures are logged as WARNING. While brokers
-start, a smaller number of failures is normal.
+"""After this many failed attempts to get a producer id, the engine logs further failures as WARNING. A smaller number
+of failures is normal while brokers start.
 """
 
 _TURN_S: Final = 0.01
-"""Average time between two inquiries of the producer. Each takes four or five requests."""
+"""Average time between two inquiries of the producer, in seconds. An inquiry usually takes four or five requests."""
 _AT_ONCE_S: Final = 0.5
-"""A token bucket limits the rate of inquiries. It fills with the time that passes, and holds at most this many seconds.
-Each inquiry takes `_TURN_S` from the bucket. If the bucket holds less than this, the inquiry waits.
+"""Capacity, in seconds, of the token bucket that limits the rate of inquiries. The bucket fills as time passes, and
+each inquiry takes `_TURN_S` from it. If the bucket holds less than `_TURN_S`, the inquiry waits.
 """
 
 
 class ClockQuestion:
-    """Asks for the largest timestamp in a partition. If other producers write there, too, that timestamp is close to
-    the current time.
+    """Asks for the largest timestamp in a partition. If other producers write to the partition too, this timestamp is
+    close to the current time.
 
     The timestamp is only a hint, so a missing answer delays nothing: the engine asks again later.
     """
@@ -123,10 +121,10 @@ class Sender:
         self._sequence_errors = sequence_errors
         self._send_queue = SendQueue(context, disk)
         self._has_room = False
-        """Whether a reply has made room in the send queue since batches were last taken from it."""
+        """Whether a reply has made room in a connection since the last batches left the send queue."""
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
-        """Earliest start of the inquiry that was scheduled last. `when_calm` uses it to limit the rate of inquiries."""
+        """Earliest start of the newest scheduled inquiry. `when_calm` uses this time to limit the rate of inquiries."""
         self._clocks = Clocks(context.now(), context.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
@@ -134,8 +132,8 @@ class Sender:
         self._tried: dict[tuple[str, int], tuple[t.PartitionInfo | None, bytes]] = {}
         # Maps a destination of a lane to its current pause.
         self._pauses: dict[tuple[Lane, int], RetryDue] = {}
-        # The current pauses that can end early: when another broker leads the partition, when the metadata contain the
-        # partition again, or when its topic has been recreated. The flag says whether the destination was refused.
+        # The current pauses that can end early: because another broker leads the partition, the metadata contain the
+        # partition again, or the topic was recreated. The flag says whether the cluster refused the destination.
         self._waiting: dict[tuple[Lane, int], tuple[RetryDue, bool]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         """Maps a partition to the name of its last error."""
@@ -166,19 +164,18 @@ class Sender:
         return leader
 
     def _has_news(self, address: tuple[str, int], *, refused: bool) -> bool:
-        """Whether the metadata have changed since the partition's last request, which failed. A change means that
-        another topic has this name now, or that the leader has changed or become known.
+        """Whether the metadata have changed since the partition's last request, which failed. Changes are a new topic
+        of the same name, a new leader, and a leader that has become known.
 
         If the partition was refused, a new leader counts as a change only if the leader was unknown at that attempt, so
         the metadata refused the partition as missing or forbidden:
 
         1. A topic has been missing for an hour, so the pauses have grown to half a minute.
-        2. The topic is there for some seconds. The metadata contain it, so the pause ends, and the leader takes the
-           batches.
-        3. The topic is deleted, but one broker does not know this yet: the metadata that it sends still contain the
-           topic. The pause ends once. The leader refuses the batch, as before. At this attempt, the metadata already
-           contained the topic. So the topic in the metadata is no longer a change, and the next pause does not end
-           early. The attempts stay rare, and `blocked_timeout_ms` continues to run.
+        2. The topic exists for some seconds. The metadata contain the topic, so the pause ends, and the leader accepts
+           the batches.
+        3. The topic is deleted, but the metadata of one broker still contain it. The pause ends early once, and the
+           leader refuses the batch, as before. Now the topic in the metadata is no longer a change, so the next pause
+           does not end early. The attempts stay rare, and `blocked_timeout_ms` continues to run.
         """
         leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
         if leader is None or leader.leader < 0:
@@ -189,8 +186,8 @@ class Sender:
         return leader != tried and (tried is None or not refused)
 
     def link_answered(self, message: LinkAnswered) -> None:
-        """Send held batches if the connection to their leader is ready. If the connection failed, the batches count as
-        failed.
+        """Send held batches once the connection to their leader is ready. If the connection failed, the held batches
+        count as failed.
         """
         failure = message.answer
         for address in self._send_queue.reached(message):
@@ -203,7 +200,7 @@ class Sender:
             self.produced(Sent(lane, batch, -1), failure)
 
     def _let_out(self) -> None:
-        """Pass held batches to the cluster while there is room. Reads their bytes from disk if necessary."""
+        """Send held batches while connections and memory have room. Reads their bytes from disk if necessary."""
         self._has_room = False
         if self._context.own_cluster.stranger is not None:
             return
@@ -220,7 +217,7 @@ class Sender:
                     self._context.post(FoundDamaged(lane, batch, str(error)))
                 else:
                     self._on_produced(Sent(lane, batch, -1), t.Failure(error, sent=False))
-                # No later batch may overtake the damaged one.
+                # No later batch of the partition may overtake the damaged batch.
                 damaged = SpoolError(f"an earlier batch of the partition is damaged on disk: {error}")
                 for other, later in self._send_queue.take_back((topic, partition)):
                     self._on_produced(Sent(other, later, -1), t.Failure(damaged, sent=False))
@@ -257,16 +254,16 @@ class Sender:
         if sent.ticket is None:
             return
         if isinstance(reply, t.Failure) or reply.error_code:
-            # No batch may overtake a failed one. The fence stops later requests. The code below treats the batches that
-            # the send queue holds as failed.
+            # No batch may overtake a failed batch of its partition. The fence stops later requests, and `_fail_held`
+            # fails the batches in the send queue.
             address = sent.lane.journal.views.address(sent.batch.destination)
             error = t.StaleFenceError("an earlier batch of the partition failed")
             self._fail_held(address, t.Failure(error, sent=False))
         self._has_room = True
 
     def use_room(self) -> None:
-        """Send held batches if replies have made room since the last call. Called once, after all replies of a turn, so
-        that the batches leave in one request.
+        """Send held batches if replies have made room since the last call. The engine calls it once, after all replies
+        of a turn, so that the batches leave in one request.
         """
         if self._has_room:
             self._let_out()
@@ -333,12 +330,12 @@ class Sender:
             else:
                 lane.journal.clock_at_least(
                     self._clocks.at_least_ms
-                )  # the lane may have been opened after the estimate was made
+                )  # the engine may have opened the lane after the estimate was made
                 if self._clocks.asks(address, now) and not self._context.close_state.closing:
                     self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._context.cluster.topic(address[0]))
-            # Use the leader epoch at the time of sending, if that epoch is known. A leader that was elected later is
-            # not the one that acknowledged the batch.
+            # Use the leader epoch at the time of sending, if known: a leader that was elected later did not acknowledge
+            # the batch.
             epoch = epoch if epoch >= 0 else self._context.leader_epoch(*address)
             lane.journal.acked(
                 batch, reply.base_offset, leader_epoch=epoch, now=now, now_ms=self._context.clock.wall_ms()
@@ -399,7 +396,7 @@ class Sender:
         self.reasons[address] = name
 
     def in_trouble(self, topic: str, partition: int) -> None:
-        """Count a failed request for this partition, or a request that asks about such a failure; see `_CALM`."""
+        """Count a failed request for this partition, or a request of an inquiry; see `_CALM`."""
         times = self._troubles.get((topic, partition))
         if times is None:
             times = self._troubles[topic, partition] = collections.deque(maxlen=_CALM + 1)
@@ -412,8 +409,8 @@ class Sender:
         return times[0] + _CALM_S - self._context.clock.monotonic()
 
     def when_calm(self, topic: str, partition: int, inquiry: Inquiry) -> None:
-        """Begin an inquiry, if necessary after a pause. The pause lasts until it is the inquiry's turn (`_TURN_S`), and
-        few enough requests for the partition failed recently (`_CALM`).
+        """Begin an inquiry, if necessary after a pause. The pause keeps the rate of all inquiries (`_TURN_S`) and the
+        number of recent failed requests for the partition (`_CALM`) within their limits.
         """
         now = self._context.clock.monotonic()
         self._turn = max(self._turn + _TURN_S, now - _AT_ONCE_S)
@@ -441,7 +438,7 @@ class Sender:
             self._context.progress.pause(self._context.clock.monotonic() + pause_s)
         self._context.stats.pauses.add()
         self._context.stats.backoff_s["produce"] += pause_s
-        # If no broker is connected, the transport logs the reason. A line for each partition would only repeat it.
+        # If no broker is connected, the transport logs the reason, and a line for each partition would only repeat it.
         connected = self._context.cluster.connected
         self._log.limited(
             logging.DEBUG if not connected else logging.WARNING if wait.attempt > 3 else logging.INFO,
@@ -469,9 +466,9 @@ class Sender:
         """End a pause.
 
         1. A broker does not answer, and the partition pauses for a second.
-        2. After a tenth of a second another broker leads, so the pause ends early (`let_out`).
+        2. After a tenth of a second, another broker is the leader, so the pause ends early (`let_out`).
         3. The new leader fails too, and the partition pauses again.
-        4. The timer of the first pause fires. It must not end the second pause.
+        4. The timer of the first pause fires, and must not end the second pause.
         """
         if self._pauses.get((due.lane, due.destination)) is due:
             del self._pauses[due.lane, due.destination]
@@ -510,7 +507,7 @@ class Sender:
 
 
 def _with_remedy(error: BaseException) -> str:
-    """The name and message of an error, as text. The text contains the remedy if the error is a broker's answer."""
+    """The name and message of an error, as text. For an error code from a broker, the text also has the remedy."""
     if not isinstance(error, kafka_errors.BrokerResponseError) or error.errno is None:
         return text(error)
     return f"{text(error)}. {classify_code(error.errno).explanation}"

@@ -1,5 +1,5 @@
-"""Counts the sequence errors that brokers return. An error that repeats is counted only once, when its meaning becomes
-known.
+"""Counts the sequence errors that brokers return. An error that repeats counts only once, when the engine knows what it
+means.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Address = tuple[str, int]
 
 
 class SequenceErrors:
-    """Keeps the last sequence error of each partition until it is known what the error means.
+    """Keeps the last sequence error of each partition until the engine knows what the error means.
 
     The meaning of most sequence errors is known once the engine knows whether the batches in doubt are in the log.
-    UNKNOWN_PRODUCER_ID usually puts no batch in doubt, because it means that the broker did not append the batch. For
-    this error, the engine distinguishes two cases, as KAFKA-5793 does:
+    UNKNOWN_PRODUCER_ID usually puts no batch in doubt, because the broker did not append the batch. For
+    UNKNOWN_PRODUCER_ID, the engine distinguishes two cases, as KAFKA-5793 does:
 
-    1. A broker (Kafka 1.0 to 2.4) answers a batch with this error, and reports where its log starts.
+    1. A broker (Kafka 1.0 to 2.4) answers a batch with UNKNOWN_PRODUCER_ID, and reports where its log starts.
     2. If the log starts after the last acknowledged offset, retention removed the producer's records. Nothing is lost.
-    3. Otherwise the log should still contain the producer's records. The engine reads the log to find out whether they
-       are lost.
+    3. Otherwise the log should still contain the producer's records. The engine reads the log to find out whether the
+       records are lost.
 
     Args:
         stats: Counts the verdicts.
@@ -63,8 +63,8 @@ class SequenceErrors:
             self._stats.sequence_errors[found[0], verdict] += 1
 
     def absent(self, address: Address) -> None:
-        """Record that the batch is not in the log, and that no acknowledged record is missing. If the partition's
-        pending error is UNKNOWN_PRODUCER_ID, its meaning is known now, so add the error to the statistics.
+        """Record that the log lacks the refused batch, but no acknowledged record. This settles a pending
+        UNKNOWN_PRODUCER_ID of the partition, so add the error to the statistics.
         """
         name, trimmed = self._pending.get(address, ("", False))
         if name == _UNKNOWN_PRODUCER:

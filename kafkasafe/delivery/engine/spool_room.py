@@ -1,4 +1,4 @@
-"""The accepted parcels that are not on disk yet; the spool's room for more, and the reason if none exists."""
+"""The accepted parcels that are not on disk yet, and whether the spool has room for more."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class UndurableParcels:
         return self._by_number.values()
 
     def add(self, parcel: Parcel) -> None:
-        """Add a parcel, unless it is here already."""
+        """Add a parcel, unless it was added before."""
         if parcel.number not in self._by_number:
             self._by_number[parcel.number] = parcel
             self.size_bytes += parcel.size_bytes
 
     def remove(self, parcel: Parcel) -> bool:
-        """Remove a parcel. Return whether it was here."""
+        """Remove a parcel. Return whether the object contained it."""
         if self._by_number.pop(parcel.number, None) is None:
             return False
         self.size_bytes -= parcel.size_bytes
@@ -58,7 +58,7 @@ class UndurableParcels:
         return first(self._by_number, number + 1) > number
 
     def last_number(self) -> int:
-        """The number of the newest parcel that is not durable; 0 if none exists."""
+        """The number of the newest parcel that is not durable; 0 if all parcels are durable."""
         return last(self._by_number)
 
     def records(self, number: int) -> int:
@@ -67,7 +67,7 @@ class UndurableParcels:
         return sum(p.count for p in waiting if p.number <= number and not p.done)
 
     def age_s(self) -> float:
-        """Number of seconds for which the oldest record has waited for the disk; 0 if none waits."""
+        """Number of seconds for which the oldest record has waited for the disk; 0 if no record waits."""
         oldest = self._by_number.get(first(self._by_number, 0))
         return 0.0 if oldest is None else max(0.0, self._clock.monotonic() - oldest.sealed_at)
 
@@ -82,11 +82,11 @@ class SpoolRoom:
         self.used = 0
         """Bytes that the producer's own lane takes on disk."""
         self.free: float = float("inf")
-        """Free bytes of the disk at the last measurement; infinite if they cannot be measured."""
+        """Free bytes of the disk at the last measurement; infinite if the number is unknown."""
         self.disk_trouble = ""
-        """Why nothing becomes durable for now; empty while the disk works."""
+        """Why accepted records cannot become durable; empty while the disk works."""
         self.disk_full = False
-        """Whether the disk trouble is a lack of space."""
+        """Whether `disk_trouble` is a lack of space."""
 
     def disk_failed(self, why: str, *, full: bool = False) -> None:
         """Record that accepted records cannot become durable for now. `full`: the reason is a lack of space."""
@@ -120,7 +120,7 @@ class SpoolRoom:
 
     @property
     def capacity(self) -> Capacity:
-        """The capacity of the producer's own lane, as it was a moment ago."""
+        """The capacity of the producer's own lane, from the last published sizes."""
         config = self._config
         backlog = self._undurable.size_bytes
         if config.in_memory:
@@ -135,7 +135,7 @@ class SpoolRoom:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that count against `spool_max_bytes`: those of the spool on disk or, with `spool="never"`, those of the
+        """Bytes that count against `spool_max_bytes`: the size of the spool on disk or, with `spool="never"`, of the
         pending parcels.
         """
         return self._undurable.size_bytes if self._config.in_memory else self.used

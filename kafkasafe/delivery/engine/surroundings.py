@@ -1,4 +1,4 @@
-"""Looks for other default spool directories. Their names differ in the spelling of addresses, or in the client id."""
+"""Looks for other default spool directories, whose names have other spellings of the addresses or another client id."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Surroundings:
         self._config = context.config
         self._disk = disk
         self._lanes = lanes
-        # Other directories may be for the same cluster only if this producer's directory has a default name.
+        # Search for other directories of the same cluster only if this producer's directory has a default name.
         self._siblings = (
             Siblings(context.directory.path, context.files) if context.config.spool_dir_is_default else None
         )
         self._reported: set[Path] = set()
         self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
-        # Maps each directory to the content that it had when this producer took the directory's lanes.
+        # Maps a directory to its content at the time when this producer took the directory's lanes.
         self._taken: dict[Path, tuple[tuple[str, int], ...]] = {}
         self._looks_first = False
         self.looking = False
@@ -50,8 +50,8 @@ class Surroundings:
     def begin(self) -> None:
         """Before a broker answers, look for records that a producer of this cluster would adopt.
 
-        `close` has to wait for these records. Otherwise a program that always ends as soon as its own records are
-        acknowledged would never adopt the records found here.
+        `close` waits for the found records. Otherwise a program that always ends as soon as its own records are
+        acknowledged would never adopt them.
         """
         if self._siblings is not None:
             self._looks_first = True
@@ -95,8 +95,8 @@ class Surroundings:
         for sibling in found:
             if sibling.cluster_id not in {None, self._context.own_cluster.cluster_id}:
                 continue  # its records are for another cluster
-            # A producer with another client id may have other permissions. A directory without a cluster id may be for
-            # another cluster.
+            # Only report directories of other client ids, whose producers may have other permissions, and directories
+            # without a cluster id, which may be for another cluster.
             if sibling.same_client and sibling.cluster_id is not None and self._adopt_sibling(sibling):
                 continue
             left += sibling.records
@@ -107,23 +107,23 @@ class Surroundings:
         self._context.timer(_LOOK_AROUND_EVERY_S, ChoreDue(Chore.LOOK_AROUND))
 
     def _expect(self, found: Sequence[LeftBehind]) -> None:
-        """No broker has answered yet: make `close` wait if the found records may be for this producer's cluster."""
+        """Before a broker has answered, make `close` wait if the found records may be for this producer's cluster."""
         try:
             own = self._context.directory.cluster_id()
         except SpoolError:
-            own = None  # reported when the directory is bound to its cluster
+            own = None  # `Binding` reports the error later
         known = [sibling for sibling in found if sibling.cluster_id is not None]
         self.unread = {each.path: each.records for each in known if each.cluster_id == own}
         if not any(own in {None, each.cluster_id} for each in known):
             self._ledger.lanes.seek_siblings(on=False)
 
     def read(self, path: Path) -> None:
-        """Record that no lane of a directory is being read any more: each one is open, or cannot be read."""
+        """Record that every lane of a directory is open, or cannot be read."""
         self.unread.pop(path, None)
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:
         """Adopt a directory. Returns whether the directory's lanes are being drained, by this producer or by others.
-        Errors go to `refused`.
+        Passes errors to `refused`.
         """
         if self._refused.get(sibling.path) == sibling.content:
             return False
@@ -134,7 +134,8 @@ class Surroundings:
                     lock = directory.take_lane(number)
                 except LaneBusyError:
                     continue
-                # Check while holding the lane: a directory keeps its cluster while one of its lanes has an owner.
+                # Check the cluster while holding the lane, because a directory keeps its cluster while one of its lanes
+                # has an owner.
                 try:
                     ours = directory.cluster_id() == self._context.own_cluster.cluster_id
                 except BaseException:

@@ -1,4 +1,4 @@
-"""Applies the cluster's metadata: partitions to choose from, and topics that are missing, refused or deleted."""
+"""Applies the cluster's metadata: the partition counts of topics, and topics that are missing, refused or deleted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 
 TOPIC_POLL_S: Final = 1.0
 _PORTION_BYTES: Final = 8 * 1024 * 1024
-"""Batches whose partitions are not chosen yet are divided in memory, one portion at a time. A portion ends once it has
+"""The engine divides batches without chosen partitions in memory, one portion at a time. A portion ends once it has
 this many bytes.
 """
-_ASKED_FOR_S: Final = 300.0  # KafkaProducer, too, remembers a requested topic for this long
+_ASKED_FOR_S: Final = 300.0  # KafkaProducer also remembers a requested topic for five minutes
 _FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
 
 
@@ -31,8 +31,8 @@ class TopicKeeper:
 
     Args:
         drive: Carries out the decisions of a lane's journal.
-        on_topic: Called with a topic and its partition count, when no record of the topic waits for its partition to be
-            chosen.
+        on_topic: Called with a topic and its partition count, once a partition is chosen for every accepted record of
+            the topic.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TopicKeeper:
         self._context.cluster.refresh_metadata([topic], lambda _: None)
 
     def may_create(self, topic: str) -> bool:
-        """Whether a metadata request may create a topic. A request must not recreate a deleted topic. Callable from any
+        """Whether a metadata request may create a topic: a request must not recreate a deleted topic. Callable from any
         thread.
         """
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
@@ -81,7 +81,9 @@ class TopicKeeper:
         )
 
     def _see_whether_gone(self, topic: str, error_code: int) -> None:
-        """Forget the state of a deleted topic after a while. Until then, ask about the topic only now and then."""
+        """Forget a topic ten minutes after the cluster has first reported it as deleted. Until then, request its
+        metadata only now and then.
+        """
         if not error_code:
             self._asked_for.pop(topic, None)
         if error_code != UNKNOWN_TOPIC_OR_PARTITION or self.may_create(topic):
@@ -112,13 +114,13 @@ class TopicKeeper:
         self._context.timer(TOPIC_POLL_S, ChoreDue(Chore.POLL_TOPICS))
 
     def learn(self, names: Iterable[str], *, fresh: bool) -> None:
-        """Apply the metadata of topics. `fresh`: the metadata have just arrived.
+        """Apply the metadata of topics. `fresh` says that the metadata have just arrived.
 
-        1. A program uses 5,000 topics, and one answer has the metadata of all.
+        1. A program uses 5,000 topics, and one answer has the metadata of all these topics.
         2. The engine divides the records that wait for these topics, and writes the parts together: one fsync for each
            8 MiB, not for each topic.
         3. Callers learn a topic's partitions only after the divided records are written. Otherwise a new record could
-           overtake a record that waited.
+           overtake a waiting record.
         """
         found: list[tuple[str, t.TopicInfo]] = []
         size = 0
@@ -147,7 +149,7 @@ class TopicKeeper:
                     self._ledger.waiters.notify_all()
 
     def _note(self, name: str, info: t.TopicInfo, *, fresh: bool) -> int:
-        """Pass a topic's metadata to the journals. Returns the size of the batches that the journals divide now."""
+        """Pass a topic's metadata to the journals. Returns the size in bytes of the batches that can now be divided."""
         now = self._context.now()
         size = 0
         for lane in self._context.lanes:

@@ -31,14 +31,14 @@ _OURS: Final = "kafkasafe-"
 _EVIDENCE_BYTES: Final = 64 * 1024
 _OVER: Final = LOST_TRANSACTION_CODES | {NONE}
 _NOT_REFUSED: Final = frozenset({NONE, OPERATION_NOT_ATTEMPTED})
-"""Error codes of partitions that AddPartitionsToTxn did not refuse. OPERATION_NOT_ATTEMPTED: it refused another
-partition of the request.
+"""Error codes of partitions that AddPartitionsToTxn did not refuse. With OPERATION_NOT_ATTEMPTED, the coordinator
+refused another partition of the request.
 """
 
 
 def marker_group(transactional_id: str) -> str:
-    """The consumer group for which the marker of a transactional id is committed. The marker is an offset. The prefix
-    separates this group from a user's groups.
+    """The consumer group for which the engine commits the marker of a transactional id; the marker is an offset. The
+    prefix separates this group from a user's groups.
     """
     return transactional_id if transactional_id.startswith(_OURS) else f"{_OURS}marker-{transactional_id}"
 
@@ -121,14 +121,14 @@ class Transactor:
         if kept is None:
             self._init(lane, action, None)
             return
-        # The open transaction is the lane's own, so it is aborted with EndTxn. InitProducerId would abort it too, but
-        # raise the epoch for that. This would look as if another producer had taken over the id.
+        # Abort the lane's own open transaction with EndTxn. InitProducerId would abort it too, but would also raise the
+        # epoch, as if another producer had taken over the id.
         keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
         self._context.cluster.transactions.end_transaction(keep, False, self._then(lane, action, "aborted"))
 
     def _aborted(self, lane: Lane, action: u.InitProducerId, answer: x.TransactionEnded) -> None:
-        """Go on after EndTxn. If another producer has taken over the id in the meantime, the answer to InitProducerId
-        shows this.
+        """Continue after EndTxn. The answer to InitProducerId shows whether another producer has taken over the id in
+        the meantime.
         """
         kept, after, code = action.keep, answer.identity, answer.error_code
         goes_on = False if kept is None or code not in _OVER else lane.journal.units.aborted(action, code)
@@ -261,7 +261,7 @@ class Transactor:
             return
         place = self._marker_place(lane, action.transaction)
         if place is None:
-            # The whole transaction is damaged on disk. Its outcome cannot be determined, so it is given up.
+            # Give up a transaction that is damaged on disk as a whole, because nothing shows its outcome.
             lane.journal.units.outcome_found(action, committed=False)
             return
         self._context.cluster.transactions.committed_offset(
@@ -270,8 +270,8 @@ class Transactor:
 
     @staticmethod
     def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed) -> bool | None:
-        """The outcome; None if the answer does not show it (for example, before Kafka 3.0). Then the engine fences the
-        transactional id, and reads the marker to find the outcome.
+        """The outcome; None if the answer does not show it (for example, before Kafka 3.0). If the result is None, the
+        engine fences the transactional id and reads the marker.
         """
         grant = action.transaction.grant
         if answer.error_code:
@@ -351,7 +351,7 @@ class Transactor:
             case _:
                 self._context.progress.note()
                 if not isinstance(answer, x.TransactionAnswer):
-                    # AddOffsetsToTxn does not show yet whether the group accepts the offsets.
+                    # A `TransactionAnswer` (AddOffsetsToTxn) does not show whether the group accepts the offsets.
                     self._names.accepted(lane, action)
                 self._succeeded(lane, action, answer)
 
@@ -373,7 +373,7 @@ class Transactor:
             case t.ProduceReply():
                 message = answer.error_message or message
             case x.OffsetsCommitted() if answer.error_codes:
-                # If `error_codes` is empty, the group's coordinator could not be found.
+                # `error_codes` is empty if the request could not find the group's coordinator.
                 code, message = self._refused_offset(answer)
             case x.PartitionsAdded():
                 refused = {at: each for at, each in answer.error_codes.items() if each not in _NOT_REFUSED}
@@ -420,7 +420,7 @@ class Transactor:
         if not code:
             self._judge_log(lane, action, answer)
         elif not action.by_log:
-            # The log cannot show the outcome. There is no marker, so the transaction was not committed.
+            # The log cannot show the outcome, and a committed transaction would have a marker.
             lane.journal.units.outcome_found(action, committed=False)
         elif code in GONE_CODES:
             lane.journal.units.outcome_found(action, committed=None)
@@ -444,7 +444,7 @@ class Transactor:
         if isinstance(action, u.InitProducerId):
             self._name_failed(action.tid.name, code, reason)
         if isinstance(action, (u.Produce, u.AddPartitions)) and code is not None:
-            # Units of a shared transaction are retried one by one. This shows which unit's destination causes the
+            # Units of a shared transaction are first retried one by one, to find the unit whose destination causes the
             # error.
             alone = not action.transaction.is_shared
             if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):

@@ -1,4 +1,4 @@
-"""Ends atomic batches: saves rejected ones in `rejected/`, and reports the outcome to callers, hooks and logs."""
+"""Ends atomic batches: saves rejected batches in `rejected/`, and reports outcomes to callers, hooks and logs."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class UnitEndings:
         self._rejects = rejects
 
     def refuse(self, lane: Lane, unit: u.Unit) -> None:
-        """Write a unit's batches durably to `rejected/`, before the mark that ends the unit is written."""
+        """Write a unit's batches durably to `rejected/`, before the log gets the mark that ends the unit."""
         batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
         left = [batch for batch in batches if batch.handle not in lane.rejections]
         if self._config.in_memory:
             lane.rejections.keep((batch.handle for batch in left), None)
             left = []
         if any(batch.position < 0 for batch in left):
-            # 1. A batch was divided, because its topic's partitions are known now. 2. In the same turn, another batch
-            # of the unit is found damaged, so the unit is given up.
+            # 1. A batch was divided, because its topic's partitions are known now.
+            # 2. In the same turn, the engine finds another batch of the unit damaged, and gives up the unit.
             # 3. A file in `rejected/` names the positions of the parts, but the parts get positions only at the end of
-            # the turn.
+            #    the turn.
             lane.journal.units.put_aside(unit, kept=False, reason="Parts of it are not on disk yet")
             return
         for destination in dict.fromkeys(batch.destination for batch in left):
@@ -77,7 +77,7 @@ class UnitEndings:
         lane.journal.units.put_aside(unit, kept=True)
 
     def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:
-        """Finish units whose outcome is final and durable. The batches of these units are finished already."""
+        """Finish units whose outcome is final and durable, and whose batches are already finished."""
         for unit, fate in ended:
             records = sum(batch.count for batch in unit.batches)
             outcome = fate.value

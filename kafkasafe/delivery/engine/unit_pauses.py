@@ -1,4 +1,4 @@
-"""Pauses between attempts: of an atomic batch as a whole, or of one of its requests."""
+"""Pauses between two attempts to deliver an atomic batch, or to send one of its requests."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import UnitDue
 
 _SOON_S: Final = 0.01
-"""Pause if the coordinator or a leader is still completing the previous transaction."""
+"""Length of the pause, per attempt, while the coordinator or a leader is completing the previous transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TopicPause:
-    """The pause of a unit that was refused because a topic was missing.
+    """The pause of a unit that the cluster refused because a topic was missing.
 
     Attributes:
         addresses: The unit's partitions.
-        former: The ids of its topics at the last attempt.
+        former: The ids of the unit's topics at the last attempt.
         there: Whether the metadata named all partitions when the pause began.
     """
 
@@ -85,7 +85,7 @@ class UnitPauses:
         self._context.timer(pause_s, due)
 
     def tries(self, topic: str) -> None:
-        """Record the topic's id, before a request with batches for the topic is sent."""
+        """Record the topic's present id. Call this method before each request with batches for the topic."""
         self._tried[topic] = self._context.topic_id(topic)
 
     def _are_there(self, addresses: Sequence[tuple[str, int]]) -> bool:
@@ -102,12 +102,12 @@ class UnitPauses:
         )
 
     def look_again(self) -> None:
-        """Use new metadata: end the pauses of units that were refused because a topic was missing or forbidden, if the
-        metadata name the topic now.
+        """End pauses of units that the cluster refused because a topic was missing or forbidden, if new metadata
+        contain the topic.
 
-        New metadata end such a pause only in two cases, just as for other batches (see `Sender`). Either a partition of
-        the unit was missing from the metadata when the pause began, or a topic was recreated since the last attempt. So
-        attempts stay rare while the metadata of a broker still contain a topic that was deleted.
+        As for other batches (see `Sender`), metadata end a pause only if a partition of the unit was missing from the
+        metadata when the pause began, or a topic was recreated since the last attempt. So attempts stay rare while the
+        metadata of a broker still contain a deleted topic.
         """
         for waiting in [each for each in self._waiting if self._has_news(each)]:
             self._end(waiting.due)

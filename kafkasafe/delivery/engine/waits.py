@@ -1,5 +1,5 @@
-"""How callers wait: they hold no lock while they wait. If a signal handler interrupted a caller that held a lock, the
-pump could not get the lock until the handler returned.
+"""How callers wait: without holding a lock. If a signal handler interrupted a caller that held a lock, the pump could
+not get the lock until the handler returned.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from kafkasafe.process.wake_flag import WakeFlag
 
 _LOOK_EVERY_S: Final = 5.0
-"""Interval at which a waiting caller checks its condition by itself, in case no thread notifies."""
+"""Seconds after which a waiting caller checks its condition even if no thread has notified it."""
 
 
 class Guard:
@@ -23,14 +23,14 @@ class Guard:
         self.renew()
 
     def renew(self) -> None:
-        """Create a new lock: in a forked child, the thread that held the old one does not exist."""
+        """Create a new lock, because the thread that held the old lock may not exist in a forked child."""
         self.lock = threading.RLock()
         self.waiters = WaitingCallers()
 
 
 class _ConditionalWakeFlag(WakeFlag):
-    """A flag that is set only if the waiting thread can continue. The notifying thread checks this itself, because a
-    useless wake-up costs both threads more than a check.
+    """A flag that is set only if the waiting thread can continue. The notifying thread checks the condition itself,
+    because a useless wake-up costs both threads more than a check.
     """
 
     def __init__(self, ready: Callable[[], bool]) -> None:
@@ -54,12 +54,11 @@ class Wakeable(Protocol):
 
 
 class WaitingCallers:
-    """The waiting callers, each with its own wake flag. Unlike callers that wait on a Condition, they hold no lock
-    while they check.
+    """The waiting callers, each with its own wake flag. Unlike callers that wait on a `threading.Condition`, these
+    callers hold no lock while they check.
 
-    A signal handler may interrupt any Python code of the main thread. If callers waited on a Condition, a handler might
-    interrupt a caller that holds the lock of the Condition. Then the pump could not get this lock until the handler has
-    returned.
+    A signal handler may interrupt any Python code of the main thread. With a Condition, a handler might interrupt a
+    caller that holds the Condition's lock, and the pump could not get the lock until the handler returns.
     """
 
     def __init__(self) -> None:
@@ -78,7 +77,7 @@ class WaitingCallers:
         self._wake_flags.append(wake_flag)
 
     def remove(self, wake_flag: Wakeable) -> None:
-        """Stop setting a wake flag. Harmless if it was not added."""
+        """Stop setting a wake flag. Does nothing if the flag was not added."""
         with contextlib.suppress(ValueError):
             self._wake_flags.remove(wake_flag)
 
@@ -92,7 +91,7 @@ class WaitingCallers:
         Args:
             ready: Checks the condition, without side effects.
             timeout: Seconds, None for no limit.
-            choosy: Whether the notifying thread may also call `ready`, whatever locks it holds.
+            choosy: Whether the notifying thread may also call `ready`, with any locks held.
         """
         end = None if timeout is None else time.monotonic() + timeout
         wake_flag = _ConditionalWakeFlag(ready) if choosy else WakeFlag()
