@@ -1,4 +1,4 @@
-"""How much more a spool can accept, and which limit is the nearest."""
+"""How many more bytes a spool can accept, and which limit it will reach first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FREE_BYTES: Final = 4 * 1024 * 1024
-"""Disk space reserved for marks. Without room for marks, the spool could never delete anything."""
+"""Disk space reserved for marks. Without room for marks, the spool could not delete any segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Capacity:
     Attributes:
         limit_bytes: Size limit of the spool.
         used_bytes: Size of the spool on disk.
-        backlog_bytes: Bytes that were accepted and are not on disk yet.
+        backlog_bytes: Accepted bytes that are not on disk yet.
         backlog_limit_bytes: How many bytes may wait to be written.
         free_bytes: Free space of the volume; infinite if unknown.
     """
@@ -29,7 +29,7 @@ class Capacity:
 
     @property
     def spool_left(self) -> int:
-        """Bytes until the spool reaches its size limit; negative if it is larger already."""
+        """Bytes until the spool reaches its size limit; negative above the limit."""
         return self.limit_bytes - self.used_bytes - self.backlog_bytes
 
     @property
@@ -43,9 +43,9 @@ class Capacity:
         return int(max(0, min(self.spool_left, self.volume_left)))
 
     def keeps_up(self, needed: int) -> bool:
-        """Whether the disk is fast enough for `needed` more bytes.
+        """Whether the backlog of unwritten bytes leaves room for `needed` more bytes.
 
-        If no bytes wait for the disk, any size is accepted. Even a large atomic batch is in memory already, so a
+        If no bytes wait for the disk, any size is accepted: even a large atomic batch is already in memory, so a
         refusal would save no memory.
         """
         return not self.backlog_bytes or self.backlog_bytes + needed <= self.backlog_limit_bytes

@@ -1,18 +1,19 @@
 """Decides from which partitions to fetch ahead, that is, before the application has received all records of the last
 response.
 
-kafka-python fetches from a partition only after the application has received all records of the last response. So it
-alternates between decoding and waiting. To fetch ahead means to fetch from the offset where the waiting response ends.
-The next response arrives while the application still receives the earlier records:
+kafka-python fetches from a partition only after the application has received all records of the last response. So
+kafka-python alternates between decoding and waiting. To fetch ahead means to fetch from the offset where the waiting
+response ends, so that the next response arrives while the application still receives the earlier records:
 
-1. A consumer at offset 100 receives a response with the records 100 to 199. The log goes on after them.
+1. A consumer at offset 100 receives a response with the records 100 to 199. The log continues after them.
 2. `poll` returns the records 100 to 149. At the same time, the consumer fetches from offset 200 on.
 3. `poll` returns the records 150 to 199. The position is 200 now, and the response that begins at 200 is already
    waiting.
-4. If the application seeks to 120 instead, the waiting response does not begin at the position, and is discarded.
+4. If the application seeks to 120 instead of step 3, the waiting response does not begin at the position, and is
+   discarded.
 
 Rule: fetch ahead from a partition only if its last response shows that the log has more records. A fetch at the end of
-the log would wait at the broker, and the other partitions of this broker would wait with it.
+the log would wait at the broker for new records, and would delay the broker's other partitions.
 """
 
 from __future__ import annotations
@@ -22,21 +23,20 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, Self, TypeVar
 
 AHEAD_BYTES: Final = 16 * 1024 * 1024
-"""Maximum bytes of all responses that are fetched ahead at the same time. Each response is counted with the number of
-bytes that its request asked for, not with its real size.
+"""Maximum bytes of all responses that are fetched ahead at the same time. A response counts with the number of
+requested bytes, not with its real size.
 """
 
 _Place = TypeVar("_Place", bound=Hashable)
 
 
 class AheadOffset(int):
-    """Offset from which records were fetched ahead: the fetch was sent before the consumer's position reached this
-    offset.
+    """Offset from which the consumer fetched ahead: it sent the fetch before its position reached this offset.
 
     Attributes:
-        checked: The leadership under which the position had been checked when the fetch was sent. If the position has a
-            different leadership object when the response is used, the position was checked again in between. Then the
-            response may come from a former leader.
+        checked: The leadership under which the consumer had checked its position when it sent the fetch. If the
+            position has a different leadership object when the response is used, the response may come from a former
+            leader.
     """
 
     checked: Any
@@ -54,7 +54,7 @@ class ResponseEnd:
     Attributes:
         fetch_offset: Offset from which the response was fetched.
         end_offset: Offset after the response's last complete batch.
-        leader_epoch: Leader epoch of that batch.
+        leader_epoch: Leader epoch of the last complete batch.
     """
 
     fetch_offset: int
@@ -63,7 +63,7 @@ class ResponseEnd:
 
 
 class FetchAhead(Generic[_Place]):
-    """For each partition, the end of the response whose records the application has not received completely. Only one
+    """Knows, for each partition, the end of the response whose records the application is still receiving. Only one
     thread may use this object.
     """
 
@@ -76,7 +76,8 @@ class FetchAhead(Generic[_Place]):
         Args:
             place: The partition.
             end: End of the response; None if the response has no complete batch.
-            available_offset: The high watermark, or the last stable offset if only committed records are read.
+            available_offset: The high watermark, or the last stable offset if the consumer reads only committed
+                records.
         """
         if end is None or end.end_offset >= available_offset:
             self._ends.pop(place, None)
@@ -94,16 +95,16 @@ class FetchAhead(Generic[_Place]):
         """Return the partitions from which to fetch ahead, each with the end of its last response.
 
         Args:
-            positions: The positions of the partitions for which exactly one response waits.
+            positions: The positions of the partitions with exactly one waiting response.
             fetch_bytes: Requested size per partition.
-            count: Number of partitions from which records were already fetched ahead.
+            count: Number of partitions with a response that was already fetched ahead.
         """
         chosen: dict[_Place, ResponseEnd] = {}
         left = AHEAD_BYTES - count * fetch_bytes
         for place, position in positions:
             end = self._ends.get(place)
-            # A position outside the response's offsets shows that the application has called `seek`. The response is
-            # discarded.
+            # If the position is outside the response's offsets, the application has called `seek`, and the response
+            # will be discarded.
             if end is not None and end.fetch_offset <= position < end.end_offset and left >= fetch_bytes:
                 chosen[place] = end
                 left -= fetch_bytes

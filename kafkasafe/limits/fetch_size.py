@@ -1,23 +1,23 @@
-"""How many bytes of a partition to ask a broker for. Pure: times are arguments.
+"""How many bytes of a partition to request from a broker. Has no clock: times are arguments.
 
-Each response has a fixed cost, so large responses cost less per byte. But a response that needs longer than the request
-timeout is worth nothing:
+Each response has a fixed cost, so large responses cost less per byte. But a response that takes longer than the request
+timeout is useless:
 
 1. A consumer asks for 8 MB of each of six partitions, over a network with 10 Mbit/s.
 2. The response of 48 MB would take 40 s. After 30 s, the request times out.
 3. The consumer connects again and asks for the same 48 MB. It never gets a record.
 
-Rule: begin small. Double the size only after a full response that came so soon that a response of twice the size would
-also come well before the timeout. So no request is much larger than a request that was answered.
+Rule: begin small. Double the size only after a full response so fast that a response of twice the size would also
+arrive well before the timeout. So a request asks for at most twice the bytes of an answered request.
 
-Records that are returned one by one stay in memory longer than batches. So if records are returned one by one,
+Records that the application receives one by one stay in memory longer than batches. So for such an application,
 responses have a smaller maximum size:
 
 1. A consumer of 200 partitions processes each record for a millisecond. It cannot keep up, so all responses are full.
-2. With 4 MB of each of the 200 partitions, 800 MB of records would wait for `poll`.
+2. With responses of 4 MB for each of the 200 partitions, 800 MB of records would wait for `poll`.
 
-Rule: divide 32 MiB equally among the partitions. But ask for at most 4 MiB of each partition, and never for less than
-the first request asked for.
+Rule: divide 32 MiB equally among the partitions, but request at most 4 MiB of each partition, and at least the size of
+the first request.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ LARGE_FETCH_BYTES: Final = 8 * 1024 * 1024
 """The largest size by default."""
 
 _RECORDS_BYTES: Final = 4 * 1024 * 1024
-"""The largest size if records are returned one by one. Larger responses are hardly faster."""
+"""The largest size if the application receives records one by one. Larger responses are hardly faster."""
 _ALL_RECORDS_BYTES: Final = 32 * 1024 * 1024
-"""Sum of the sizes of all partitions, if records are returned one by one."""
+"""Total size for all partitions, if the application receives records one by one."""
 
 _SOON_S: Final = 1.0
-""""Soon" means that the response arrives within this many seconds. A response of twice the size takes at most twice as
-long, that is, 2 s. This is soon enough, because even a follower gets 3 s for its answer (`ANSWER_S`).
+"""A response is fast enough to double the size if it arrives within this many seconds. A response of twice the size
+then takes at most 2 s, and even a follower gets 3 s for its answer (`ANSWER_S`).
 """
 _SOON_SHARE: Final = 8
-"""If the request timeout is short, "soon" means: within the timeout divided by this number."""
+"""With a short request timeout, a response is fast enough within the timeout divided by this number."""
 
 
 def records_limit(partitions: int) -> int:
-    """Return the largest size if records are returned one by one.
+    """Return the largest size if the application receives records one by one.
 
     Args:
         partitions: Number of partitions that the consumer reads.
@@ -74,15 +74,14 @@ class FetchSize:
         self._batches = True
 
     def returned_records(self) -> None:
-        """The application gets records one by one."""
+        """The application receives records one by one."""
         self._records = True
 
     def next_bytes(self, partitions: int) -> int:
-        """Return how many bytes of each partition the next request asks for.
+        """Return how many bytes of each partition to request next.
 
-        If the application reads both records and batches, the result is the size of the first request. Each time the
-        application changes between reading records and reading batches, fetched data is discarded. With larger
-        responses, more data would be discarded.
+        If the application reads both records and batches, the result is the size of the first request: each change
+        between reading records and reading batches discards fetched data, and larger responses would waste more.
 
         Args:
             partitions: Number of partitions that the consumer reads.
@@ -94,8 +93,8 @@ class FetchSize:
         return self.bytes
 
     def limit(self, most: int) -> None:
-        """From now on, limit the size to `most`. The limit itself is at least the size of the first request and at most
-        the largest size.
+        """From now on, limit the size to `most`, but to at least the size of the first request and at most the largest
+        size.
         """
         self._limit = max(self._least, min(self._most, most))
         self.bytes = min(self.bytes, self._limit)
@@ -104,24 +103,24 @@ class FetchSize:
         """Record that a request was answered.
 
         Args:
-            size: Bytes of the partition with the most bytes in the response.
+            size: Largest number of bytes that the response has of one partition.
             sent_at: Time at which the request was sent, in seconds on the clock of `now`.
             now: When the response came.
         """
         if size * 2 < self.bytes:
-            return  # the broker had no more records, so this response's time does not predict the next one's
+            return  # the broker had no more records, so this response time does not predict the next
         if sent_at <= self._restarted_at:
-            return  # the request asked for another size
+            return  # the request was sent before the restart, with another size
         if now - sent_at < self._soon_s:
             self.bytes = min(self._limit, self.bytes * 2)
         elif now - sent_at > 2 * self._soon_s:
             self.bytes = max(self._least, self.bytes // 2)
 
     def restart(self, now: float) -> None:
-        """Go back to the size of the first request, because a request failed, or because the application called `seek`.
+        """Return to the size of the first request, because a request failed or the application called `seek`.
 
         A request may have failed because its response took too long. A seek discards fetched data, so small responses
-        waste less if the application seeks often.
+        waste less.
 
         Args:
             now: Seconds, as for `answered`.

@@ -24,8 +24,8 @@ def seconds_of(timeout_ms: float) -> float:
 def timeout_of(timeout: Any) -> float:
     """Convert a caller's time-out, in seconds and not None, to a float.
 
-    Types that convert to float, such as numpy's numbers, are accepted, as by KafkaProducer. nan is not accepted: it is
-    neither before nor after any time, so a wait for it would end immediately, or never.
+    Like KafkaProducer, accepts types that convert to float, such as numpy's numbers. nan is not accepted: it is neither
+    before nor after any time, so a wait would end immediately or never.
 
     Raises:
         TypeError: The time-out is not a number.
@@ -33,7 +33,7 @@ def timeout_of(timeout: Any) -> float:
     """
     said = "timeout must be a number of seconds, or None, not"
     if isinstance(timeout, (str, bytes, bytearray)):
-        raise TypeError(f"{said} {timeout!r}")  # float() would accept them
+        raise TypeError(f"{said} {timeout!r}")  # float() would accept strings
     try:
         seconds = float(timeout)
     except (TypeError, ValueError):
@@ -63,18 +63,18 @@ class Patience:
 
     Attributes:
         idle_s: Maximum time, in seconds, that the wait continues without progress.
-        pause_s: Maximum time, in seconds, that `close` waits for the end of a pause. It waits only if this end is
-            known. 0: `close` does not wait for pauses.
+        pause_s: Maximum time, in seconds, that `close` waits for the known end of a pause; 0: `close` does not wait for
+            pauses.
     """
 
     idle_s: float
     pause_s: float
 
     def ends_at(self, began: float, last_progress: float, pause_until: float) -> float:
-        """Time at which to give up if there is no progress until then.
+        """Time at which to give up without further progress.
 
         Args:
-            began: When the waiting began; earlier progress does not count.
+            began: When the caller began to wait; earlier progress does not count.
             last_progress: When a batch last made progress towards its outcome.
             pause_until: The end of the current or last pause.
         """

@@ -1,22 +1,21 @@
-"""How far `send` may run ahead of a cluster that answers.
+"""How far `send` may run ahead of deliveries while the cluster answers.
 
 A program that only sends is faster than any cluster. Without a limit, more and more batches would wait in the spool.
-The producer would read nearly every batch back from disk before it sends it, and the kernel would need new page cache
+The producer would have to read nearly every batch back from disk to send it, and the kernel would need new page cache
 for each batch. With a limit, a batch is still in memory when the producer sends it.
 
 The limit exists only to make deliveries faster. In an outage, the limit cannot make deliveries faster, and must not
 make a sender wait. Therefore the outstanding bytes of a partition count only while the partition answers:
 
 1. Brokers 1 and 2 each lead half of the partitions. 14 MB are outstanding, so the sender waits.
-2. Broker 2 hangs. Its partitions acknowledge nothing for half a second, so they no longer count.
+2. Broker 2 hangs. The partitions of broker 2 acknowledge no batch for half a second, so they no longer count.
 3. The sender continues. The records that it sends to broker 2 are buffered on disk. The outstanding records for broker
    1 stay within the limit.
 
 When a partition answers again after an outage, 1 GB of its records may be outstanding. If a sender had to wait until
 all but 14 MB are acknowledged, it would wait for almost the whole delivery. So the partition's outstanding bytes are
-added to the limit. Then the limit falls by one byte for every two bytes that are delivered. So a sender that adds half
-as many bytes per second as the cluster acknowledges, or fewer, need not wait. A faster sender is slowed down to that
-rate.
+added to the limit, which then falls by one byte for every two delivered bytes. A sender that adds at most half as many
+bytes per second as the cluster acknowledges need not wait. A faster sender is slowed down to this rate.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from dataclasses import dataclass
 from typing import Final
 
 RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
-"""The default limit. The producer keeps more bytes than this in memory, so it need not read waiting batches back from
-disk.
+"""The default limit. It is below the number of bytes that the producer keeps in memory, so waiting batches need not be
+read back from disk.
 """
 
 _EASED_BYTES: Final = 1024 * 1024
-"""A waiting sender continues once about this many bytes have been delivered: one large batch."""
+"""A waiting sender continues once about this many bytes (one large batch) have been delivered."""
 
 PATIENCE_S: Final = 0.5
-"""A partition does not count while it has waiting batches, but has had no acknowledgement for this many seconds."""
+"""A partition with waiting batches does not count after this many seconds without an acknowledgement."""
 
 Address = tuple[str, int]
 
@@ -43,8 +42,8 @@ class _Outstanding:
     """The outstanding batches of one partition.
 
     Attributes:
-        since: When the partition last acknowledged a batch; before that, when its first batch was accepted. Monotonic
-            seconds.
+        since: When the partition last acknowledged a batch or, before the first acknowledgement, when its first batch
+            was accepted. Monotonic seconds.
         counts: Whether the partition answers.
     """
 
@@ -59,12 +58,12 @@ class _Outstanding:
         self.size_bytes -= size_bytes
 
     def answered(self, now: float) -> bool:
-        """Note an answer. Return whether the partition did not count before."""
+        """Record an answer. Return whether the partition counts again because of the answer."""
         began, self.counts, self.since = not self.counts, True, now
         return began
 
     def expired(self, now: float) -> bool:
-        """Stop counting if the partition does not answer. Return whether it stopped now."""
+        """Stop counting if the partition does not answer. Return whether this call stopped the counting."""
         stopped = self.counts and now - self.since >= PATIENCE_S
         self.counts = self.counts and not stopped
         return stopped
@@ -86,18 +85,17 @@ class RunAhead:
         """The earliest time at which a partition can stop counting."""
 
     def is_reached(self, more_bytes: int = 0) -> bool:
-        """Return whether a sender should wait. `more_bytes` is the number of bytes that are accepted, but not counted
-        yet. Any thread may call this method.
+        """Return whether a sender should wait. `more_bytes` is the number of accepted bytes that are not counted yet.
+        Any thread may call this method.
         """
         return self._outstanding_bytes + more_bytes >= self._ceiling_bytes
 
     def has_eased(self, more_bytes: int = 0) -> bool:
         """Return whether a waiting sender should continue.
 
-        The threshold is lower than that of `is_reached`. With equal thresholds, each small delivery would wake senders,
-        and they would soon have to wait again. But this threshold is only a little lower, so that senders do not sleep
-        for long. A sleeping sender encodes nothing. If senders slept longer, the cluster could deliver a few large
-        batches in that time, and too few encoded batches would be left.
+        The threshold is lower than the threshold of `is_reached`: with equal thresholds, each small delivery would wake
+        senders, which would soon wait again. It is only a little lower, so that senders do not wait for long. A waiting
+        sender encodes no records, so after a long wait, the cluster might have to wait for encoded batches.
         """
         return self._outstanding_bytes + more_bytes < self._ceiling_bytes - min(
             self._limit_bytes // 4, _EASED_BYTES
@@ -114,7 +112,7 @@ class RunAhead:
             self._outstanding_bytes += size_bytes
 
     def answered(self, address: Address, size_bytes: int, now: float) -> None:
-        """Release a batch whose outcome is known. The outcome shows that the partition's leader answers."""
+        """Stop counting a batch whose outcome is known. The outcome shows that the partition's leader answers."""
         waiting = self._waiting[address]
         if waiting.answered(now):
             self._outstanding_bytes += waiting.size_bytes
@@ -124,7 +122,7 @@ class RunAhead:
         self._lower(size_bytes // 2)
 
     def withdrawn(self, address: Address, size_bytes: int) -> None:
-        """Release a batch that has left memory."""
+        """Stop counting a batch that has left memory."""
         self._leave(address, self._waiting[address], size_bytes)
         self._lower(size_bytes)
 
@@ -142,7 +140,7 @@ class RunAhead:
 
     @property
     def silent(self) -> frozenset[Address]:
-        """Partitions that do not count. `expire` updates them."""
+        """Partitions that do not count, because they do not answer. `expire` updates the set."""
         return frozenset(address for address, waiting in self._waiting.items() if not waiting.counts)
 
     def clear(self) -> None:
@@ -159,8 +157,8 @@ class RunAhead:
             del self._waiting[address]
 
     def _lower(self, by_bytes: int) -> None:
-        """Lower the ceiling by this many bytes. If the ceiling is still higher than the outstanding bytes plus the
-        limit, lower the ceiling to that sum. Never lower the ceiling below the limit.
+        """Lower the ceiling by this many bytes, and at least to the outstanding bytes plus the limit, but never below
+        the limit.
         """
         ceiling = min(self._ceiling_bytes - by_bytes, self._outstanding_bytes + self._limit_bytes)
         self._ceiling_bytes = max(self._limit_bytes, ceiling)

@@ -1,10 +1,10 @@
 """Limits the bytes in flight to a broker, and extends the wait for an answer on a slow link.
 
-`UplinkBudget` measures the rate of a link: the bytes of answered requests per second. The bytes in flight are limited
-to what the link carries in a fraction of the request timeout. So the broker answers even the last request in time. One
-batch, or a few small ones, may always be in flight. Before the first measurement, no more than that may be in flight.
+`UplinkBudget` measures the rate of a link: the bytes of answered requests per second. It limits the bytes in flight to
+the bytes that the link carries in a fraction of the request timeout, so that the broker can answer even the last
+request in time. One batch, or a few small batches, may always be in flight; before the first measurement, no more.
 
-No clock: `now` is an argument, in seconds.
+The module has no clock: `now` is an argument, in seconds.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from typing import Final
 _RATE: Final = itemgetter(1)
 
 MEMORY_BYTES: Final = 32 * 1024 * 1024
-"""Maximum memory that one producer uses for batches that are also on disk: those that are not sent yet, and those that
-were read back to be sent. One batch may always be read back.
+"""Maximum memory that one producer uses for batches that are also on disk: batches that are not sent yet, and batches
+that were read back to be sent. One batch may always be read back.
 """
 
 _SHARE: Final = 0.25
-"""Sending the bytes in flight must not take more than this fraction of the request timeout."""
+"""Sending all bytes in flight may take at most this fraction of the request timeout."""
 _SAMPLES: Final = 16
 _SAMPLES_S: Final = 10.0
-"""The rate of a link is the highest rate among its last `_SAMPLES` samples. Samples older than this many seconds are
-ignored. The highest rate is the best estimate: most samples include time in which the link was idle, so their rates are
-too low.
+"""The rate of a link is the highest rate among its last `_SAMPLES` samples that are at most this many seconds old. Most
+samples include time in which the link was idle, so their rates are too low.
 """
 _FEW_BYTES: Final = 256 * 1024
-"""Until a request has timed out, this many bytes may always be in flight, even if the measured rate is low. A slow
-broker on a fast link also causes a low measured rate.
+"""Until a request has timed out, this many bytes may be in flight at any measured rate, because a slow broker on a fast
+link also causes a low rate.
 """
 _SLOWER: Final = 2.0
-"""The bytes in flight take a certain time at the measured rate. In addition to the request timeout, the producer waits
-for at least this time, multiplied by this number.
+"""In addition to the request timeout, the producer waits at least this many times as long as the bytes in flight take
+at the measured rate.
 """
 
 
@@ -44,11 +43,11 @@ class Ticket:
     """A batch in flight.
 
     Attributes:
-        node: The broker's id, -1 when it is not known.
+        node: The broker's id; -1 when unknown.
         size_bytes: Size of the batch.
-        read_bytes: How many bytes of the batch were read back from disk.
+        read_bytes: Number of the batch's bytes that were read back from disk.
         sent_at: When the batch was sent, seconds.
-        delivered_bytes: How many bytes the link had delivered before the batch was sent.
+        delivered_bytes: Number of bytes that the link had delivered before the batch was sent.
     """
 
     node: int
@@ -73,9 +72,9 @@ class UplinkBudget:
         self._few_bytes = _FEW_BYTES
         self._samples: collections.deque[tuple[float, float]] = collections.deque(maxlen=_SAMPLES)
         self.out_bytes = 0
-        """Bytes without an answer."""
+        """Bytes in flight, for which no answer has arrived."""
         self.ready = False
-        """Whether the connection is expected to write a request immediately."""
+        """Whether the connection can probably write a request immediately."""
 
     def open(self) -> None:
         self.ready = True
@@ -100,12 +99,12 @@ class UplinkBudget:
     def patience_s(self, size_bytes: int, timeouts: int) -> float:
         """Number of seconds that the answer to a batch may take in addition to the request timeout.
 
-        After its last byte was written to the socket, the batch may wait in buffers for a long time, after earlier
-        bytes.
+        Even after its last byte was written to the socket, the batch may wait in buffers for a long time, because
+        earlier bytes are sent first.
 
         Args:
             size_bytes: Size of the batch.
-            timeouts: How often the batch timed out before.
+            timeouts: Number of earlier time-outs of the batch.
         """
         patience_s = self._timeout_s * timeouts
         rate = self.bytes_per_s
@@ -135,13 +134,13 @@ class UplinkBudget:
 
         Args:
             ticket: Ticket of the batch.
-            timed_out: Whether the request timed out. If so, the link was too slow for the bytes in flight, or the
+            timed_out: Whether the request timed out, because the link was too slow for the bytes in flight, or the
                 broker hangs.
         """
         self.out_bytes -= ticket.size_bytes
         self.ready = False
         if timed_out:
-            # Forget all measurements. Until the next measurement, only one batch or a few small batches can be in
-            # flight.
+            # Forget all measurements, so that only one batch or a few small batches can be in flight until the next
+            # measurement.
             self._samples.clear()
             self._few_bytes //= 2

@@ -22,7 +22,7 @@ _VERSION: Final = struct.Struct(">h")
 _GROUP: Final = struct.Struct(">h16sqqii")
 _MANIFEST_ENTRY: Final = struct.Struct(">qiiI")
 _AROUND: Final = 20
-"""Upper bound of the bytes that a record takes besides its key and value: five numbers, the attributes, the count of
+"""Upper bound of the bytes of a record apart from its key and value: five numbers, the attributes, the count of
 headers.
 """
 
@@ -32,7 +32,7 @@ _CLOSED: Final = 4
 
 
 def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearray:
-    """The control batch that begins a group. The batch contains its own address (position, destination 0).
+    """The control batch that begins a group, with its own spool address in the header (position, destination 0).
 
     The control batch takes 1 + len(marks) positions, so the manifest's first batch is at `group.position` + 1 +
     len(marks).
@@ -44,7 +44,7 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
 
     Raises:
         MarkError: A value in `group` or in one of the `marks` is not valid in the spool format. `decode_group` would
-            refuse such a group, so this function does not write it.
+            refuse a group with this value.
     """
     _check(group, marks)
     try:
@@ -60,7 +60,7 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
 
 
 def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) -> int:
-    """Maximum number of bytes that a rejected batch adds to the control batch of its group in `rejected/`.
+    """Maximum number of bytes that a rejected batch adds to the control batch of its group in a file of `rejected/`.
 
     Args:
         message: The message of the batch's REJECTED mark.
@@ -128,7 +128,7 @@ def _write_group(group: Group) -> bytes:
 
 
 def _read_group(body: Body) -> Group:
-    # A group record of every version begins with its version number.
+    # In every version of the format, a group record begins with the version number.
     (version,) = _VERSION.unpack(body.peek(_VERSION.size))
     if version > FORMAT_VERSION:
         raise UnknownFormatError(
@@ -175,12 +175,13 @@ def _read_mark(row: MarkRow[Any] | None, body: Body) -> Mark:
 
 
 def _check(group: Group, marks: Sequence[Mark]) -> None:
-    """Check the values against the format. Writers and readers make the same check."""
+    """Check the values against the format. Both writers and readers call this function."""
     position = group.position + 1 + len(marks)
     _demand(1 <= group.format_version <= FORMAT_VERSION, group)
     _demand(len(group.lane_id) == LANE_ID_BYTES and 0 <= group.synced_position <= group.position, group)
     for index, entry in enumerate(group.manifest):
-        # Each batch has at least one record, so positions ascend. The first batch follows this group's marks directly.
+        # Positions ascend, because each batch has at least one record. The first batch follows the group's marks
+        # directly.
         _demand(entry.position == position if index == 0 else entry.position > position, entry)
         _demand(entry.destination >= 1 and entry.size_bytes > batch.HEADER_BYTES, entry)
         position = entry.position

@@ -43,17 +43,17 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The record at the beginning of every group.
+    """The record at the beginning of every group of the spool.
 
     Attributes:
-        format_version: 2; or 1, if a version of kafkasafe that had no file `extent` yet wrote the group.
+        format_version: 2; or 1 for a group that a version of kafkasafe without the file `extent` wrote.
         lane_id: Random id of the lane, 16 bytes, made together with the lane.
         position: Position of this control batch.
         synced_position: All batches before this position were durable when the group was written.
-        atomic: If any part of the group is missing, readers ignore the whole group.
-        snapshot: The group is the first one of a segment.
-        closed: The group was written when the lane was closed in an orderly way.
-        manifest: The data batches that follow, in order, without holes in their positions.
+        atomic: Whether readers ignore the whole group if any part of it is missing.
+        snapshot: Whether the group is the first group of a segment.
+        closed: Whether the group was written by an orderly close of the lane.
+        manifest: The data batches that follow, in order, without gaps between their positions.
     """
 
     format_version: int
@@ -86,8 +86,7 @@ class Destination:
 
     Attributes:
         number: The number, ≥ 1.
-        partition: The partition. -1: the records wait until the topic's partitions are known, and only then get
-            partitions.
+        partition: The partition; -1 for records that get partitions once the topic's partitions are known.
     """
 
     number: int
@@ -99,16 +98,15 @@ class Destination:
 class State:
     """The progress of a destination.
 
-    A STATE mark is a reset if its `knows_nothing` is true. After a reset, the lane writes to the log of another cluster
-    or another topic. Marks before the reset may name acknowledged batches; the new log contains none of these batches.
+    A STATE mark is a reset if its `knows_nothing` is true: from this mark on, the lane writes to the log of another
+    cluster or another topic, which has none of the batches that earlier marks name as acknowledged.
 
     Attributes:
-        baseline_offset: The end offset that the partition had before this lane's first batch; -1 if there is no such
-            offset.
-        last_acked_offset: Offset of the last acknowledged record that has no unfinished batch before it; -1 if there is
-            none.
+        baseline_offset: Offset before which the partition's log contains no batch of this lane; -1 if unknown.
+        last_acked_offset: Offset of the last acknowledged record without an earlier unfinished batch; -1 if no record
+            was acknowledged.
         leader_epoch: Leader epoch of `last_acked_offset`, -1 when unknown.
-        topic_id: Id of the topic to which these offsets belong, 16 bytes.
+        topic_id: Id of the topic to which the offsets belong, 16 bytes.
     """
 
     destination: int
@@ -133,7 +131,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An entry of an IDENTIFIED mark: from this mark on, the batch at `position` has this batch id."""
+    """An entry of an IDENTIFIED mark: the batch at `position` has this batch id from the mark on."""
 
     position: int
     producer_id: int
@@ -147,9 +145,9 @@ class Identified:
 
     Attributes:
         reason: Whether the batches get ids for the first time, or new ids.
-        void_from: Unfinished batches of the destination lose their ids if they are at this position or later and not in
-            `entries`. If `void_from` is -1, no batch loses its id.
-        entries: The batches that get an id, each with its id.
+        void_from: The destination's unfinished batches from this position on lose their ids, except those in `entries`.
+            -1: no batch loses its id.
+        entries: The batches that get an id, each with its batch id.
     """
 
     destination: int
@@ -177,12 +175,12 @@ class Committed:
 class Replaced:
     """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
 
-    Several marks may name the same data batches. These data batches then count as being as old as the batch that the
-    first of the marks replaces.
+    Several marks may name the same data batches, which are then as old as the batch that the first of these marks
+    replaces.
 
     Attributes:
         position: Position of the replaced batch, which is in an earlier group.
-        first_child: Index, in this group's manifest, of the first data batch that replaces the batch.
+        first_child: Index of the first replacing data batch in this group's manifest.
         children: Number of data batches that replace the batch, ≥ 1.
     """
 
@@ -193,8 +191,8 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The batch is given up for good: the cluster refused it, its bytes are damaged, or an operator decided so. A
-    message longer than 32,767 bytes is truncated when it is written.
+    """The producer gave up the batch finally, because the cluster refused it, its bytes are damaged, or an operator
+    decided so. A message longer than 32,767 bytes is truncated when it is written.
     """
 
     position: int
@@ -220,15 +218,13 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """Gives the time after which no broker can append a request that an owner of this lane sent before this mark.
+    """The time after which no broker can append a request that an owner of this lane sent before this mark.
 
     Attributes:
-        until_ms: Wall-clock time (ms since the epoch) after which no broker can append such a request. -1: there is no
-            such time yet, because the owner goes on sending requests.
-        written_ms: Time at which the mark was written, by the wall clock, in ms since the epoch.
-        boot_id: Boot id of the machine when the mark was written, 16 bytes; zeros when unknown.
-        boot_ms: Time at which the mark was written, in ms since that boot. Time during which the machine slept does not
-            count.
+        until_ms: This time by the wall clock, in ms since the epoch; -1 while the owner still sends requests.
+        written_ms: Time at which the owner wrote the mark, by the wall clock, in ms since the epoch.
+        boot_id: Boot id of the machine at the time of writing, 16 bytes; zeros when unknown.
+        boot_ms: Time of writing in ms since this boot, without the time during which the machine was suspended.
     """
 
     until_ms: int
@@ -239,15 +235,14 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class Revived:
-    """The cluster lost acknowledged batches. The batches at `positions` are unfinished again.
+    """The cluster lost acknowledged batches, so the batches at `positions` are unfinished again.
 
     Attributes:
         end_offset: The log's end offset when the journal noticed the loss. Acknowledged records from this offset on are
             lost.
-        positions: Positions of the lost batches that are sent again, in this order. Lost batches that the spool no
-            longer contains are not listed.
+        positions: Positions of the lost batches that are sent again, in this order.
         given_up: Positions of lost batches that are not sent again, although they are still in the spool.
-        moved: (position, base offset) of batches that are in the log, but at another offset than the acknowledged one.
+        moved: (position, base offset) of batches that are in the log, but not at the offset that was acknowledged.
     """
 
     destination: int
@@ -259,14 +254,14 @@ class Revived:
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """This lane's log now contains the records of a file. The file is in `rejected/`, in this lane or in another one.
+    """This lane's log now contains the records of a file in `rejected/` of this lane or of another lane.
 
-    If the group is atomic, the group's own data batches hold the records; otherwise, batches of earlier groups hold
+    If the mark's group is atomic, its own data batches have the records; otherwise, batches of earlier groups have
     them.
 
     Attributes:
         lane: Name of the lane's directory.
-        file: Name of the file in `rejected/` of that lane.
+        file: Name of the file in `rejected/` of the lane `lane`.
     """
 
     lane: str
@@ -275,8 +270,8 @@ class Resent:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """From this mark on, the lane's offsets belong to this cluster. In a file of `rejected/`: the cluster for which the
-    batches were meant.
+    """From this mark on, the lane's offsets are of this cluster. In a file of `rejected/`, this is the cluster for
+    which the batches were meant.
     """
 
     cluster_id: str
@@ -284,8 +279,8 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A crash left these batches incomplete in the spool. No caller had been informed that they are durable. So the
-    remaining bytes of these batches do not count as damage.
+    """A crash left these batches incomplete in the spool. Their remaining bytes do not count as damage, because the
+    batches were not reported as durable.
     """
 
     positions: tuple[int, ...]
@@ -293,13 +288,13 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The partitions that callers chose for some records of a data batch. The batch is in this group, and its
+    """The partitions that callers chose for some records of a data batch. The batch is in the mark's group, and its
     destination has partition -1.
 
     Attributes:
         index: Index of the batch in this group's manifest.
-        runs: (index of the first record, number of records, partition), ascending. For all other records, a partition
-            must still be chosen.
+        runs: (index of the first record, number of records, partition), ascending. kafkasafe still has to choose the
+            partitions of all other records.
     """
 
     index: int
@@ -308,7 +303,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """Batches in another lane of the same directory, written by incarnations that have ended.
+    """Batches in another lane of the same directory that earlier incarnations wrote.
 
     Attributes:
         before: Upper bound (exclusive) of the positions of these batches.
@@ -321,11 +316,11 @@ class Debt:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """An incarnation began. In each topic-partition, the batches of this incarnation are delivered after the unfinished
-    batches of earlier ones.
+    """An incarnation began, or the program dropped another producer. In each topic-partition, this lane's batches from
+    `position` on are delivered after the unfinished batches of `debts`.
 
     Attributes:
-        position: Batches at this position or later were written by this incarnation or a later one.
+        position: Position in this lane of the first batch that waits for `debts`.
         debts: The batches of other lanes that are delivered before the batches of this incarnation.
     """
 
@@ -355,7 +350,7 @@ class GroupOffsets:
     """Offsets of a consumer group that are committed in a unit's transaction.
 
     Attributes:
-        member_id: The member that commits; empty: none.
+        member_id: Id of the group member that commits the offsets; empty: none.
         generation_id: The generation in which the member got its partitions, -1 for none.
         group_instance_id: Instance id of a static member.
         positions: The offsets, one for each partition.
@@ -389,12 +384,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Tells from which readings the offsets of a unit come. A reading is a consumer's uninterrupted pass through a
+    """The readings from which the offsets of a unit come. A reading is a consumer's uninterrupted pass through a
     partition.
 
     Attributes:
         entries: One entry, (number of the reading, start), for each offset in the unit's UNIT mark, in the same order.
-            `start` is the group's offset when the reading began, -1 when this offset is not known.
+            `start` is the group's offset when the reading began; -1 when unknown.
     """
 
     unit_id: bytes
@@ -420,8 +415,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where one batch of a unit is: its position in the spool, and its offset in the partition's log. The batch may be
-    committed or still uncommitted.
+    """Where one batch of a unit is in the spool and in the partition's log. The batch may still be uncommitted.
 
     Attributes:
         position: Position of the batch in the spool.
@@ -438,7 +432,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """All batches of a unit are in the logs of their partitions. A reader of this mark is allowed to commit the
+    """All batches of a unit are in the logs of their partitions, so any process that reads this mark may commit the
     transaction.
     """
 
@@ -468,8 +462,8 @@ class Move:
 
     Attributes:
         position: Position of the batch before the move.
-        origin: The position where the records were first written. The order across lanes (AFTER) depends on this
-            position.
+        origin: The position at which the records were first written, which decides their order across lanes (see
+            `After`).
         rank: Sort key: the batches of a destination are delivered in the order of their ranks.
     """
 
@@ -480,7 +474,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Each data batch of this group is a copy of an earlier batch, and replaces that batch. Only in atomic groups.
+    """Each data batch of this group is a copy of an earlier batch, and replaces the earlier batch. Only in atomic
+    groups.
 
     Attributes:
         moves: One entry for each data batch, in the order of the batches.

@@ -1,7 +1,7 @@
 """Layouts of control records: their fields in order, and the descriptions of the fields in docs/spool-format.md.
 
-A `Layout` is made of *parts*. The layout writes an object as bytes, reads the object back, and describes the bytes for
-that document. Integers are big-endian.
+A `Layout` consists of *parts*. It writes an object as bytes, reads the object back, and describes the bytes for
+docs/spool-format.md. Integers are big-endian.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Fixed:
         code: The format character of `struct`.
         kind: The document's name for the type.
         says: The document's description of the field.
-        of: The enumeration whose numbers the field holds; None: plain numbers or bytes.
+        of: The enumeration of the field's numbers; None: plain numbers or bytes.
     """
 
     name: str
@@ -111,8 +111,8 @@ class Text:
 
     Attributes:
         says: The document's description of the text.
-        cut: Whether a text of more than 32,767 bytes is shortened to this length. If it were not shortened, a mark with
-            a long message of a broker could not be written.
+        cut: Whether a text of more than 32,767 bytes is truncated to this length. Without truncation, a mark with a
+            long message from a broker could not be written.
     """
 
     name: str
@@ -196,10 +196,9 @@ def each(name: str, count: str, *parts: Part, make: Callable[..., object] | None
 
     Args:
         name: Name of the attribute, whose value is a tuple.
-        count: The letter that stands for the list's length in the document.
+        count: The letter for the list's length in the document.
         parts: Parts of one entry.
-        make: The class of an entry. If it is None, an entry is a tuple of the values of its parts, or the value itself
-            if there is only one part.
+        make: The class of an entry. None: an entry is a tuple of the values of its parts, or the single part's value.
     """
     if make is not None:
         return Entries(name, count, Layout(make, *parts))
@@ -261,8 +260,8 @@ class _Tuples:
 
 _Writer: TypeAlias = Callable[[Any], bytes]
 _Reader: TypeAlias = Callable[[Body, list[Any], list[int]], None]
-"""A reader appends the values that it reads to the first list. The second list is a stack of list lengths: its last
-item is the length of the list that is read next.
+"""A reader appends the values that it reads to the first list. The second list is a stack of list lengths, whose last
+item is the length of the next list.
 """
 
 
@@ -280,7 +279,7 @@ class Layout(Generic[T]):
         self._make = make
         self.parts = parts
         self._fixed: struct.Struct | None = None
-        """The struct of all parts; None if any part has a variable size, or values that must be converted."""
+        """The struct of all parts; None if any part has a variable size, or needs a conversion of its values."""
         self._get: Callable[[T], tuple[Any, ...]] = _values_of([])
         self._writers: list[_Writer] = []
         self._readers: list[_Reader] = []
@@ -333,7 +332,7 @@ class Layout(Generic[T]):
 
     @property
     def says(self) -> str:
-        """The text with which docs/spool-format.md describes an object in a list."""
+        """The description of an object in a list, for docs/spool-format.md."""
         return f"({self.text})"
 
     @property
@@ -405,7 +404,7 @@ def _struct_of(parts: Sequence[Fixed]) -> struct.Struct:
 
 
 def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Returns a function that gets the attributes with these names, always as a tuple."""
+    """Returns a function that gets an object's attributes with these names, always as a tuple."""
     if not names:
         return lambda _: ()
     get = operator.attrgetter(*names)

@@ -1,7 +1,6 @@
-"""The table of marks. A row has everything about a mark except the definition of its class: number, layout, validity,
-readers.
+"""The table of marks. A row has the number, the layout, the valid values and the readers of a mark.
 
-The table of docs/spool-format.md is generated from these rows.
+A script generates the table in docs/spool-format.md from these rows.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""Decodes the records of a Fetch response into Arrow columns, many batches at once and without I/O.
+"""Decodes the records of a Fetch response into Arrow columns, for many batches at once and without I/O.
 
 A response holds many batches, most of them small, and decoding one batch with numpy has a fixed cost of about 100 µs.
-So the decoder handles single batches in a few steps only: it reads headers, checks CRCs, chooses the batches to
-deliver, decompresses them, and finds where records begin. Then it reads the fields of the records of all batches
-together.
+So the decoder does only a few steps batch by batch: it reads headers, checks CRCs, chooses the batches to deliver,
+decompresses them, and finds the start of each record. Then it reads the records' fields for all batches together.
 
-Keys and values are collected as follows. The decoder makes an Arrow array whose data buffer is the unchanged records.
-Its offsets alternate: the start of a field, its end, the start of the next field, and so on. So items 0, 2, 4 and so on
-of this array are the fields, and `take` copies these items. Items 1, 3, 5 and so on are the bytes between the fields.
-If views (Arrow's `binary_view`) are wanted, the bytes stay in place, and the column holds only their positions.
+To collect keys or values, the decoder makes an Arrow array whose data buffer is the unchanged records. The array's
+offsets alternate: the start of a field, the end of this field, the start of the next field, and so on. So items 0, 2, 4
+and so on of the array are the fields, which `take` copies, and items 1, 3, 5 and so on are the bytes between fields.
+For views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
 
-The decoder delivers the same batches as Kafka's consumer. It never delivers control batches. With `read_committed`, it
-also leaves out the aborted transactions that the broker lists. An aborted transaction consists of its producer's
-batches from the transaction's first offset to its abort marker.
+The decoder delivers the same batches as Kafka's consumer. It never delivers control batches. With `read_committed`, the
+decoder also leaves out the aborted transactions that the broker lists: the producer's batches from the transaction's
+first offset to the abort marker.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ from kafkasafe.record.batch.markers import is_abort
 _arrow: Any = pyarrow_for("An Arrow table")
 _Numbers: TypeAlias = npt.NDArray[np.int64]
 _Parsed: TypeAlias = tuple[Any, _Numbers, npt.NDArray[np.int32]]
-"""A RecordBatch, its records' offsets and their leader epochs."""
+"""A pyarrow.RecordBatch, with the offsets and the leader epochs of its records."""
 
 HEADERS: Final = _arrow.list_(_arrow.struct([("key", _arrow.string()), ("value", _arrow.binary())]))
-"""Arrow type of a record's list of headers. A name may occur more than once. A value may be null; the list is not."""
+"""Arrow type of a record's list of headers. A name may occur more than once. A value may be null; a list may not."""
 
 SCHEMA: Final = _arrow.schema(
     [
@@ -59,13 +58,14 @@ SCHEMA: Final = _arrow.schema(
         _arrow.field("headers", HEADERS, nullable=False),
     ]
 )
-"""All columns. A timestamp of -1 ms means that the record has none; `timestamp_type` is 0 for the producer's time and
-1 for the broker's; `leader_epoch` is -1 where the log has none."""
+"""All columns. A timestamp of -1 ms means that the record has no timestamp; `timestamp_type` is 0 for the producer's
+time and 1 for the broker's time; `leader_epoch` is -1 where the log has no leader epoch.
+"""
 
 COLUMNS: Final[tuple[str, ...]] = tuple(SCHEMA.names)
 
 _VIEW: Final = _arrow.binary_view()
-_INLINE: Final = 12  # bytes of a value that Arrow keeps in the view itself
+_INLINE: Final = 12  # values of up to this many bytes are in the view itself
 
 _LOG_OVERHEAD: Final = 12
 _LENGTH: Final = struct.Struct(">i")
@@ -77,9 +77,9 @@ _INT32_MAX: Final = 2**31 - 1
 _MIN_RECORD_BYTES: Final = 7
 
 _CHUNK_BYTES: Final = 64 * 1024 * 1024
-_STEP: Final = 16  # after this many records, try to find a run of equal lengths
-_LONG_RUN: Final = 256  # with fewer records left, trying such a run costs more than it saves
-_FEW: Final = 16  # for this many records or fewer, reading one by one is cheaper
+_STEP: Final = 16  # number of records between two attempts to find a run of equal lengths
+_LONG_RUN: Final = 256  # with fewer records left, looking for a run of equal lengths costs more than it saves
+_FEW: Final = 16  # up to this many records, reading one by one is cheaper
 
 
 def schema_of(columns: Iterable[str], *, views: bool = False) -> Any:
@@ -113,17 +113,18 @@ class Decoder:
     """Reads a buffer of batches piece by piece, and decompresses each batch only when it is needed.
 
     Args:
-        buffer: The records of one partition in a Fetch response: batches; the last one may be truncated. The
-            decoder does not change the buffer. Without views, the batches from `read` have their own memory, so the
-            buffer is not needed after the last `read`.
-        from_offset: The requested offset. The first batch may begin before it; the earlier records are left out.
+        buffer: The batches of one partition in a Fetch response, the last of which may be truncated. The decoder does
+            not change the buffer. Without views, the results of `read` have their own memory, so the buffer is not
+            needed after the last `read`.
+        from_offset: The requested offset. The first batch may begin before this offset; the decoder leaves out the
+            earlier records.
         aborted: (producer id, first offset) of the aborted transactions that the response lists.
         read_committed: Whether to leave out the records of aborted transactions.
         columns: Names of the columns to make, default all of `SCHEMA`. Omitted columns cost little.
         check_crcs: Whether to check each batch's CRC.
         max_body_bytes: Largest permitted size of one batch's decompressed records.
-        views: Whether keys and values are views instead of copies. The views refer to the decompressed records if the
-            batch was compressed. Otherwise they refer to `buffer`, which must not change any more.
+        views: Whether keys and values are views instead of copies. The views of compressed batches refer to the
+            decompressed records, other views to `buffer`, which must not change any more.
 
     Attributes:
         schema: Schema of the batches that `read` returns.
@@ -131,7 +132,7 @@ class Decoder:
         leader_epoch: Leader epoch of the record or batch right before `next_offset`, -1 when unknown.
 
     Raises:
-        ValueError: A column has an unknown name, or the buffer has 2 GiB or more. No response is that large.
+        ValueError: A column has an unknown name, or the buffer has 2 GiB or more, which no response has.
     """
 
     def __init__(
@@ -183,13 +184,14 @@ class Decoder:
             max_bytes: No further batch is decompressed once the records of this call have this many bytes.
 
         Returns:
-            A non-empty pyarrow.RecordBatch; None at the end of the buffer. Then `next_offset` is the offset after the
+            A non-empty pyarrow.RecordBatch; None at the end of the buffer, when `next_offset` is the offset after the
             last batch.
 
         Raises:
             CorruptBatchError: The next batch is damaged. All records before this batch were returned, and `next_offset`
                 stays unchanged. Each further call raises the error again.
-            OldFormatError: The next message has an old format. The rest is as for CorruptBatchError.
+            OldFormatError: The next message has an old format. Returned records, `next_offset` and further calls are as
+                for CorruptBatchError.
             ValueError: `max_records` is not positive.
         """
         if max_records is not None and max_records <= 0:
@@ -229,7 +231,7 @@ class Decoder:
                     self._ended = True
                     break
                 if self._passes(header):
-                    # Decompress one batch at a time, because the size of its records is known only afterwards.
+                    # Decompress one batch at a time, because only decompression shows the size of its records.
                     body = self._body(self._at, header) if header.attributes & _COMPRESSED else None
                     if header.count or body != b"":
                         found.append(_Found(self._at, header, body))
@@ -257,7 +259,7 @@ class Decoder:
         )
         header = found[good].header
         self._error = CorruptBatchError(f"Offsets {header.base_offset} to {header.last_offset}: {error}")
-        # Everything before the damaged batch was returned or skipped.
+        # All batches before the damaged batch were returned or skipped.
         epoch = found[good - 1].header.partition_leader_epoch if good else self.leader_epoch
         return (max(self.next_offset, header.base_offset), epoch), self._decode(found[:good])
 
@@ -295,7 +297,7 @@ class Decoder:
         return header
 
     def _passes(self, header: BatchHeader) -> bool:
-        """Whether the batch's records are delivered. Must be called for every batch, in order."""
+        """Whether to deliver the batch's records. Call this method for every batch, in order."""
         if self._aborted or self._aborting:
             while self._aborted and self._aborted[0][0] <= header.last_offset:
                 self._aborting.add(self._aborted.popleft()[1])
@@ -304,13 +306,13 @@ class Decoder:
                     self._aborting.discard(header.producer_id)
             elif header.is_transactional and header.producer_id in self._aborting:
                 return False
-        # Compaction may leave only the header.
+        # Compaction may leave only the header of a batch.
         has_body = header.count > 0 or header.size_bytes > HEADER_BYTES
         return has_body and not header.is_control and header.last_offset >= self._from_offset
 
     def _is_abort(self, header: BatchHeader) -> bool:
         if header.count == 0:
-            return False  # the transaction's records are deleted, too: compaction removes them first
+            return False  # compaction has removed the transaction's records before the marker's
         return is_abort(self._body(self._at, header), header.base_offset)
 
     def _body(self, at: int, header: BatchHeader) -> bytes:
@@ -323,7 +325,7 @@ class Decoder:
             ) from error
 
     def _decode(self, found: Sequence[_Found]) -> _Parsed:
-        """The records of these batches."""
+        """Decode the records of these batches together."""
         if not found:
             return _empty(self.schema), np.empty(0, np.int64), np.empty(0, np.int32)
         source: Buffer
@@ -356,7 +358,7 @@ def _parse(
     from_offset: int,
     schema: Any,
 ) -> _Parsed:
-    """Read field by field. Each step reads one field of the records of all batches.
+    """Read field by field: each step reads one field of all records of all batches.
 
     Returns:
         The records.
@@ -372,7 +374,8 @@ def _parse(
     ends = at + lengths
     expected = np.append(starts[1:], 0)
     expected[np.cumsum(counts) - 1] = [end for _, end in areas]
-    # Each record must end where the next one begins. This also detects a field that runs over the end of its batch.
+    # Each record must end where the next record begins. This check also detects a field that runs over the end of its
+    # batch.
     if not np.array_equal(ends, expected):
         raise CorruptBatchError("A record does not end where the next one begins")
     deltas, at = varints(data, at + 1)
@@ -425,11 +428,11 @@ def _parse(
 
 
 def _starts(source: Buffer, areas: Sequence[tuple[int, int]], counts: Sequence[int]) -> _Numbers:
-    """Where each record begins. A record's length shows where the next record begins. For a run of records of equal
+    """Where each record begins: a record's length shows where the next record begins. In a run of records of equal
     length, the function does not decode each length.
 
-    This function reads a negative length as a positive one. The caller reads all lengths again, and detects negative
-    ones.
+    This function reads a negative length as a positive length. The caller reads all lengths again, and detects negative
+    lengths.
 
     Raises:
         CorruptBatchError: The last record of a batch does not end where the batch ends.
@@ -517,7 +520,7 @@ def _views(source: Buffer, starts: _Numbers, lengths: _Numbers) -> Any:
         small = np.flatnonzero(lengths <= _INLINE)
         sizes, at = views[small, 0], starts[small]
         inline = np.zeros((small.size, _INLINE), np.uint8)
-        # Near the end of the source, fewer than 12 bytes are left to copy.
+        # Near the end of the source, fewer than 12 bytes follow the start of a value.
         near = at > len(source) - _INLINE
         if not near.all():
             pieces = _overlapping(source, np.dtype((np.void, _INLINE)))[at[~near]]

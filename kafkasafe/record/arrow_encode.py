@@ -1,7 +1,7 @@
 """Encodes Arrow columns as a RecordBatch v2, without a Python object for any record.
 
-Varints precede the keys and the values. numpy encodes them for all records at once. Then a single Arrow join
-concatenates everything: the data buffer of the joined array *is* the records section of the batch.
+numpy encodes the varints before the keys and values, for all records at once. Then a single Arrow join concatenates
+varints, keys and values: the data buffer of the joined array *is* the records section of the batch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _lengths(column: Any) -> _Numbers:
 
 
 def _varints(numbers: _Numbers) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]:
-    """The numbers as zigzag varints, one in each row, and a mask of the bytes that each varint uses."""
+    """The numbers as zigzag varints, one varint in each row, and a mask of the bytes that each varint uses."""
     rest = ((numbers << 1) ^ (numbers >> 63)).view(np.uint64)
     width = max(1, -(-int(rest.max(initial=0)).bit_length() // 7))
     shifts = (7 * np.arange(width)).astype(np.uint64)
@@ -103,7 +103,7 @@ def _binary(data: npt.NDArray[np.uint8], ends: _Numbers) -> Any:
 
 
 def _row_bytes(*parts: tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_]]) -> Any:
-    """An Arrow array with one entry for each row: the used bytes of all parts of the row, one part after the other."""
+    """An Arrow array with one entry for each row: the concatenated used bytes of the row's parts."""
     digits = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts], axis=1)
     used = parts[0][1] if len(parts) == 1 else np.concatenate([part[1] for part in parts], axis=1)
     return _binary(digits[used], np.cumsum(used.sum(axis=1)))
@@ -116,7 +116,7 @@ def _join(*columns: Any) -> Any:
 
 
 def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
-    """For each record, its encoded headers and their number; None if no record has headers.
+    """The encoded headers of each record and their number; None if no record has headers.
 
     Raises:
         TypeError: The column does not consist of lists of structs with `key` and `value`.
@@ -145,8 +145,7 @@ def _header_fields(headers: Any) -> tuple[Any, _Numbers] | None:
     if keys.null_count:
         raise ValueError("A header without a key")
     joined = _join(_row_bytes(_varints(_lengths(keys))), keys, _row_bytes(_varints(_lengths(values))), values)
-    # The headers of one record are adjacent. So cutting the joined bytes at each record's end gives each record's
-    # headers.
+    # The headers of one record are adjacent in the joined bytes, so cut the bytes at each record's end.
     offsets = np.frombuffer(joined.buffers()[1], np.int32)[joined.offset : joined.offset + len(joined) + 1]
     ends = offsets[np.cumsum(counts)].astype(np.int64)
     return _binary(np.frombuffer(joined.buffers()[2], np.uint8), ends), counts
@@ -159,8 +158,8 @@ class Rows:
     Attributes:
         keys: An Arrow array of bytes; None if no record has a key.
         values: An Arrow array of bytes.
-        tails: The last bytes of each record: the number of its headers, then the encoded headers. None if no record has
-            headers.
+        tails: The last bytes of each record (the number of its headers, then the encoded headers); None if no record
+            has headers.
     """
 
     keys: Any | None
@@ -235,8 +234,8 @@ def partitions_of(keys: Any, n: int) -> _Numbers:
 
 @functools.cache
 def _table(before: bytes) -> Any:
-    """A table: entry *i* is `before`, followed by the varint of *i* - 1. Taking an entry costs less than encoding a
-    number.
+    """A table whose entry *i* is `before`, followed by the varint of *i* - 1. Taking an entry costs less than encoding
+    a number.
     """
     return _behind(before, np.arange(-1, _TABLE_SIZE - 1))
 
@@ -259,15 +258,15 @@ def _column(numbers: _Numbers, before: bytes = b"") -> Any:
 
 
 def records(rows: Rows, offsets: _Numbers, *, timestamp_delta: int = 0) -> tuple[memoryview, _Numbers]:
-    """Encode records one after the other, in the form that they have in a batch.
+    """Encode records one after the other, as in a batch.
 
     Args:
         rows: The records, at least one.
-        offsets: The offset delta of each record: its index in its batch.
+        offsets: The offset delta of each record, which is the record's index in its batch.
         timestamp_delta: Timestamp of all records, relative to their batch's base timestamp, ms.
 
     Returns:
-        The bytes, and where each record ends in them.
+        The bytes, and where each record ends in these bytes.
     """
     before = b"\0" + batch.varint(timestamp_delta)  # no attributes
     value_lengths = _lengths(rows.values)

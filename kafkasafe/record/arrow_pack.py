@@ -1,8 +1,8 @@
-"""Packs rows of many partitions into record batches for each partition, a whole Arrow batch at a time.
+"""Packs rows of many partitions into record batches for each partition, one Arrow batch at a time.
 
-Most of the time is spent on calls into numpy and Arrow, so the packer makes as few calls as possible. It sorts the rows
-of an Arrow batch by partition, and computes each row's offset delta in the record batch of its partition. Then it
-encodes all rows in one pass, and each record batch gets its piece of the bytes.
+Calls into numpy and Arrow take most of the time, so the packer makes as few calls as possible. It sorts the rows of an
+Arrow batch by partition, and computes each row's offset delta in the record batch of its partition. Then it encodes all
+rows in one pass, and gives each record batch its piece of the bytes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class PackedBatch(NamedTuple):
 class _Open:
     """A batch that is not full yet.
 
-    Invariant: while rows are planned, `rows` and `bytes` also count rows that `body` does not contain yet. `body`
-    begins with room for the header.
+    While rows are planned, `rows` and `bytes` also count rows that `body` does not contain yet. `body` begins with room
+    for the header.
     """
 
     place: tuple[str, int]
@@ -53,7 +53,7 @@ class _Open:
     body: bytearray = field(default_factory=lambda: bytearray(batch.HEADER_BYTES))
 
     def plan(self, rows: int, size: int, now: int) -> None:
-        """Counts rows that `put` adds later. The first ones determine the timestamp."""
+        """Counts rows that `put` adds later. The first planned rows determine the timestamp."""
         if not self.rows:
             self.timestamp = now
         self.rows += rows
@@ -77,13 +77,13 @@ class ArrowPacker:
 
     Args:
         batch_bytes: Largest size of a batch before compression; a larger record gets a batch of its own.
-        held_bytes: Approximate bound of all held rows. Above this bound, the packer also yields batches that are not
-            full.
-        head_rows: Largest number of rows in the first batch of a partition; see `head_from`. (The sender reads such a
-            batch back.)
+        held_bytes: Approximate limit for the bytes of all held rows. Above this limit, the packer also yields batches
+            that are not full.
+        head_rows: Largest number of rows in the first batch of a partition, which the sender reads back; see
+            `head_from`.
         head_from: `head_rows` applies only to a partition that gets more than this many rows in its first `add`.
-        head_base: Computes the base timestamp of such a first batch from the timestamp that all its records have. If
-            `head_base` is None, the base timestamp equals that timestamp, as in all later batches.
+        head_base: Computes the base timestamp of a partition's first batch from the timestamp of its records. None: the
+            base timestamp equals the records' timestamp, as in all later batches.
         compression: How to compress batches.
         compression_level: Level in the codec's own scale; None for the codec's default.
     """
@@ -112,14 +112,14 @@ class ArrowPacker:
     def add(
         self, topic: str, partitions: int | npt.NDArray[np.int64], rows: Rows, now: int
     ) -> Iterator[PackedBatch]:
-        """Take rows. Their records get the timestamp `now` (ms since the epoch). Yields the batches that are full."""
+        """Take rows, whose records get the timestamp `now` (ms since the epoch). Yields the batches that are full."""
         if not len(rows):
             return
         groups: list[tuple[int, int, int]]
         if isinstance(partitions, int) or (partitions == partitions[0]).all():
             groups = [(int(partitions if isinstance(partitions, int) else partitions[0]), 0, len(rows))]
         else:
-            # Sorting 16-bit numbers takes a fifth of the time of sorting larger ones.
+            # Sorting 16-bit numbers takes a fifth of the time of sorting larger numbers.
             small = partitions.astype(np.int16) if partitions.max() <= _INT16_MAX else partitions
             order = np.argsort(small, kind="stable")
             rows, partitions = rows.take(order), partitions[order]
@@ -232,7 +232,7 @@ def unpack(data: bytearray) -> tuple[batch.Columns, Rows]:
 
 
 def divide(data: bytearray, parts: int) -> list[bytearray]:
-    """Divide a batch of an `ArrowPacker` into several smaller ones with the same records in the same order.
+    """Divide a batch of an `ArrowPacker` into several smaller batches with the same records in the same order.
 
     Args:
         data: One batch, whose records all have the same timestamp. The parts keep the batch's base timestamp, but not

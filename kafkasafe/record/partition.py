@@ -1,4 +1,4 @@
-"""Chooses the partition for a key: Kafka's murmur2, the same for every client.
+"""Chooses the partition for a key by Kafka's murmur2 hash, as other clients do.
 
 kafka-python, the Java client and librdkafka's `murmur2` partitioner choose the same partition for a key. So all records
 of one key are in one partition, regardless of the client that sends them.
@@ -39,7 +39,7 @@ def murmur2(key: bytes) -> int:
 
 
 def partition_for_key(key: bytes, n: int) -> int:
-    """The partition of a key, 0 … n - 1: what kafka-python's DefaultPartitioner chooses."""
+    """The partition of a key, 0 … n - 1, as kafka-python's DefaultPartitioner chooses it."""
     return (murmur2(key) & _POSITIVE) % n
 
 
@@ -49,7 +49,7 @@ def partitions_for_keys(keys: Sequence[bytes], n: int, size: int | None = None) 
     Args:
         keys: The keys.
         n: Number of partitions of the topic, ≥ 1.
-        size: Size of each key, if all are equal; None if their sizes differ.
+        size: Size of each key, if all sizes are equal; None if the sizes differ.
     """
     if len(keys) <= _FEW:
         return np.array([partition_for_key(key, n) for key in keys], np.int64)
@@ -67,7 +67,7 @@ def partitions_for_buffer(
 
     Args:
         data: The keys.
-        offsets: Key *i* lies from `offsets[i]` to `offsets[i + 1]`; there is one more offset than keys.
+        offsets: Key *i* is the bytes from `offsets[i]` to `offsets[i + 1]`; there is one more offset than keys.
         n: Number of partitions of the topic, ≥ 1.
     """
     begin = int(offsets[0])
@@ -82,15 +82,15 @@ def _partitions(
     """The partitions of the keys in `data`. Key *i* begins at `at[i]` and has `sizes[i]` bytes. `data` is padded: at
     least one whole word follows the last key.
     """
-    # For each byte, aligned or not: the little-endian word that begins there.
+    # The little-endian word that begins at each byte, aligned or not.
     words = np.ndarray((len(data) - _WORD_BYTES + 1,), np.dtype("<u4"), data, strides=(1,))
     counts = sizes // _WORD_BYTES
     most = int(counts.max(initial=0))
     least = int(counts.min(initial=most))
     order = None
     if most != least:
-        # Sort the keys, the longest ones first. Then the keys that are long enough to have a next word are always at
-        # the front, so a slice selects them. Sort by 16-bit numbers if possible, because that is cheapest.
+        # Sort the longest keys first, so that a slice at the front selects the keys that have a further word. Sort by
+        # 16-bit numbers if possible, which is cheapest.
         missing = most - counts
         order = np.argsort(missing.astype(np.int16) if most <= _INT16_MAX else missing, kind="stable")
         at, sizes, counts = at[order], sizes[order], counts[order]
@@ -113,8 +113,8 @@ def _partitions(
 def _partitions_of_one_size(data: bytes, size: int, count: int, n: int) -> npt.NDArray[np.int64]:
     """Return the partitions of `count` keys of `size` bytes each. `data` is padded as for `_partitions`.
 
-    All keys have the same size. So the first words of all keys form one column of the buffer, the second words form
-    another, and so on. So the words need not be gathered one by one.
+    Because all keys have the same size, the first words of all keys form one column of the buffer, the second words
+    another column, and so on. So the function need not gather words one by one.
     """
 
     def column(at: int) -> npt.NDArray[np.uint32]:

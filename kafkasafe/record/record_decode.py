@@ -1,8 +1,8 @@
 """Decodes the records of a RecordBatch v2 into rows of Python objects, many records at once and without I/O.
 
-This module reads only bytes that are exactly as Kafka writes them. Other bytes are left to another reader, which reads
-record by record. That reader decides which records precede the damage, and which error follows them. So this module
-returns a piece only if all of its records have passed all checks.
+This module reads only records that are encoded exactly as Kafka encodes them, and returns a piece only if all of its
+records have passed all checks. For other bytes, another reader goes record by record, and decides which records precede
+the damage and which error follows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _Header: TypeAlias = tuple[str, bytes | None]
 Row: TypeAlias = tuple[Any, ...]
 
 _MANY: Final = 64  # from this number of records on, numpy is cheaper, despite its fixed cost
-_SAFE: Final = 1 << 61  # numbers below this one can be added without an overflow
+_SAFE: Final = 1 << 61  # numbers below this can be added without an overflow
 _LAST_SHIFT: Final = 56  # shift of a varint's ninth byte, the last byte that this module reads
-_FRONT: Final = 64  # a record's key begins within this many bytes, however long the numbers before it are
+_FRONT: Final = 64  # a record's key begins within this many bytes, even after numbers of maximum length
 _ZIGZAG: Final = np.array([(number >> 1) ^ -(number & 1) for number in range(128)], np.int64)
 
 
 class _NoHeaders(list[_Header]):
-    """The empty list that all records without headers share. So nothing can be added to this list."""
+    """An empty list that cannot be changed, because all records without headers share it."""
 
     __slots__ = ()
 
@@ -39,16 +39,16 @@ class _NoHeaders(list[_Header]):
 
 
 NO_HEADERS: Final[list[_Header]] = _NoHeaders()
-"""An empty list that cannot be changed. All records without headers share this list."""
+"""The list of headers of all records without headers."""
 
 
 class _IrregularError(ValueError):
-    """The bytes are not as Kafka writes them."""
+    """The bytes are not encoded as Kafka encodes records."""
 
 
-@dataclass(slots=True)  # making a frozen object costs more than decoding a record
+@dataclass(slots=True)  # creating a frozen object costs more than decoding a record
 class Place:
-    """What the records of a batch have in common.
+    """The values that the records of a batch have in common.
 
     Attributes:
         topic: Topic of the records.
@@ -57,8 +57,8 @@ class Place:
         timestamp_type: 0: the producer's time; 1: the broker's.
         base_offset: Base offset of the batch.
         base_timestamp: Base timestamp of the batch, ms since the epoch.
-        append_timestamp: The broker's time, which applies to all records, ms since the epoch; None: each record has a
-            time of its own.
+        append_timestamp: The broker's time, which applies to all records, ms since the epoch; None: each record has its
+            own time.
     """
 
     topic: str
@@ -72,15 +72,15 @@ class Place:
 
 @dataclass(slots=True)
 class Piece:
-    """Records that follow each other in one batch.
+    """Consecutive records of one batch.
 
     Attributes:
-        end: Byte of the body where the record after this piece begins.
+        end: Position in the body at which the record after this piece begins.
         sizes: Size of each record in bytes, without the varint of its length.
-        rows: An iterator. For each record: topic, partition, leader epoch, offset, timestamp (ms since the epoch),
-            timestamp type, key, value, headers (a new list, or `NO_HEADERS`), None for the checksum, and three sizes in
-            bytes: of the key, the value (-1 for null) and the headers (-1 without headers). The order is as in
-            kafka-python's ConsumerRecord.
+        rows: An iterator of the records' fields in the order of kafka-python's ConsumerRecord: topic, partition, leader
+            epoch, offset, timestamp (ms since the epoch), timestamp type, key, value, headers (a new list, or
+            `NO_HEADERS`), None for the checksum, and the sizes in bytes of key, value (-1 for null) and headers (-1
+            without headers).
     """
 
     end: int
@@ -88,7 +88,7 @@ class Piece:
     rows: Iterator[Row]
 
     def put_back(self, row: Row) -> None:
-        """Puts a row back that was taken from `rows`, so that it is the next row again."""
+        """Returns a row to `rows`, so that it is the next row again."""
         self.rows = chain((row,), self.rows)
 
 
@@ -96,7 +96,7 @@ def read(body: bytes, at: int, count: int, place: Place) -> Piece | None:
     """Reads `count` records of a batch, from byte `at` of `body` on.
 
     Returns:
-        The records; None if any of them is not encoded exactly as Kafka encodes records.
+        The records; None if any record is not encoded exactly as Kafka encodes records.
     """
     if abs(place.base_offset) > _SAFE or abs(place.base_timestamp) > _SAFE:
         return None
@@ -107,16 +107,16 @@ def read(body: bytes, at: int, count: int, place: Place) -> Piece | None:
 
 
 def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> Piece | None:
-    """Reads records that have the layout of the first one: each field has the same size as in the first record, and no
+    """Reads records with the layout of the first record: each field has the same size as in the first record, and no
     record has headers.
 
-    The bytes at the same place of all records form a column. So the function never handles records one by one, and does
-    not copy `body`, which may be a memoryview. Each record has the length of the first one, so it is known where each
-    record begins. The function compares these lengths, and all other bytes that define the layout.
+    The function handles all records at once, without copying `body`: the bytes at the same place of all records form a
+    column. Each record should begin one record length after the previous record. The function compares the lengths, and
+    all other bytes that define the layout, with those of the first record.
 
     Returns:
-        At least `_MANY` and at most `count` records; None if fewer than `_MANY` have this layout. Then `read` has to
-        read them.
+        At least `_MANY` and at most `count` records; None if fewer than `_MANY` records have this layout, so that
+        `read` has to read them.
     """
     if count < _MANY or abs(place.base_offset) > _SAFE or abs(place.base_timestamp) > _SAFE:
         return None
@@ -143,8 +143,8 @@ def _read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> 
     count = min(count, (len(body) - at) // step)
     if count < _MANY:
         return None
-    # The timestamp delta and the offset delta of a record may differ from those of the first record. But the
-    # continuation bits of these varints must equal those in the first record, byte for byte.
+    # The timestamp delta and the offset delta of a record may differ from the first record's deltas, but the
+    # continuation bits of these varints must be equal, byte for byte.
     mask = np.full(key_at, 0xFF, np.uint8)
     mask[after_size + 1 : after_offset] = 0x80
     wanted = np.frombuffer(front, np.uint8, key_at) & mask
@@ -179,7 +179,7 @@ def _rows(
     values: tuple[Iterable[Any], Iterable[int]],
     headers: tuple[Iterable[Any], Iterable[int]],
 ) -> Iterator[Row]:
-    """Make rows from columns. Each of the last three arguments is a pair: the fields, and their sizes."""
+    """Make rows from columns. Each of the last three arguments is a pair of fields and their sizes."""
     timestamps: Iterable[int]
     if place.append_timestamp is None:
         timestamps = (time_deltas + place.base_timestamp).tolist()
@@ -212,7 +212,7 @@ def _column(varints: _Bytes) -> _Numbers:
 
 
 def _copies(body: bytes | memoryview, at: int, step: int, size: int, count: int) -> Iterable[bytes | None]:
-    """`count` fields of this size (-1: null). Each begins `step` bytes after the beginning of the previous one."""
+    """`count` fields of this size (-1: null). Each field begins `step` bytes after the start of the previous field."""
     if size <= 0:
         return repeat(None if size < 0 else b"")
     # numpy converts untyped items ("void") to bytes faster than slicing does.
@@ -221,7 +221,7 @@ def _copies(body: bytes | memoryview, at: int, step: int, size: int, count: int)
 
 
 def _read_few(body: bytes, at: int, count: int, place: Place) -> Piece:
-    """Read record by record. Numbers of one byte are decoded inline, because nearly all numbers are of that kind."""
+    """Read record by record. Numbers of one byte are decoded inline, because nearly all numbers have one byte."""
     topic, partition, epoch = place.topic, place.partition, place.leader_epoch
     base_offset, base_timestamp = place.base_offset, place.base_timestamp
     timestamp_type, append_timestamp = place.timestamp_type, place.append_timestamp
@@ -300,15 +300,13 @@ def _read_few(body: bytes, at: int, count: int, place: Place) -> Piece:
 
 
 def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
-    """Read one field after the other, each field for all records at once. The result is the same as that of
-    `_read_few`.
-    """
+    """Read one field after the other, each field for all records at once. Returns the same as `_read_few`."""
     begins, end = _starts(body, at, count)
     data = np.frombuffer(body, np.uint8)
     starts = np.array(begins, np.int64)
     lengths, places = _numbers(data, starts)
     ends = places + lengths
-    # Each record ends where the next one begins.
+    # Each record must end where the next record begins.
     if ends[-1] != end or end > len(body) or not np.array_equal(ends[:-1], starts[1:]):
         raise _IrregularError
     if data[places].any():
@@ -340,10 +338,10 @@ def _read_many(body: bytes, at: int, count: int, place: Place) -> Piece:
 
 
 def _starts(body: bytes, at: int, count: int) -> tuple[list[int], int]:
-    """Where each record begins, and where the last one ends. A record's length shows where the next record begins.
+    """Where each record begins, and where the last record ends. A record's length shows where the next record begins.
 
     If the varint of a negative length has one or two bytes, this function reads a positive length. The caller reads all
-    lengths again, and detects negative ones.
+    lengths again, and detects negative lengths.
     """
     starts: list[int] = []
     append = starts.append
@@ -374,8 +372,8 @@ def _fields(
         raise _IrregularError
     sizes = lengths.tolist()
     if shortest > 0 and shortest == lengths.max():
-        # All fields have the length `shortest`. View the body as overlapping items of this length: item *i* begins at
-        # byte *i*. Select the items that are fields.
+        # If all fields have the length `shortest`, view the body as overlapping items of this length, of which item *i*
+        # begins at byte *i*, and select the items that are fields.
         every = np.ndarray((len(body) - shortest + 1,), np.dtype((np.void, shortest)), body, 0, (1,))
         return every[at].tolist(), sizes, at + lengths
     after = at + lengths if shortest >= 0 else at + np.maximum(lengths, 0)
@@ -418,7 +416,7 @@ def _headers(
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number, and where the next field begins."""
+    """Decode the number at this place. Also return where the next field begins."""
     number = body[at]
     at += 1
     if number > 0x7F:
@@ -450,7 +448,7 @@ def _numbers(data: _Bytes, at: _Numbers) -> tuple[_Numbers, _Numbers]:
             raise _IrregularError
         byte = data[at[longer]].astype(np.int64)
         # `number` still contains the continuation bit of the previous byte, where this byte's lowest bit belongs.
-        # Subtracting one removes it.
+        # Subtracting one removes that bit.
         number[longer] += (byte - 1) << shift
         at[longer] += 1
         longer = longer[byte > 0x7F]

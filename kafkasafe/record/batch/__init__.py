@@ -1,14 +1,15 @@
 """Encodes columns as a RecordBatch v2 (KIP-98), and decodes it, without I/O.
 
-A batch is encoded once, into one bytearray. Afterwards, only two functions change its bytes: `stamp_identity` writes
-the producer id, epoch and sequence (and computes the CRC again), and `stamp_address` writes the two fields that Kafka's
-CRC leaves out. Layout of the 61-byte header, big-endian:
+The producer encodes a batch once, into one bytearray. After that, only two functions change the bytes: `stamp_identity`
+writes the producer id, epoch and sequence (and computes the CRC again), and `stamp_address` writes the two fields that
+Kafka's CRC leaves out. Layout of the 61-byte header, big-endian:
 
     0 baseOffset int64 | 8 batchLength int32 | 12 partitionLeaderEpoch int32 | 16 magic int8 | 17 crc uint32
     21 attributes int16 | 23 lastOffsetDelta int32 | 27 baseTimestamp int64 | 35 maxTimestamp int64
     43 producerId int64 | 51 producerEpoch int16 | 53 baseSequence int32 | 57 count int32
 
-The CRC32C covers everything from byte 21. The records follow, compressed as one block or not. Each record is
+The CRC32C covers all bytes from byte 21 on. After the header come the records, uncompressed or compressed as one block.
+Each record is
 
     length | attributes 0 | timestampDelta | offsetDelta | key | value | headers
 

@@ -1,4 +1,4 @@
-"""The codecs of Kafka's batches, and the framing that Kafka's clients expect of them."""
+"""The codecs of Kafka's batches, with the framing that Kafka's clients expect."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 _SNAPPY_MAX_RATIO: Final = 32  # upper bound: snappy's densest element turns 3 bytes into 64, a factor of 21
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
-# The header: version 01 with independent blocks (Kafka's reader refuses linked ones), the block size, and the header's
-# checksum. For each block size, the checksum is a constant. The smallest block size that fits the batch is used,
+# Header of an LZ4 frame: version 01 with independent blocks (Kafka's reader refuses linked blocks), the block size, and
+# the header's checksum, which is a constant for each block size. Use the smallest block size that fits the batch,
 # because a reader allocates memory for a whole block.
 _LZ4_FRAMES: Final = (
     (1 << 16, _LZ4_MAGIC + b"\x60\x40\x82"),
@@ -37,7 +37,7 @@ _CODECS: Final = {
     Compression.LZ4: "lz4_raw",
     Compression.ZSTD: "zstd",
 }
-# Kafka's default for zstd; pyarrow's would be 1.
+# Kafka's default level for zstd; pyarrow's default is 1.
 _DEFAULT_LEVELS: Final = {Compression.ZSTD: 3}
 _GZIP_WINDOW: Final = 31  # the largest window, with gzip's header and trailer
 
@@ -45,15 +45,16 @@ _GZIP_WINDOW: Final = 31  # the largest window, with gzip's header and trailer
 def load_codec(compression: Compression) -> None:
     """Import the package that `encode` needs for this compression.
 
-    Otherwise the thread that encodes the first compressed batch would import the package. A producer calls this
-    function before its threads start.
+    A producer calls this function before its threads start, so that the thread that encodes the first compressed batch
+    does not have to import the package.
     """
     if compression not in {Compression.NONE, Compression.GZIP}:
         _arrow()
 
 
 def _arrow() -> Any:
-    """pyarrow, which has the codecs. Importing it takes 22 MB, so it is imported only for compressed batches.
+    """pyarrow, which has the codecs. Importing pyarrow takes 22 MB of memory, so only compressed batches cause the
+    import.
 
     Raises:
         MissingPackageError: pyarrow is not installed.
@@ -80,8 +81,8 @@ def compress(body: Buffer, compression: Compression, level: int | None) -> bytes
         case Compression.LZ4:
             return _compress_lz4(body, _arrow().Codec(name, compression_level=level))
         case _:
-            # Without asbytes, the result is a Buffer that pyarrow has shrunk. A memoryview of the Buffer still has the
-            # length from before the shrinking, not the compressed size.
+            # Without asbytes, pyarrow returns a Buffer that it has shrunk, but a memoryview of the Buffer still has the
+            # length before shrinking.
             return cast("bytes", _arrow().Codec(name, compression_level=level).compress(body, asbytes=True))
 
 
@@ -115,7 +116,7 @@ def _compress_lz4(body: Buffer, codec: Any) -> bytes:
 def decompress(stored: bytes, compression: Compression, limit: int) -> bytes:
     """Decompress the records section, but not more than `limit` bytes, regardless of the size that `stored` claims."""
     if not stored:
-        return b""  # if compaction removes all records of a batch, only the header is left
+        return b""  # compaction has removed all records of the batch
     errors = _codec_errors(compression)
     try:
         match compression:

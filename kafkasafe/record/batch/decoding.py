@@ -28,7 +28,7 @@ from kafkasafe.record.batch.header import (
 )
 
 _PADDING: Final = 64  # zero bytes after the body: up to five numbers (50 bytes) are read beyond its end
-_STEP: Final = 64  # records to read one by one; if all have one length, check whether more records have it
+_STEP: Final = 64  # records to read one by one, before looking for more records of the same length
 _ROW_BYTES: Final = 1024  # up to this size of a field, copying rows is faster than slicing
 _MIN_RECORD_BYTES: Final = 7  # seven fields, one byte each, when key, value and headers are empty
 
@@ -59,12 +59,12 @@ def decode(buf: Buffer, at: int = 0, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     """Verifies the batch at byte `at`, decompresses it, and decodes its columns.
 
     Args:
-        buf: Bytes that hold the batch; other bytes may follow.
+        buf: Bytes with the batch; other bytes may follow.
         at: Where the batch begins.
         max_body_bytes: Largest permitted size of the decompressed records.
 
     Raises:
-        CorruptBatchError: As `verify`. Also raised if the records cannot be decompressed within the bound, or
+        CorruptBatchError: As `verify`. Also if the records cannot be decompressed within `max_body_bytes`, or
             contradict the header.
     """
     header = verify(buf, at)
@@ -80,7 +80,7 @@ def decode(buf: Buffer, at: int = 0, *, max_body_bytes: int = MAX_BODY_BYTES) ->
     if offset_deltas == range(header.count):
         offsets = range(base, base + header.count)
     else:
-        # Compaction leaves holes. Deltas that do not ascend would give two records the same offset.
+        # Compaction leaves gaps between offsets, but deltas must ascend, or two records would have the same offset.
         if offset_deltas[0] < 0 or offset_deltas[-1] > header.last_offset_delta:
             raise CorruptBatchError(f"Offset deltas outside 0 … {header.last_offset_delta}")
         if any(offset >= following for offset, following in pairwise(offset_deltas)):
@@ -107,7 +107,7 @@ _MANY: Final = 64
 
 
 def _parse_few(body: bytes, count: int) -> _Parsed:
-    """Read record by record. This function shows the whole format in one place."""
+    """Read record by record. Reading this function is the simplest way to learn the format of records."""
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     headers: dict[int, list[tuple[str, bytes | None]]] = {}
@@ -157,11 +157,9 @@ def _read_headers(body: bytes, at: int, end: int, count: int) -> tuple[list[tupl
 
 
 def _parse_many(body: bytes, count: int) -> _Parsed:
-    """Read one field after the other, each field for all records at once. The result is the same as that of
-    `_parse_few`.
-    """
+    """Read one field after the other, each field for all records at once. Returns the same as `_parse_few`."""
     size = len(body)
-    # If a field runs over the end, zeros are read. Later checks find that such a record does not end at the right
+    # A field that runs over the end is read as zeros. Later checks find that its record does not end at the right
     # place.
     body += bytes(_PADDING)
     data = np.frombuffer(body, np.uint8)
@@ -185,11 +183,11 @@ def _parse_many(body: bytes, count: int) -> _Parsed:
 
 
 def _record_starts(body: bytes, size: int, count: int) -> Numbers:
-    """Where each record begins. A record's length shows where the next record begins. For a run of records of equal
+    """Where each record begins: a record's length shows where the next record begins. In a run of records of equal
     length, the function does not decode each length.
 
-    This function reads a negative length as a positive one. The caller reads all lengths again, and detects negative
-    ones.
+    This function reads a negative length as a positive length. The caller reads all lengths again, and detects negative
+    lengths.
 
     Raises:
         CorruptBatchError: A record begins after the end.
@@ -227,7 +225,7 @@ def _record_starts(body: bytes, size: int, count: int) -> Numbers:
 
 
 def _fields(body: bytes, data: Bytes, at: Numbers, ends: Numbers) -> tuple[list[bytes | None], Numbers]:
-    """The keys (or the values) of all records, and for each record, where its next field begins."""
+    """The keys (or the values) of all records, and where the next field of each record begins."""
     lengths, at = varints(data, at)
     shortest, longest = int(lengths.min()), int(lengths.max())
     if shortest < -1 or longest > len(body):

@@ -43,15 +43,14 @@ def encode(
     The same arguments always give the same bytes.
 
     Args:
-        keys: One key per value, None for a null key. If no record has a key, the argument itself may be None.
+        keys: One key per value, None for a null key. `keys` itself may be None if no record has a key.
         values: At least one, None for a null value.
         timestamps: Timestamps in ms since the epoch: one for all records (the fast case), or one per value.
         headers: Headers of the records, by record index. Records without headers need no entry.
         compression: How to compress the records.
         compression_level: Level in the codec's own scale; None for the codec's default. NONE and SNAPPY have no levels.
-        sizes: (sizes of the keys, sizes of the values). The first is None if the caller does not know the sizes of the
-            keys, or if any key is neither bytes nor None. The same holds for the second and the values. Wrong sizes
-            make an invalid batch.
+        sizes: (sizes of the keys, sizes of the values). Each item is None if the caller does not know the sizes, or if
+            any key (or value) is neither bytes nor None. Wrong sizes make an invalid batch.
 
     Returns:
         The batch, ready for `stamp_identity` and `stamp_address`.
@@ -115,7 +114,7 @@ def frame(
     compression: Compression = Compression.NONE,
     compression_level: int | None = None,
 ) -> bytearray:
-    """Makes one whole batch, as `encode` does, from an existing records section.
+    """Makes one whole batch from an existing records section, as `encode` does from columns.
 
     Args:
         body: The records section, not compressed.
@@ -137,7 +136,7 @@ def encode_control(records: Sequence[tuple[bytes, bytes]], *, timestamp: int) ->
     """Makes one whole control batch: like `encode`, but with the control bit set.
 
     Args:
-        records: Key and value of each control record. Kafka expects that a key consists of an int16 version and an
+        records: Key and value of each control record. In Kafka, the key of a control record is an int16 version and an
             int16 type.
         timestamp: Ms since the epoch, for all records.
 
@@ -153,7 +152,7 @@ def encode_control(records: Sequence[tuple[bytes, bytes]], *, timestamp: int) ->
 
 
 def _encode_few(records: Sequence[tuple[bytes, bytes]], timestamp: int) -> bytearray:
-    """Like `encode_control`, but record by record, which is cheaper for a few records."""
+    """Does the same as `encode_control`, record by record, which is cheaper for a few records."""
     buf = bytearray(_BLANK_HEADER)
     lengths = _VARINTS
     for index, (key, value) in enumerate(records):
@@ -187,9 +186,9 @@ def varint(number: int) -> bytes:
 
 
 class _Cache(dict[int, _T]):
-    """Caches a value for each small number, computed at the first look-up. Cheaper than an `lru_cache` in a hot loop.
+    """Caches a value for each small number. In a hot loop, this dict is cheaper than an `lru_cache`.
 
-    The cache is bounded: for a number of 16,384 or more (a long record), the value is computed each time.
+    The size of the cache is limited: for numbers of 16,384 or more (long records), the value is computed each time.
     """
 
     def __init__(self, compute: Callable[[int], _T]) -> None:
@@ -231,7 +230,7 @@ class _Column:
     """The keys or the values of a batch.
 
     Attributes:
-        items: The keys or values, with empty bytes for null.
+        items: The keys or values, with empty bytes in place of null.
         lengths: Length of each item, -1 for null.
         uniform_length: The common length of all items; None if their lengths differ.
     """
@@ -246,8 +245,8 @@ class _Column:
             return cls._of_sizes(items, sizes)
         types = set(map(type, items))
         if not types <= _BYTES_TYPES:
-            # `join` accepts any buffer. But if the items of a buffer are wider than a byte, its len() is not its size
-            # in bytes.
+            # `join` accepts any buffer, but the len() of a buffer with items wider than a byte is not its size in
+            # bytes.
             items = [_as_bytes(item, what, index) for index, item in enumerate(items)]
         if type(None) in types:
             lengths = [-1 if item is None else len(item) for item in items]
@@ -258,7 +257,7 @@ class _Column:
 
     @classmethod
     def _of_sizes(cls, items: Sequence[Buffer | None], sizes: Sizes) -> _Column:
-        """Makes a column of bytes and None, without looking at each item."""
+        """Makes a column of bytes and None from known sizes, without looking at each item."""
         lengths, only = ([sizes] * len(items), sizes) if isinstance(sizes, int) else (sizes, _only(sizes))
         if only == -1 or (only is None and -1 in lengths):
             items = [b"" if item is None else item for item in items]
@@ -266,9 +265,10 @@ class _Column:
 
 
 def _only(lengths: Sequence[int]) -> int | None:
-    """Returns the length that all items have; None if their lengths differ."""
+    """Returns the common length of all items; None if the lengths differ."""
     first = lengths[0]
-    # If lengths differ, comparing the first and the last length nearly always shows it. Then `count` is not called.
+    # Compare the first and the last length first: in nearly all columns with different lengths they differ, which saves
+    # the call of `count`.
     return first if first == lengths[-1] and lengths.count(first) == len(lengths) else None
 
 
@@ -282,12 +282,12 @@ def _as_bytes(item: object, what: str, index: int) -> bytes | bytearray | None:
     )
 
 
-# From each of these offset deltas on, the delta's varint is one byte longer, and so is the record.
+# At each of these offset deltas, the delta's varint, and so the record, becomes one byte longer.
 _OFFSET_STEPS: Final = (0, 1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 34)
 
 
 def _offset_ranges(count: int) -> list[tuple[int, int, int]]:
-    """The ranges of records whose offset deltas take the same number of bytes: (number of bytes, first index, end
+    """The ranges of records whose offset deltas have the same number of bytes: (number of bytes, first index, end
     index).
     """
     steps = enumerate(pairwise(_OFFSET_STEPS), start=1)
@@ -295,21 +295,20 @@ def _offset_ranges(count: int) -> list[tuple[int, int, int]]:
 
 
 def _head(fields: int, fixed: int, end: bytes) -> bytes:
-    """The bytes before a record's fields of varying size: first the `end` of the previous record, then this record's
-    length and attributes.
+    """The bytes before a record's fields of varying size: the `end` of the previous record, then this record's length
+    and attributes.
     """
     return end + _VARINTS[fields + fixed] + b"\0"
 
 
 def _head_of_value(value_length: int, fixed: int) -> bytes:
-    """Like `_head`, but for records in which only the length of the value varies."""
+    """The same as `_head`, for records in which only the length of the value varies."""
     return _head(_FIELD_BYTES[value_length], fixed, _EMPTY_HEADERS)
 
 
-# Some fields have the same size in all records: the attributes and the offset delta. A missing timestamp delta, a
-# missing key and missing headers have a fixed size, too: one byte each. The index in each tuple is the total size of
-# the fields with fixed sizes. The key in each cache is the total size of the fields with varying sizes; in
-# `_HEADS_OF_VALUE`, it is the length of the value.
+# Fields of a fixed size are the attributes, the offset delta and, with one byte each, a zero timestamp delta, a null
+# key and missing headers. The index in each tuple is the total size of the fields with fixed sizes. The key in each
+# cache is the total size of the fields with varying sizes or, in `_HEADS_OF_VALUE`, the length of the value.
 _FIXED: Final = range(4 + len(_OFFSET_STEPS))
 _HEADS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=_EMPTY_HEADERS)) for fixed in _FIXED)
 _HEADS_BEHIND_HEADERS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=b"")) for fixed in _FIXED)
@@ -321,13 +320,13 @@ _CACHED_COUNT: Final = 1 << 16
 
 
 def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
-    """For each record: `before`, then the encoded offset delta, then `after`."""
+    """The bytes `before`, the encoded offset delta and `after`, for each record."""
     return [before + varint(index) + after for index in range(count)]
 
 
 def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
-    """For each record, the bytes between the previous record's value and this record's key. If this record has no key,
-    they end at its value.
+    """For each record, the bytes between the previous record's value and this record's key or, without a key, this
+    record's value.
     """
     offsets = _table(_offsets_cached, count, _ZERO, after)
     prefixes: list[bytes] = []
@@ -337,13 +336,13 @@ def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
     return prefixes
 
 
-# The caches keep a few tables of each kind, because a producer's batches have similar sizes. A full table takes 3 MB.
+# A few cached tables of each kind are enough, because a producer's batches have similar sizes. A full table takes 3 MB.
 _offsets_cached = lru_cache(maxsize=6)(_make_offsets)
 _prefixes_cached = lru_cache(maxsize=6)(_make_prefixes)
 
 
 def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | bytes) -> list[bytes]:
-    """The first `count` entries of a table. The size of the table is the next power of two, at least 64. It is cached
+    """The first `count` entries of a table, whose size is the next power of two, at least 64. The table is cached
     unless it is huge.
     """
     if count > _CACHED_COUNT:
@@ -354,7 +353,7 @@ def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | byte
 def _pieces(
     keys: _Column | None, values: _Column, deltas: list[int] | None, tails: list[bytes] | None
 ) -> list[Buffer]:
-    """The records section in pieces, made column by column. C loops over all records make each column."""
+    """The records section in pieces, made column by column, each column in C loops over all records."""
     count = len(values.lengths)
     key_length = -1 if keys is None else keys.uniform_length
     columns: list[Sequence[Buffer]] = []

@@ -17,7 +17,7 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 def read_varint(body: Buffer, at: int) -> tuple[int, int]:
-    """Reads a zigzag varint of at most 64 bits. Returns the number, and where the next field begins.
+    """Reads a zigzag varint of at most 64 bits. Returns the number and the position of the next field.
 
     Raises:
         IndexError: The body ends before the varint does.
@@ -46,16 +46,16 @@ def read_field(body: bytes, at: int, end: int) -> tuple[bytes | None, int]:
 
 
 def run_of_equal_lengths(body: Buffer, start: int, stride: int, most: int) -> int:
-    """How many records directly after the record at byte `start` have the same length as this record.
+    """How many consecutive records after the record at byte `start` have the same length as this record.
 
-    Such records begin `stride` bytes apart. So the function looks only at the bytes at these places, and compares them
-    with the first record's length. The result is exact. If all earlier records have this length, a record does begin at
-    each place that the function looks at.
+    Records of equal length begin `stride` bytes apart, so the function compares only the bytes at these places with the
+    first record's length. The result is exact: as long as all earlier records have this length, a record does begin at
+    each such place.
 
     Args:
         body: The records.
         start: Where the first record begins.
-        stride: Size of this record, including the varint of its length.
+        stride: Size of the first record, including the varint of its length.
         most: Largest number of records to compare.
     """
     prefix = body[start : read_varint(body, start)[1]]
@@ -76,8 +76,8 @@ def varints(data: Bytes, at: Numbers) -> tuple[Numbers, Numbers]:
         if shift > 63:
             raise CorruptBatchError(f"A number of more than 64 bits at byte {at[rest[0]]} of the records")
         byte = data[at[rest]].astype(np.uint64)
-        # This byte's lowest bit belongs where `number` still contains the previous byte's continuation bit. Subtracting
-        # one removes that continuation bit.
+        # `number` still contains the previous byte's continuation bit, at the place of this byte's lowest bit.
+        # Subtracting one removes the continuation bit.
         number[rest] += (byte - np.uint64(1)) << np.uint64(shift)
         at[rest] += 1
         rest = rest[byte > 0x7F]

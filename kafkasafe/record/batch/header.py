@@ -49,7 +49,7 @@ _INT32_MAX: Final = 2**31 - 1
 
 
 class Compression(enum.IntEnum):
-    """How the records of a batch are compressed: the low three bits of its attributes."""
+    """The compression of a batch's records, in the low three bits of the attributes."""
 
     NONE = 0
     GZIP = 1
@@ -59,26 +59,26 @@ class Compression(enum.IntEnum):
 
 
 class CorruptBatchError(ValueError):
-    """The bytes are not a whole, undamaged RecordBatch v2. The message gives the reason."""
+    """The bytes are not a complete, intact RecordBatch v2. The message gives the reason."""
 
 
 def _add_sequence(sequence: int, increment: int) -> int:
-    """Kafka's sequence arithmetic: after 2**31 - 1 comes 0."""
+    """Adds as Kafka does for sequence numbers: the number after 2**31 - 1 is 0."""
     return (sequence + increment) & _INT32_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class BatchHeader:
-    """The 61 bytes before the records.
+    """The header of a batch: the 61 bytes before the records.
 
     Attributes:
         base_offset: Offset of the first record; in a spool, the position of the first record.
-        batch_length: Number of bytes after this field; `size_bytes` is the size of the whole batch.
+        batch_length: Number of bytes after the field batchLength; `size_bytes` is the size of the whole batch.
         partition_leader_epoch: Leader epoch; in a spool, the number of the destination.
         magic: Format of the batch, always 2.
-        crc: CRC32C of everything from byte 21.
+        crc: CRC32C of all bytes from byte 21 on.
         attributes: Compression, timestamp type and kind of batch.
-        last_offset_delta: Offset of the last record, relative to `base_offset`. After compaction it may be
+        last_offset_delta: Offset of the last record, relative to `base_offset`. After compaction, this offset may be
             more than `count` - 1.
         base_timestamp: The time to which the records' timestamps are relative, in ms since the epoch.
         max_timestamp: Largest timestamp, in ms since the epoch.
@@ -119,7 +119,7 @@ class BatchHeader:
 
     @property
     def next_sequence(self) -> int:
-        """Base sequence of the batch after this one, -1 when this one has no batch id."""
+        """Base sequence of the next batch, -1 when this batch has no batch id."""
         return -1 if self.base_sequence < 0 else _add_sequence(self.base_sequence, self.last_offset_delta + 1)
 
     @property
@@ -144,14 +144,14 @@ class BatchHeader:
 def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
     """The header of the batch that begins at byte `at`.
 
-    Neither the CRC nor the presence of the records is checked: `verify` does that.
+    This function does not check the CRC and the presence of the records; `verify` does.
 
     Args:
         buf: A buffer with at least the first 61 bytes of the batch.
         at: Where the batch begins.
 
     Raises:
-        CorruptBatchError: These bytes cannot be the header of a RecordBatch v2, or the bytes end inside the header.
+        CorruptBatchError: The bytes are not the header of a RecordBatch v2, or end inside the header.
     """
     if len(buf) - at < HEADER_BYTES:
         raise CorruptBatchError(
@@ -178,14 +178,14 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
 def verify(buf: Buffer, at: int = 0) -> BatchHeader:
     """The header of the batch at byte `at`, after checking that the batch is complete and its CRC is right.
 
-    Bytes 0–20 are outside the CRC: a spool protects them by its own manifest.
+    The CRC does not cover bytes 0–20; in a spool, the group's manifest protects them.
 
     Args:
-        buf: Bytes that hold the batch; other bytes may follow.
+        buf: Bytes with the batch; other bytes may follow.
         at: Where the batch begins.
 
     Raises:
-        CorruptBatchError: As `read_header`. Also raised if the batch is cut short, or its CRC differs.
+        CorruptBatchError: As `read_header`. Also if the batch is cut short, or its CRC differs.
     """
     header = read_header(buf, at)
     if header.size_bytes > len(buf) - at:
@@ -201,8 +201,7 @@ def verify(buf: Buffer, at: int = 0) -> BatchHeader:
 
 
 def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """Walks through concatenated batches, as in a Fetch response. For each batch, yields where it begins, and its
-    header.
+    """Yields the position and the header of each of several concatenated batches, as in a Fetch response.
 
     An incomplete batch ends the iteration: a broker truncates its response at its byte limit. Messages of formats
     before v2 are skipped. CRCs are not checked.
@@ -216,10 +215,10 @@ def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def last_header(buf: Buffer) -> BatchHeader | None:
-    """The header of the last whole batch of a Fetch response. The headers before it are skipped.
+    """The header of the last whole batch of a Fetch response. Does not parse earlier headers.
 
     Returns:
-        The header. None if the response contains no whole batch, or ends with a message of a format before v2, or with
+        The header; None if the response contains no whole batch, or ends with a message of a format before v2 or with
         bytes that are not a batch. CRCs are not checked.
     """
     last = None
@@ -232,7 +231,9 @@ def last_header(buf: Buffer) -> BatchHeader | None:
 
 
 def _whole_batches(buf: Buffer) -> Iterator[int]:
-    """Where each of several concatenated batches begins, in any message format. Ends before an incomplete batch."""
+    """Yields the position of each of several concatenated batches, in any message format. Ends before an incomplete
+    batch.
+    """
     at = 0
     while len(buf) - at > _MAGIC_AT:
         (length,) = LENGTH.unpack_from(buf, at + _LENGTH_AT)
@@ -273,7 +274,7 @@ def stamp_identity(
 
 
 def stamp_address(buf: bytearray, base_offset: int, partition_leader_epoch: int) -> None:
-    """Writes the two fields outside the CRC into a whole batch, in place. This is cheap for a batch of any size.
+    """Writes the two fields outside the CRC into a whole batch, in place, which is cheap for a batch of any size.
 
     Args:
         buf: Exactly one batch.
@@ -289,18 +290,18 @@ def stamp_address(buf: bytearray, base_offset: int, partition_leader_epoch: int)
 
 
 def identity_of(buf: Buffer) -> tuple[int, int, int]:
-    """(producer id, epoch, base sequence) of a complete batch. This costs less than reading the whole header."""
+    """(producer id, epoch, base sequence) of a complete batch. Cheaper than reading the whole header."""
     return _IDENTITY.unpack_from(buf, _IDENTITY_AT)
 
 
 def crc_and_count(buf: Buffer) -> tuple[int, int]:
-    """CRC and number of records of a complete batch. This costs less than reading the whole header."""
+    """CRC and number of records of a complete batch. Cheaper than reading the whole header."""
     return _CRC.unpack_from(buf, _CRC_AT)[0], LENGTH.unpack_from(buf, _COUNT_AT)[0]
 
 
 def _check_whole(buf: bytearray) -> None:
     if len(buf) >= HEADER_BYTES:
-        # Making a header object costs ten times as much as this check.
+        # Check the fields here, because creating a header object would cost ten times as much.
         _, length, _, magic, _, attributes, last_delta, _, _, _, _, _, count = _HEADER.unpack_from(buf)
         if (
             magic == MAGIC
@@ -324,8 +325,8 @@ def stamp_crc(buf: bytearray) -> None:
 
 
 def fill_header(buf: bytearray, count: int, *, base_timestamp: int, max_timestamp: int) -> bytearray:
-    """Like `frame` without compression, but in place: `buf` consists of room for a header (`HEADER_BYTES`) and the
-    records section.
+    """Makes an uncompressed batch in place: `buf` consists of room for a header (`HEADER_BYTES`) and the records
+    section.
 
     Raises:
         ValueError: The batch is above 2 GiB.

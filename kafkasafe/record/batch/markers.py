@@ -13,7 +13,7 @@ _ABORT: Final = 0
 
 
 def is_abort(body: bytes, base_offset: int) -> bool:
-    """Whether a marker aborts its transaction. Otherwise the marker commits the transaction.
+    """Whether a transaction marker is an abort marker, not a commit marker.
 
     Args:
         body: The bytes after the header of the marker's batch, uncompressed.
