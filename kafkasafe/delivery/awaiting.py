@@ -1,4 +1,5 @@
-"""Lets coroutines wait for events in a producer's threads. Events that occur together wake an event loop only once.
+"""Lets coroutines wait for events in a producer's threads. Several events at the same time wake an event loop only
+once.
 
 A thread that notifies (`WaitingCallers.notify_all`) sets the wake flag of each loop on which coroutines wait. If a loop
 is already being woken, setting its flag does nothing more. So a burst of a thousand batches costs one
@@ -48,7 +49,7 @@ class Subject(Protocol):
         """Whether `look` may find progress. Any thread may call this method. Once the result is True, it stays True."""
 
     def look(self) -> CheckResult:
-        """Returns the progress since the previous call. Must be called on the loop's thread."""
+        """Checks the subject: returns the progress since the previous call. Must be called on the loop's thread."""
 
     def is_ready(self, entry: Any) -> bool:
         """Whether the coroutine with this entry can continue."""
@@ -86,7 +87,7 @@ class Fates:
     Args:
         records: The records.
         ledger: The ledger of the producer that accepted the records.
-        durable: Whether coroutines wait only until the records are on disk.
+        durable: True if coroutines wait until the records are on disk; False if coroutines wait for the final outcome.
     """
 
     __slots__ = ("_durable", "_ledger", "_records", "_seen")
@@ -102,7 +103,7 @@ class Fates:
         parcels, ledger = self._records.parcels, self._ledger
         if ledger.failure is not None or ledger.wrong_cluster is not None:
             return True
-        if parcels is None:  # no parcels yet: the encoding thread will notify this object
+        if parcels is None:  # the records are not encoded yet: the encoding thread will notify this object
             return False
         if len(parcels) > _FEW:
             return True
@@ -138,7 +139,7 @@ class Fates:
 
 
 class _SubjectWaiters:
-    """Coroutines that wait for the same subject. The coroutines are checked only after the subject has changed."""
+    """Coroutines that wait for the same subject. The loop checks the coroutines only after the subject has changed."""
 
     __slots__ = ("again", "all", "entries", "left", "subject")
 
@@ -165,8 +166,8 @@ class _SubjectWaiters:
         left, is_ready = self.left, self.subject.is_ready
         now = min(most, len(left))
         for _ in range(now):
-            # Remove the waiter only after its check. If a Ctrl-C interrupts the check, the waiter stays listed and is
-            # checked again.
+            # Remove the waiter only after its check. So a waiter whose check is interrupted by Ctrl-C stays in `left`,
+            # and is checked again.
             waiter, entry = left[-1]
             if not waiter.done() and (self.all or is_ready(entry)):
                 waiter.set_result(True)
@@ -219,9 +220,7 @@ class LoopWaits:
             self._waiting.remove(self)
 
     def _stirred(self) -> bool:
-        """Whether to wake the loop. An unnecessary wake-up makes the loop compete with the notifying thread for the
-        GIL.
-        """
+        """Whether to wake the loop. A needlessly woken loop competes with the notifying thread for the GIL."""
         if len(self._groups) > _FEW:
             return True
         try:
@@ -273,7 +272,8 @@ class LoopWaits:
         group.entries[waiter] = entry
         timer = None
         try:
-            # While no coroutine waits for a subject, changes of the subject may not wake this loop. So check it now.
+            # Check the subject now, because a change of the subject may not have woken this loop while no coroutine
+            # waited for it.
             if known is None and group.subject.is_ready(entry):
                 return True
             if timeout_s is not None:
@@ -289,7 +289,7 @@ class LoopWaits:
                     self._waiting.remove(self)
 
     def _look(self) -> None:
-        # Reset the flag before the check. If a thread notifies after this line, the loop checks once more.
+        # Reset the flag before the check. If a thread sets the flag again after this line, the loop checks again.
         self._rung = False
         for group in self._groups.values():
             if not group.due:
@@ -307,7 +307,7 @@ class LoopWaits:
                 if not group.due:
                     self._todo.popleft()
         finally:
-            # Schedule the remaining checks even after a Ctrl-C, because the program may run the loop again.
+            # Schedule the remaining checks even after a Ctrl-C, because the program may run the event loop again.
             self._working = bool(self._todo)
             if self._working:
                 with contextlib.suppress(RuntimeError):

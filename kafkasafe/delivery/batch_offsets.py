@@ -26,9 +26,9 @@ class BatchFate:
 
     Args:
         decision: The decision about the batch.
-        owner: An object that exists as long as the program can use the batch. Once it is garbage-collected, an open
-            batch counts as dropped, because nothing can commit the batch any more. Ctrl-C at the end of a `with` block
-            can leave a batch open.
+        owner: An object that exists as long as the program can use the batch. Once the owner is garbage-collected, an
+            open batch counts as dropped, because no code can commit the batch any more. Ctrl-C at the end of a `with`
+            block can leave a batch open.
     """
 
     __slots__ = ("_decision", "_head", "_late", "_owner", "_replaced")
@@ -41,7 +41,7 @@ class BatchFate:
         self._late = False
 
     def forget(self) -> None:
-        """Records that these offsets have left the batch, which now has other offsets of the group or none."""
+        """Records that the program has replaced or removed these offsets of the group in the batch."""
         self._replaced = True
 
     def miss(self) -> None:
@@ -50,10 +50,10 @@ class BatchFate:
         1. A batch has records 5 to 9 of one partition, and 100 to 104 of another.
         2. The consumer moves back in the first partition, and will read records 5 to 9 again. So the batch is not sent,
            and the program discards all of its records.
-        3. Without this method, the next batch would commit offset 105 or later for the second partition, and records
-           100 to 104 would be in no output.
+        3. Without this method, the next batch would commit offset 105 or later for the second partition, and the
+           results of records 100 to 104 would be in no output.
 
-        So the consumer must read the second partition again too, as if the group had refused the batch.
+        So the consumer must read both partitions again, as if the group had refused the batch.
         """
         self._late = True
 
@@ -92,8 +92,8 @@ class GivenOffsets:
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # Draw the number now, not when the program gives the first offsets. In between, batches of earlier incarnations
-        # may commit offsets, and such commits must count as later than the reading's beginning.
+        # Draw the reading's number now, not when the program gives the first offsets: commits by batches of earlier
+        # incarnations in between must count as later than the beginning of the reading.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
@@ -113,10 +113,10 @@ class GivenOffsets:
         Args:
             fate: Returns the batch's outcome.
             given: The offsets.
-            informed: Whether the program was informed of every batch that was dropped before this one.
+            informed: Whether the program was informed of every earlier dropped batch.
 
         Returns:
-            The reading to which each offset belongs, and the batch's claims.
+            The consumer's reading to which each offset belongs, and the batch's offset claims.
 
         Raises:
             BatchDroppedError: The batch continues from a dropped batch.
@@ -169,7 +169,7 @@ def check_settings(consumer: Any) -> None:
     1. The consumer polls records 0 to 9, and a batch with them goes into the spool.
     2. The consumer commits 10.
     3. The batch is dropped, or the machine is lost.
-    4. The group continues at 10, and records 0 to 9 are in no output.
+    4. The group continues at offset 10, and the results of records 0 to 9 are in no output.
 
     A consumer that does not require stable offsets may read records again while an atomic batch with the results of
     these records is still pending:
@@ -177,7 +177,7 @@ def check_settings(consumer: Any) -> None:
     1. The batch with records 0 to 9 waits in the spool of another process, or the brokers are writing the batch's
        transaction markers.
     2. The partition is assigned to this consumer, and the group has no offset yet.
-    3. The consumer reads the records again, and they are in the output twice.
+    3. The consumer reads records 0 to 9 again, and their results are in the output twice.
 
     The flag `require_stable` of OffsetFetch (KIP-447) requires stable offsets. kafka-python sets this flag if
     `isolation_level` is "read_committed".

@@ -1,11 +1,11 @@
 """The thread that runs the application's callbacks. Callbacks may block, call `send`, or wait for the producer.
 
 The pump holds a lock while it marks a record as done and passes the record's callbacks to this thread. A caller takes
-the same lock to see that the record is done. So if a caller then queues a marker, the record's callbacks have run by
-the time the thread reaches the marker.
+the same lock to see that a record is done. So if the caller then queues a job, the callback thread runs the record's
+callbacks before this job.
 
-The number of due callbacks is bounded: while `full` is true, `send` should wait. Callbacks of unfinished records need
-no such bound: the size of the spool limits the number of these records.
+The number of due callbacks is limited: while `full` is true, `send` should wait. Callbacks of unfinished records need
+no limit, because the size of the spool limits the number of unfinished records.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class CallbackThread:
             self._run_here()
 
     def start(self) -> None:
-        """Starts the thread if it is not running. Call it before the interpreter shuts down: during the shutdown, no
-        thread can start.
+        """Starts the thread if it is not running. Call this method before the interpreter shuts down, because no thread
+        can start during the shutdown.
         """
         if self._started:
             return

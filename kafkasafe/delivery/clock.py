@@ -31,8 +31,8 @@ class SleepingClock:
     """A clock that counts the time of suspensions, and reports each suspension.
 
     Args:
-        on_sleep: Called by `now` when it notices a suspension, before `now` returns. The arguments are the length of
-            the suspension in seconds, and the time that `now` is about to return.
+        on_sleep: `now` calls this function when it notices a suspension, with the length of the suspension in seconds
+            and the time that `now` is about to return.
         elapsed: A clock that counts the time of suspensions.
         awake: A clock that stands still during suspensions.
     """

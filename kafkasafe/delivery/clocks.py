@@ -1,10 +1,10 @@
 """Estimates the brokers' time from the timestamps of other producers' records, if no broker reports its own time.
 
 Topics with CreateTime keep the timestamps of their producers, and ListOffsets returns the largest timestamp of a
-partition. If that timestamp is later than all timestamps that this producer wrote to the partition, another producer's
-clock made it. Brokers of Kafka 4 accept no timestamp that is more than an hour ahead of their own clock
+partition. If the largest timestamp is later than all timestamps that this producer wrote to the partition, it comes
+from another producer's clock. Brokers of Kafka 4 accept no timestamp that is more than an hour ahead of their own clock
 (`message.timestamp.after.max.ms`). Older brokers accept any timestamp, so the estimate is only a hint: it may make the
-producer more careful, but must not make it refuse anything.
+producer wait longer, but never refuse a record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Clocks:
 
     Args:
         now: Monotonic seconds.
-        state_age_s: For this many seconds after a batch's timestamp, a broker is certain to keep the state of the
+        state_age_s: Number of seconds after a batch's timestamp for which a broker is certain to keep the state of the
             batch's producer.
     """
 
@@ -70,11 +70,11 @@ class Clocks:
         return True
 
     def unanswered(self, address: _Address) -> None:
-        """Record that no answer came, so that `asks` may soon choose this partition again."""
+        """Record that a request got no answer, so that `asks` may soon choose this partition again."""
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:
-        """Replace the answer about a partition, and compute `at_least_ms` from the largest timestamp that another
+        """Store a partition's largest timestamp, and compute `at_least_ms` from the largest timestamp that another
         producer wrote to any partition.
 
         Args:

@@ -1,8 +1,8 @@
 """Decides how many batches at the front of a log are worth copying to its end ("copying forward").
 
-The spool deletes a log only from the front, so one waiting batch prevents the deletion of everything that was written
-after it. As in log-structured stores, kafkasafe writes the waiting batches of the first segments again at the log's
-end, and deletes the segments.
+The spool deletes a log only from the front, so one waiting batch prevents the deletion of all later batches. As in
+log-structured stores, kafkasafe writes the waiting batches of the first segments again at the log's end, and deletes
+the segments.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Segment:
 def copy_before(
     closed: Sequence[Segment], waiting: Iterable[tuple[int, int]], *, used_bytes: int, limit_bytes: int
 ) -> int:
-    """Returns a position: copy the waiting batches before this position to the log's end; -1: copy none.
+    """Returns the position before which to copy waiting batches to the log's end; -1: copy none.
 
     The size of the log decides how many batches are copied:
 
     - If the log uses at most half of its limit, nothing is copied.
-    - If the log uses more than half, the waiting batches of its first segments are copied. The number of segments is
-      the smallest for which waiting batches make up at most half of the segments' bytes.
+    - If the log uses more than half, the waiting batches of its first segments are copied. The smallest number of
+      segments is chosen for which waiting batches make up at most half of the segments' bytes.
     - If the log uses more than three quarters of its limit, "at most half" becomes "at most three quarters".
 
     Args:

@@ -58,7 +58,7 @@ def consumer_samples(
             yield CONSUMER["last_poll_age_seconds"], (), health.last_poll_age_s
     for (topic, partition), at in progress.items():
         lag = 0 if at.position is None or at.end_offset is None else max(0, at.end_offset - at.position)
-        # The collector adds up the values of a topic's partitions.
+        # The metrics collector adds up the values of a topic's partitions.
         yield CONSUMER["lag_records"], (topic, group), lag
         yield CONSUMER["not_ready_partitions"], (topic,), at.not_ready_s is not None
         yield CONSUMER["remote_storage_not_ready_partitions"], (topic,), at.remote

@@ -1,6 +1,4 @@
-"""Measures how long the cluster accepted no batch, so that a program's log shows both the start and the end of an
-outage.
-"""
+"""Measures how long the cluster accepted no batch, so that the producer can log the end and the length of an outage."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ _SHORT_S: Final = 10.0
 class Outage:
     """The time from the first failed request until a leader decides about a batch. All partitions share one `Outage`.
 
-    A leader has decided about a batch if it acknowledges or rejects the batch, or if its log has the batch. An error
-    about the topic (missing, forbidden) or about the sequence number does not begin or end an outage.
+    A leader has decided about a batch if it acknowledges or rejects the batch, or if its log contains a batch in doubt.
+    An error about the topic (missing, forbidden) or about the sequence number does not begin or end an outage.
 
     Args:
         now: The current time, in seconds. If a producer starts during an outage, it can send no request, so no request

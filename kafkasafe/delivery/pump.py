@@ -1,4 +1,5 @@
-"""The pump: the thread that runs the engine, its inbox, and how callers submit batches and wait.
+"""The pump: the thread that runs the engine, the thread's inbox, and the methods with which callers submit batches and
+wait.
 
 Callers submit encoded batches (`Parcel`) through a queue. The network thread posts replies through the same queue. No
 other thread uses a journal or a spool. In one turn, the pump takes all messages, lets the engine work
@@ -160,9 +161,7 @@ class Pump:
         return self._context.own.journal.views.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
-        """The partition counts that an earlier incarnation knew, by topic. Leaves out topics with records that wait for
-        their partitions.
-        """
+        """The partition counts from earlier incarnations, by topic; without topics that have waiting records."""
         journal = self._context.own.journal
         return {
             name: topic.partition_count
@@ -325,7 +324,7 @@ class Pump:
         )
 
     def _end_of_thread(self) -> str:
-        """A message that the thread has ended without an error; empty while the thread runs."""
+        """A text that says that the thread has ended; empty while the thread runs."""
         return "Its thread has ended" if self.ended() else ""
 
     def resolve_undecidable(self, *, resend: bool) -> None:
@@ -340,7 +339,7 @@ class Pump:
         self._post(Decided(decided, resend=resend))
 
     def stop(self, timeout_s: float, deadline: float | None = None) -> bool:
-        """Ends the thread, and closes lanes and network. The next owner delivers the batches on disk.
+        """Ends the thread, and closes lanes and network. The lanes' next owner delivers the batches on disk.
 
         Args:
             timeout_s: How long the pump may continue its current work.
@@ -383,7 +382,7 @@ class Pump:
         predecessor.follow(lambda: self._post(Preceded(predecessor)))
 
     def set_patience(self, patience: Patience, timeout_s: float) -> bool:
-        """Replaces the `patience` of a retiring pump. The new `patience` also counts from the call of `retire`. Returns
+        """Replaces the `patience` of a retiring pump. The new `patience` counts from the call of `retire`, too. Returns
         whether the pump ended within `timeout_s`.
         """
         self._post(_SetPatience(patience))
@@ -397,7 +396,7 @@ class Pump:
     def _step(self, message: Message | _Retire | _SetPatience) -> None:
         match message:
             case _Retire(began, patience):
-                # Encode the open batches that the producer itself has left.
+                # Encode the open batches that the producer has left unencoded.
                 self._seal_due(float("inf"))
                 if self._config.spool == "on_error":
                     self.engine.disk.spill(0.0)
@@ -507,9 +506,7 @@ class Pump:
 
     @property
     def left(self) -> LeftAtEnd:
-        """What the producer left when it ended: pending records on disk, and partitions that may lack acknowledged
-        records.
-        """
+        """What the producer left when it ended: pending records on disk, and partitions with possible losses."""
         return self.engine.left
 
     @property
@@ -519,13 +516,11 @@ class Pump:
 
     @property
     def producer_id_refusal(self) -> str:
-        """Why the producer's own lane has no producer id, with the remedy. Empty if no request for a producer id has
-        failed.
-        """
+        """Why the producer's own lane has no producer id, with the remedy. Empty if no request has failed."""
         return self._context.own.producer_id.refusal
 
     def doubts(self) -> list[str]:
-        """Open questions about acknowledged records of this producer's lane, and why they are open, as text."""
+        """Partitions that may lack acknowledged records of the producer's own lane, with the reason, as text."""
         return [
             f"{topic}-{partition} still has all acknowledged records ({why})"
             for topic, partition, why in self._context.own.journal.views.doubts()

@@ -1,4 +1,4 @@
-"""The state of a pump that metrics show: gauges, offsets, refused destinations and atomic batches."""
+"""The state of a pump for metrics: gauges, offsets, refused destinations and atomic batches."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class OffsetsFate(enum.Enum):
     consumer continues.
     """
     DROPPED = "dropped"
-    """The producer gave up the batch without keeping its records, so the consumer has to read them again."""
+    """The producer gave up the batch without keeping its records, so the consumer has to read its input again."""
     LEFT = "left"
     """The program closed the batch's producer before the batch had an outcome. Another producer may deliver the batch.
     """
@@ -95,7 +95,7 @@ class ProducerLane(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """The lane that delivers a batch, and the group member in whose name the batch's offsets are committed.
+    """The lane that delivers a batch, and the group member whose id the offset commit of the batch uses.
 
     Attributes:
         lane: The lane of the batch's producer. Each producer has its own `ProducerLane` object.
@@ -147,7 +147,7 @@ class ReadingRun:
         reading: The number and the start of this reading, as its batches store them.
         reached: The offset to which this reading has moved the group so far; None if unknown.
         sent: The offset of the last accepted batch that `look` has evaluated. Before the first accepted batch, `sent`
-            is the reading's start; None if the group has no offset or the offset is unknown.
+            is the group's offset at the reading's start; None if the group has no offset or the offset is unknown.
         first: The position where the reading began, if `place` has set one; otherwise None.
         broken: Whether a batch of the reading was dropped, or left undecided.
     """
@@ -202,8 +202,8 @@ class ReadingRun:
 
     @property
     def undecided(self) -> list[OffsetClaim]:
-        """The batches that may still move the group's offset. The batch's own producer can deliver a batch or, once
-        that producer has ended, another producer.
+        """The batches that may still move the group's offset. A batch may be delivered by its own producer or, after
+        the end of this producer, by another producer.
         """
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
@@ -264,7 +264,7 @@ class ReadingRun:
         self._claims = deque(claim for claim in self._claims if not claim.void)
 
     def end(self) -> None:
-        """Void the batches of the reading, because the consumer is moved away."""
+        """Void the batches of the reading, because the consumer moves to another position."""
         for claim in self._claims:
             claim.revoke()
 
@@ -277,7 +277,7 @@ class Readings(Generic[_Partition]):
         self._runs: dict[_Partition, ReadingRun] = {}
         self._suspects: set[_Partition] = set()
         self.used = False
-        """Whether any atomic batch has contained the consumer's offsets so far. Before the first such batch, the
+        """Whether any atomic batch has contained the consumer's offsets so far. Before the first atomic batch, the
         consumer itself commits its group's offsets.
         """
 
@@ -290,7 +290,7 @@ class Readings(Generic[_Partition]):
         return self._runs.get(partition)
 
     def draw(self) -> int:
-        """Draw a number for `begin`. Call it before asking the group for its offset."""
+        """Draw a number for `begin`. Call `draw` before asking the group for its offset."""
         return self._numbers.draw()
 
     def begin(self, partition: _Partition, number: int, start: int | None) -> ReadingRun:
@@ -317,7 +317,7 @@ class Readings(Generic[_Partition]):
         self._suspects.update(self._runs)
 
     def look(self, assigned: Iterable[_Partition]) -> list[_Partition]:
-        """The partitions whose positions have to be compared with the group's offsets."""
+        """The partitions for which the consumer has to compare its position with the group's offset."""
         found = []
         for partition in assigned if self.used else ():
             run = self._runs.get(partition)
@@ -338,9 +338,9 @@ class Readings(Generic[_Partition]):
         """Whether the reading continues: none of its batches was dropped or left undecided, and only its own batches
         have moved the group's offset.
 
-        Otherwise a new reading has to begin at the group's offset, even if the consumer's position is already this
-        offset: the consumer may have returned records that are in no batch, and other members may have processed these
-        records since.
+        If the reading does not continue, a new reading has to begin at the group's offset, even if the consumer's
+        position is already this offset. The consumer may have returned records that are in no batch, and other members
+        may have processed these records since.
 
         Args:
             partition: The partition. No batch with offsets of the partition waits for an outcome.
@@ -355,7 +355,7 @@ class Readings(Generic[_Partition]):
 
 
 class Earlier(Generic[_Partition]):
-    """Undecided batches of a consumer's ended readings. Each of these batches may still move the group's offset."""
+    """Undecided batches of a consumer's ended readings, which may still move the group's offset."""
 
     def __init__(self) -> None:
         self._claims: dict[_Partition, list[OffsetClaim]] = {}
@@ -368,10 +368,10 @@ class Earlier(Generic[_Partition]):
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
         """Return the batches that may still be committed, except batches of the lane of `mine`.
 
-        The result leaves out batches of the lane of `mine`, which the lane itself compares with one another. It leaves
-        out batches of former members, which the group refuses, and undecided batches that were only in memory, which
-        are lost. If a lost batch has begun a transaction, brokers report the group's offset as unstable until the
-        transaction ends.
+        The result leaves out batches of the lane of `mine`, which the lane itself compares with one another. The result
+        also leaves out batches of former members, which the group refuses, and undecided batches that were only in
+        memory, which are lost. If a lost batch has begun a transaction, brokers report the group's offset as unstable
+        until the transaction ends.
 
         Args:
             partition: The partition.

@@ -31,12 +31,12 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 class AheadOffset(int):
-    """Offset from which the consumer fetched ahead: it sent the fetch before its position reached this offset.
+    """Offset from which the consumer fetched ahead: the consumer sent the fetch before its position reached this
+    offset.
 
     Attributes:
-        checked: The leadership under which the consumer had checked its position when it sent the fetch. If the
-            position has a different leadership object when the response is used, the response may come from a former
-            leader.
+        checked: The object for the partition's leadership (leader and epoch) at the time of the fetch. If the position
+            has a different leadership object when the response is used, the response may come from a former leader.
     """
 
     checked: Any
@@ -97,7 +97,7 @@ class FetchAhead(Generic[_Place]):
         Args:
             positions: The positions of the partitions with exactly one waiting response.
             fetch_bytes: Requested size per partition.
-            count: Number of partitions with a response that was already fetched ahead.
+            count: Number of partitions for which a response was already fetched ahead.
         """
         chosen: dict[_Place, ResponseEnd] = {}
         left = AHEAD_BYTES - count * fetch_bytes

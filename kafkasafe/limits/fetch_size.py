@@ -7,13 +7,14 @@ timeout is useless:
 2. The response of 48 MB would take 40 s. After 30 s, the request times out.
 3. The consumer connects again and asks for the same 48 MB. It never gets a record.
 
-Rule: begin small. Double the size only after a full response so fast that a response of twice the size would also
-arrive well before the timeout. So a request asks for at most twice the bytes of an answered request.
+Rule: begin small. Double the size only after a full response that arrived so fast that a response of twice the size
+would also arrive well before the timeout. So a request asks for at most twice the bytes of an answered request.
 
 Records that the application receives one by one stay in memory longer than batches. So for such an application,
 responses have a smaller maximum size:
 
-1. A consumer of 200 partitions processes each record for a millisecond. It cannot keep up, so all responses are full.
+1. A consumer of 200 partitions processes each record for a millisecond. The consumer cannot keep up, so all responses
+   are full.
 2. With responses of 4 MB for each of the 200 partitions, 800 MB of records would wait for `poll`.
 
 Rule: divide 32 MiB equally among the partitions, but request at most 4 MiB of each partition, and at least the size of
@@ -103,7 +104,7 @@ class FetchSize:
         """Record that a request was answered.
 
         Args:
-            size: Largest number of bytes that the response has of one partition.
+            size: Number of bytes of the partition with the most bytes in the response.
             sent_at: Time at which the request was sent, in seconds on the clock of `now`.
             now: When the response came.
         """
@@ -120,7 +121,7 @@ class FetchSize:
         """Return to the size of the first request, because a request failed or the application called `seek`.
 
         A request may have failed because its response took too long. A seek discards fetched data, so small responses
-        waste less.
+        waste less data.
 
         Args:
             now: Seconds, as for `answered`.

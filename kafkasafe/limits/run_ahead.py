@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Final
 
 RUN_AHEAD_BYTES: Final = 14 * 1024 * 1024
-"""The default limit. It is below the number of bytes that the producer keeps in memory, so waiting batches need not be
-read back from disk.
+"""The default limit, which is below the number of bytes that the producer keeps in memory, so that it need not read
+waiting batches back from disk.
 """
 
 _EASED_BYTES: Final = 1024 * 1024
@@ -94,8 +94,8 @@ class RunAhead:
         """Return whether a waiting sender should continue.
 
         The threshold is lower than the threshold of `is_reached`: with equal thresholds, each small delivery would wake
-        senders, which would soon wait again. It is only a little lower, so that senders do not wait for long. A waiting
-        sender encodes no records, so after a long wait, the cluster might have to wait for encoded batches.
+        senders, which would soon wait again. The difference is small, so that senders do not wait for long: a waiting
+        sender encodes no records, and the cluster might have to wait for encoded batches.
         """
         return self._outstanding_bytes + more_bytes < self._ceiling_bytes - min(
             self._limit_bytes // 4, _EASED_BYTES
@@ -157,8 +157,8 @@ class RunAhead:
             del self._waiting[address]
 
     def _lower(self, by_bytes: int) -> None:
-        """Lower the ceiling by this many bytes, and at least to the outstanding bytes plus the limit, but never below
-        the limit.
+        """Lower the ceiling by `by_bytes`, or further to the sum of the outstanding bytes and the limit, but never
+        below the limit.
         """
         ceiling = min(self._ceiling_bytes - by_bytes, self._outstanding_bytes + self._limit_bytes)
         self._ceiling_bytes = max(self._limit_bytes, ceiling)

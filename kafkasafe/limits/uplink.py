@@ -1,8 +1,9 @@
 """Limits the bytes in flight to a broker, and extends the wait for an answer on a slow link.
 
-`UplinkBudget` measures the rate of a link: the bytes of answered requests per second. It limits the bytes in flight to
-the bytes that the link carries in a fraction of the request timeout, so that the broker can answer even the last
-request in time. One batch, or a few small batches, may always be in flight; before the first measurement, no more.
+`UplinkBudget` measures the rate of a link: the bytes of answered requests per second. `UplinkBudget` limits the bytes
+in flight to the bytes that the link carries in a fraction of the request timeout, so that the broker can answer even
+the last request in time. One batch, or a few small batches, may always be in flight. Before the first measurement, no
+further batch may be in flight.
 
 The module has no clock: `now` is an argument, in seconds.
 """

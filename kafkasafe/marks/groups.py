@@ -1,4 +1,4 @@
-"""Converts groups (the group record and the marks after it) to control batches and back."""
+"""Converts the head of a spool group (the group record and the marks after it) to a control batch and back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLOSED: Final = 4
 
 
 def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearray:
-    """The control batch that begins a group, with its own spool address in the header (position, destination 0).
+    """The control batch that begins a spool group, with its spool address (position, destination 0) in the header.
 
     The control batch takes 1 + len(marks) positions, so the manifest's first batch is at `group.position` + 1 +
     len(marks).
@@ -74,7 +74,7 @@ def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) ->
 
 
 def decode_group(buf: batch.Buffer) -> tuple[Group, list[Mark]]:
-    """The group record and the marks of a control batch, after all checks.
+    """Returns the group record and the marks of a control batch, after all checks.
 
     Args:
         buf: The control batch; bytes after it are ignored.
@@ -175,7 +175,7 @@ def _read_mark(row: MarkRow[Any] | None, body: Body) -> Mark:
 
 
 def _check(group: Group, marks: Sequence[Mark]) -> None:
-    """Check the values against the format. Both writers and readers call this function."""
+    """Check the values against the format, both for writing and after reading."""
     position = group.position + 1 + len(marks)
     _demand(1 <= group.format_version <= FORMAT_VERSION, group)
     _demand(len(group.lane_id) == LANE_ID_BYTES and 0 <= group.synced_position <= group.position, group)

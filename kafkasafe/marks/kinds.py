@@ -10,7 +10,7 @@ from kafkasafe.marks.terms import NO_TOPIC_ID
 
 
 class IdentityReason(enum.IntEnum):
-    """Why an IDENTIFIED mark gives batches their ids."""
+    """Whether an IDENTIFIED mark gives batches their first ids, or new ids."""
 
     FIRST = 0
     REIDENTIFIED = 1
@@ -25,8 +25,8 @@ class Decision(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """Describes one data batch of a group. The entry repeats header fields that Kafka's CRC does not cover, so that a
-    reader notices damage to them.
+    """Describes one data batch of a spool group. The entry repeats header fields that Kafka's CRC does not cover, so
+    that readers detect damage to these fields.
 
     Attributes:
         position: Base offset of the batch in the spool.
@@ -52,7 +52,7 @@ class Group:
         synced_position: All batches before this position were durable when the group was written.
         atomic: Whether readers ignore the whole group if any part of it is missing.
         snapshot: Whether the group is the first group of a segment.
-        closed: Whether the group was written by an orderly close of the lane.
+        closed: Whether an orderly close of the lane wrote the group.
         manifest: The data batches that follow, in order, without gaps between their positions.
     """
 
@@ -173,14 +173,14 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Data batches of this group hold the records of the batch at `position`. Only in atomic groups.
+    """Data batches of this spool group hold the records of the batch at `position`. Only in atomic groups.
 
-    Several marks may name the same data batches, which are then as old as the batch that the first of these marks
-    replaces.
+    Several marks may name the same data batches. The age of these data batches is the age of the batch that the first
+    of the marks replaces.
 
     Attributes:
-        position: Position of the replaced batch, which is in an earlier group.
-        first_child: Index of the first replacing data batch in this group's manifest.
+        position: Position of the replaced batch, which is in an earlier spool group.
+        first_child: Index of the first replacing data batch in this spool group's manifest.
         children: Number of data batches that replace the batch, ≥ 1.
     """
 
@@ -221,10 +221,12 @@ class Quiet:
     """The time after which no broker can append a request that an owner of this lane sent before this mark.
 
     Attributes:
-        until_ms: This time by the wall clock, in ms since the epoch; -1 while the owner still sends requests.
+        until_ms: Wall-clock time (ms since the epoch) after which no such append is possible; -1 while the owner still
+            sends requests.
         written_ms: Time at which the owner wrote the mark, by the wall clock, in ms since the epoch.
         boot_id: Boot id of the machine at the time of writing, 16 bytes; zeros when unknown.
-        boot_ms: Time of writing in ms since this boot, without the time during which the machine was suspended.
+        boot_ms: Time of writing in ms since the boot with this id, without the time during which the machine was
+            suspended.
     """
 
     until_ms: int
@@ -238,8 +240,8 @@ class Revived:
     """The cluster lost acknowledged batches, so the batches at `positions` are unfinished again.
 
     Attributes:
-        end_offset: The log's end offset when the journal noticed the loss. Acknowledged records from this offset on are
-            lost.
+        end_offset: The log's end offset when the journal noticed the loss. Acknowledged records at this offset or later
+            are lost.
         positions: Positions of the lost batches that are sent again, in this order.
         given_up: Positions of lost batches that are not sent again, although they are still in the spool.
         moved: (position, base offset) of batches that are in the log, but not at the offset that was acknowledged.
@@ -270,8 +272,8 @@ class Resent:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """From this mark on, the lane's offsets are of this cluster. In a file of `rejected/`, this is the cluster for
-    which the batches were meant.
+    """From this mark on, the lane's offsets are offsets of this cluster. In a file of `rejected/`, the mark names the
+    cluster for which the file's batches were meant.
     """
 
     cluster_id: str
@@ -279,7 +281,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A crash left these batches incomplete in the spool. Their remaining bytes do not count as damage, because the
+    """A crash left these batches incomplete in the spool. The remaining bytes do not count as damage, because the
     batches were not reported as durable.
     """
 
@@ -292,7 +294,7 @@ class Given:
     destination has partition -1.
 
     Attributes:
-        index: Index of the batch in this group's manifest.
+        index: Index of the batch in this spool group's manifest.
         runs: (index of the first record, number of records, partition), ascending. kafkasafe still has to choose the
             partitions of all other records.
     """
@@ -306,7 +308,7 @@ class Debt:
     """Batches in another lane of the same directory that earlier incarnations wrote.
 
     Attributes:
-        before: Upper bound (exclusive) of the positions of these batches.
+        before: Upper bound (exclusive) of the batches' positions.
     """
 
     lane: int
@@ -321,7 +323,7 @@ class After:
 
     Attributes:
         position: Position in this lane of the first batch that waits for `debts`.
-        debts: The batches of other lanes that are delivered before the batches of this incarnation.
+        debts: The batches of other lanes that are delivered first.
     """
 
     position: int
@@ -330,7 +332,7 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a consumer group continues in one partition.
+    """The offset at which a consumer group continues in one partition.
 
     Attributes:
         offset: Offset of the next record to be read.
@@ -365,12 +367,12 @@ class GroupOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Batches of this group are delivered together or not at all. Only in atomic groups.
+    """Batches of this spool group are delivered together or not at all. Only in atomic groups.
 
     Attributes:
         unit_id: Id of the unit, 16 bytes, never reused.
-        first: Index of the unit's first batch in this group's manifest.
-        batches: How many batches the unit has in this group, ≥ 0.
+        first: Index of the unit's first batch in this spool group's manifest.
+        batches: Number of the unit's batches in this spool group, ≥ 0.
         transactional_id: Transactional id of the unit's transaction; empty: one of the lane's own ids.
         offsets: Offsets of consumer groups that belong to the unit.
     """
@@ -415,7 +417,8 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where one batch of a unit is in the spool and in the partition's log. The batch may still be uncommitted.
+    """The position of one batch of a unit in the spool, and its offset in the partition's log. The batch may still be
+    uncommitted.
 
     Attributes:
         position: Position of the batch in the spool.
@@ -474,7 +477,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Each data batch of this group is a copy of an earlier batch, and replaces the earlier batch. Only in atomic
+    """Each data batch of this spool group is a copy of an earlier batch, and replaces the earlier batch. Only in atomic
     groups.
 
     Attributes:

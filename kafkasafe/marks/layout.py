@@ -1,6 +1,6 @@
 """Layouts of control records: their fields in order, and the descriptions of the fields in docs/spool-format.md.
 
-A `Layout` consists of *parts*. It writes an object as bytes, reads the object back, and describes the bytes for
+A `Layout`, which consists of *parts*, writes an object as bytes, reads the object back, and describes the bytes for
 docs/spool-format.md. Integers are big-endian.
 """
 
@@ -94,7 +94,7 @@ class Fixed:
     Attributes:
         code: The format character of `struct`.
         kind: The document's name for the type.
-        says: The document's description of the field.
+        says: The description of the field in docs/spool-format.md.
         of: The enumeration of the field's numbers; None: plain numbers or bytes.
     """
 
@@ -196,7 +196,7 @@ def each(name: str, count: str, *parts: Part, make: Callable[..., object] | None
 
     Args:
         name: Name of the attribute, whose value is a tuple.
-        count: The letter for the list's length in the document.
+        count: The letter for the list's length in docs/spool-format.md.
         parts: Parts of one entry.
         make: The class of an entry. None: an entry is a tuple of the values of its parts, or the single part's value.
     """
@@ -337,7 +337,7 @@ class Layout(Generic[T]):
 
     @property
     def text(self) -> str:
-        """The document's description of the object's bytes."""
+        """The description of the object's bytes, for docs/spool-format.md."""
         return ", ".join(map(_says, self.parts))
 
     def _add_run(self, run: Sequence[Fixed], lists: Sequence[Entries]) -> None:

@@ -87,11 +87,11 @@ class MarkRow(Generic[M]):
         mark: The mark's class.
         parts: The parts of the mark's body, in the order of the attributes.
         readers: The readers that use the mark. All other readers skip it.
-        valid: Called with a mark and its group. Returns whether the mark's values are valid in this group.
-        means: The text that the document adds after its description of the body.
+        valid: Called with a mark and its group. Returns whether the mark's values are valid in this spool group.
+        means: The text that docs/spool-format.md adds after its description of the body.
 
     Attributes:
-        name: The mark's name, as the document spells it.
+        name: The mark's name, as docs/spool-format.md spells it.
         key: Key of the mark's control record.
     """
 

@@ -2,7 +2,8 @@
 
 A response holds many batches, most of them small, and decoding one batch with numpy has a fixed cost of about 100 µs.
 So the decoder does only a few steps batch by batch: it reads headers, checks CRCs, chooses the batches to deliver,
-decompresses them, and finds the start of each record. Then it reads the records' fields for all batches together.
+decompresses them, and finds the start of each record. Then the decoder reads the records' fields for all batches
+together.
 
 To collect keys or values, the decoder makes an Arrow array whose data buffer is the unchanged records. The array's
 offsets alternate: the start of a field, the end of this field, the start of the next field, and so on. So items 0, 2, 4
@@ -171,7 +172,7 @@ class Decoder:
         self._after_rest = from_offset, -1
 
     def own_buffer(self) -> Buffer:
-        """Return the buffer, copied if it may be part of a larger piece of memory."""
+        """Return the buffer, or a copy if the buffer may be part of a larger piece of memory."""
         if isinstance(self._buffer, memoryview):
             self._buffer = bytes(self._buffer)
         return self._buffer
@@ -180,8 +181,8 @@ class Decoder:
         """Return the next records.
 
         Args:
-            max_records: Largest number of records; default: limited by `max_bytes` alone.
-            max_bytes: No further batch is decompressed once the records of this call have this many bytes.
+            max_records: Largest number of records; None: only `max_bytes` limits the number.
+            max_bytes: `read` decompresses no further batch once the records of this call have this many bytes.
 
         Returns:
             A non-empty pyarrow.RecordBatch; None at the end of the buffer, when `next_offset` is the offset after the
@@ -190,8 +191,8 @@ class Decoder:
         Raises:
             CorruptBatchError: The next batch is damaged. All records before this batch were returned, and `next_offset`
                 stays unchanged. Each further call raises the error again.
-            OldFormatError: The next message has an old format. Returned records, `next_offset` and further calls are as
-                for CorruptBatchError.
+            OldFormatError: The next message has an old format. As after CorruptBatchError, `next_offset` stays
+                unchanged, and further calls raise the error again.
             ValueError: `max_records` is not positive.
         """
         if max_records is not None and max_records <= 0:
@@ -312,7 +313,7 @@ class Decoder:
 
     def _is_abort(self, header: BatchHeader) -> bool:
         if header.count == 0:
-            return False  # compaction has removed the transaction's records before the marker's
+            return False  # compaction has already removed the transaction's records
         return is_abort(self._body(self._at, header), header.base_offset)
 
     def _body(self, at: int, header: BatchHeader) -> bytes:

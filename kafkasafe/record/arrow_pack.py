@@ -1,8 +1,8 @@
 """Packs rows of many partitions into record batches for each partition, one Arrow batch at a time.
 
-Calls into numpy and Arrow take most of the time, so the packer makes as few calls as possible. It sorts the rows of an
-Arrow batch by partition, and computes each row's offset delta in the record batch of its partition. Then it encodes all
-rows in one pass, and gives each record batch its piece of the bytes.
+Calls into numpy and Arrow take most of the time, so the packer makes as few calls as possible. The packer sorts the
+rows of an Arrow batch by partition, and computes each row's offset delta in the record batch of its partition. Then the
+packer encodes all rows in one pass, and gives each record batch its piece of the bytes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ArrowPacker:
         batch_bytes: Largest size of a batch before compression; a larger record gets a batch of its own.
         held_bytes: Approximate limit for the bytes of all held rows. Above this limit, the packer also yields batches
             that are not full.
-        head_rows: Largest number of rows in the first batch of a partition, which the sender reads back; see
+        head_rows: Largest number of rows in the first batch of a partition (the sender reads this batch back); see
             `head_from`.
         head_from: `head_rows` applies only to a partition that gets more than this many rows in its first `add`.
         head_base: Computes the base timestamp of a partition's first batch from the timestamp of its records. None: the

@@ -88,7 +88,7 @@ class Piece:
     rows: Iterator[Row]
 
     def put_back(self, row: Row) -> None:
-        """Returns a row to `rows`, so that it is the next row again."""
+        """Puts a row back before the others in `rows`, so that it is the next row again."""
         self.rows = chain((row,), self.rows)
 
 
@@ -111,8 +111,8 @@ def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> P
     record has headers.
 
     The function handles all records at once, without copying `body`: the bytes at the same place of all records form a
-    column. Each record should begin one record length after the previous record. The function compares the lengths, and
-    all other bytes that define the layout, with those of the first record.
+    column. The function compares each record's length, and all other bytes that define the layout, with the first
+    record.
 
     Returns:
         At least `_MANY` and at most `count` records; None if fewer than `_MANY` records have this layout, so that
@@ -372,8 +372,8 @@ def _fields(
         raise _IrregularError
     sizes = lengths.tolist()
     if shortest > 0 and shortest == lengths.max():
-        # If all fields have the length `shortest`, view the body as overlapping items of this length, of which item *i*
-        # begins at byte *i*, and select the items that are fields.
+        # All fields have the length `shortest`. View the body as overlapping items of this length (item *i* begins at
+        # byte *i*), and select the items that are fields.
         every = np.ndarray((len(body) - shortest + 1,), np.dtype((np.void, shortest)), body, 0, (1,))
         return every[at].tolist(), sizes, at + lengths
     after = at + lengths if shortest >= 0 else at + np.maximum(lengths, 0)

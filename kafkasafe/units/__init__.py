@@ -1,8 +1,8 @@
 """Units: groups of batches and consumer offsets that are written to Kafka in one transaction, or not at all.
 
-The package does no I/O. The *shell* (`delivery/engine`) reports what happened, takes the actions of `advance()` and
-carries them out. If a request fails, the shell calls `failed`. If the request must be repeated, `advance()` returns a
-`RetryLater`: the shell waits, and then calls `again`.
+The package does no I/O. The engine (`delivery/engine`) reports what happened, takes the actions of `advance()` and
+carries them out. If a request fails, the engine calls `failed`. If the request must be repeated, `advance()` returns a
+`RetryLater`: the engine waits, and then calls `again`.
 
 The order of the steps makes a unit atomic (docs/staged-protocol.md describes a crash after each step):
 
@@ -14,15 +14,15 @@ The order of the steps makes a unit atomic (docs/staged-protocol.md describes a 
     commit acknowledged    the ENDED mark is durable: futures resolve, and the transactional id is free again
 
 If a request fails before the STAGED mark, InitProducerId aborts the transaction and fences delayed requests, and the
-unit is prepared again. After the STAGED mark, only the outcome of the transaction decides about the unit. The package
-never assumes an outcome: InitProducerId ends an open transaction, and then the marker shows whether the transaction was
-committed.
+unit is prepared again. After the STAGED mark, the transaction's outcome alone decides whether the unit is committed.
+The package never assumes an outcome: InitProducerId ends an open transaction, and then the marker shows whether the
+transaction was committed.
 
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
-committed only after all earlier units of its lines are committed or refused. The package also checks that in each
+committed only after all earlier units in its lines are committed or refused. The package also checks that in each
 partition's log, the unit's batches come after the batches of earlier units. So several units may be in progress at the
-same time. Another kind of line has all units that move a consumer group's offset for the same partition. These units
-are committed in order, and a unit writes the offset only after all earlier units are committed or refused.
+same time. Another kind of line has all units that move a consumer group's offset for the same partition. The units of
+such a line are committed in order, and a unit writes the offset only after all earlier units are committed or refused.
 
 Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading continues the reading's
 previous unit. So if a unit is dropped, `Transitions.follow_drops` also drops the later units of its reading.

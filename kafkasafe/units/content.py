@@ -23,7 +23,7 @@ class UnitContent:
 
     @property
     def lines(self) -> dict[Line, None]:
-        """The destinations of the batches, and the group partitions of the offsets."""
+        """The destinations of the batches, and the group partitions (group, topic, partition) of the offsets."""
         lines: dict[Line, None] = dict.fromkeys(batch.destination for batch in self.batches)
         lines.update(dict.fromkeys(self.group_lines))
         return lines

@@ -44,8 +44,8 @@ class RequestFailure:
     Attributes:
         code: Kafka's error code; None without an answer.
         reason: Human-readable.
-        sent: The request may have reached a broker.
-        lasting: The request has failed with the same answer for longer than the producer is willing to wait.
+        sent: Whether the request may have reached a broker.
+        lasting: Whether the request has failed with the same answer for longer than `blocked_timeout_ms`.
     """
 
     code: int | None

@@ -30,7 +30,7 @@ class TransactionalIds:
         self._pool = [""] * pool
         self._known: dict[str, TransactionalId] = {}
         self._producer_ids: dict[str, set[int]] = {}
-        """Maps a transactional id to the producer ids that the coordinator granted for it, as far as the lane knows."""
+        """Maps a transactional id to all known producer ids that the coordinator granted for it."""
 
     def name(self, prefix: str) -> None:
         """Set the prefix of the lane's own transactional ids."""
@@ -106,10 +106,8 @@ class TransactionalIds:
     # -- InitProducerId --------------------------------------------------------------------------------------------
 
     def fence(self, tid: TransactionalId, *, refused: bool = False) -> None:
-        """Ask for a new grant with InitProducerId, which aborts an open transaction of the id and fences delayed
-        requests.
-        """
-        # Another producer, a successor, may have taken over a user's id in the meantime, and must not be fenced.
+        """Send InitProducerId, which aborts an open transaction of the id, and fences delayed requests."""
+        # Do not fence another producer that may have taken over a user's id in the meantime.
         keep = tid.former if not self.is_own(tid.name) and tid.transaction is None else None
         tid.begin_fencing()
         late = _late(tid, keep) if refused else None
@@ -127,10 +125,10 @@ class TransactionalIds:
         return late is not None
 
     def may_be_anothers(self, tid: TransactionalId) -> bool:
-        """Whether another producer may hold the id, after the coordinator has refused this producer's epoch.
+        """Whether another producer may hold the id now, if the coordinator has refused this producer's epoch.
 
-        Returns False if an earlier incarnation staged a transaction under the id: this incarnation then takes the id
-        over from any other holder.
+        Returns False if an earlier incarnation staged a transaction under the id, because this incarnation then takes
+        over the id from any holder.
         """
         return not self.is_own(tid.name) and not tid.fresh and tid.grant is not None
 

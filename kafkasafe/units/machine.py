@@ -43,8 +43,8 @@ class Units:
     Attributes:
         lines: The unfinished units, and their order on each line.
         ids: The transactional ids of the lane.
-        out: The decisions that are not carried out yet. From `out`, the journal takes the marks to write, and the units
-            and transactions that continue once these marks are durable.
+        out: The decisions that are not carried out yet. The journal takes from this object the marks to write, and the
+            units and transactions that continue once these marks are durable.
         replay: Restores the units from the marks of earlier incarnations.
 
     Args:
@@ -92,7 +92,7 @@ class Units:
         return self.lines.all
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether this unit waits for units that `decide` leaves unfinished, or shares a transaction with one of them.
+        """Whether this unit waits for a unit that `decide` leaves unfinished, or shares a transaction with such a unit.
 
         Any thread may call it.
         """
@@ -153,15 +153,13 @@ class Units:
             self.ids.fence(tid)
 
     def vacate(self, destination: int, reason: str) -> bool:
-        """Requeue the units of a partition before the partition's log is surveyed. Returns False while the partition
-        still has a transaction: the caller then calls this method again after each answer.
+        """Requeue the units of a partition before the engine checks the partition's log for losses. Returns False while
+        the partition still has a transaction: the caller then calls this method again after each answer.
         """
         return self._schedule.abort_on_partition(destination, reason)
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """Give up a unit; a staged unit only if it turns out not to be committed. Returns False if the unit's fate is
-        already decided.
-        """
+        """Give up a unit, unless it is committed. Returns False if the unit's fate is decided already."""
         return self._transitions.give_up(unit, code, reason)
 
     # -- answers ---------------------------------------------------------------------------------------------------
@@ -181,15 +179,15 @@ class Units:
         self.out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """Record the answer to EndTxn. The shell sends EndTxn before an InitProducerId request whose `keep` is set.
+        """Record the answer to EndTxn. The engine sends EndTxn before an InitProducerId request whose `keep` is set.
         Returns whether to send InitProducerId; None: not decided yet.
 
         The coordinator checks the epoch of InitProducerId only if no transaction is open, so InitProducerId would also
-        end an open transaction of a successor (a producer that took over the id). Therefore a producer whose EndTxn is
-        refused does not send InitProducerId. The exception is a producer that got no answer to an earlier
+        end an open transaction of a successor (a producer that took over the id). Therefore a producer does not send
+        InitProducerId after a refused EndTxn. The exception is a producer that got no answer to an earlier
         InitProducerId, because the newer epoch may be its own.
 
-        After a timeout, the shell sends EndTxn twice, with a pause in between. A successor's first InitProducerId gets
+        After a timeout, the engine sends EndTxn twice, with a pause in between. A successor's first InitProducerId gets
         error 51, but raises the epoch, just as a timeout does. Within a second, the successor repeats InitProducerId,
         and then the coordinator refuses EndTxn. So the second EndTxn shows whether there is a successor.
         """
@@ -264,9 +262,7 @@ class Units:
         self._transitions.commit(action.transaction)
 
     def described(self, action: DescribeTxn, committed: bool | None) -> None:
-        """Record the outcome of a transaction from the coordinator's description; None if the description does not show
-        it.
-        """
+        """Record the outcome from the coordinator's description; None if it does not show the outcome."""
         if not _valid(action):
             return
         if committed is None:
@@ -299,7 +295,7 @@ class Units:
             self._transitions.release(transaction)
 
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
-        """Record whether the unit's records are durable in `rejected/`. If not, the shell tries again after a pause."""
+        """Record whether a refused unit's records are durable in `rejected/`. If not, try again after a pause."""
         if not kept:
             unit.fail()
             self.out.ask(RetryLater(UnitPause(unit), unit.tries, unit.code, reason, slow=True))
@@ -309,14 +305,14 @@ class Units:
     def failed(
         self, action: Request, code: int | None, reason: str, *, sent: bool = True, lasting: bool = False
     ) -> None:
-        """Record that a request failed.
+        """Record that a request of a transaction failed.
 
         Args:
             action: The request.
             code: Kafka's error code; None without an answer.
             reason: Human-readable.
-            sent: The request may have reached a broker.
-            lasting: The request has failed with the same answer for longer than the producer is willing to wait.
+            sent: Whether the request may have reached a broker.
+            lasting: Whether the request has failed with the same answer for longer than `blocked_timeout_ms`.
         """
         if _valid(action):
             self._failures.failed(action, RequestFailure(code, reason, sent, lasting))
@@ -325,8 +321,8 @@ class Units:
         """Record that the pause of a RetryLater is over."""
         if isinstance(action, UnitPause):
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
-                # Try again to save the unit's records. For a unit that was `resting` when it was refused, the shell is
-                # already saving them.
+                # Try again to save the unit's records. For a unit that was `resting` when it was refused, the engine is
+                # already saving the records.
                 self.out.ask(Refuse(action.unit))
             action.unit.wake()
             self.out.change()
@@ -343,7 +339,7 @@ class Units:
     # -- recovery ----------------------------------------------------------------------------------------------------
 
     def decide(self, commit: frozenset[bytes] | None, abort: frozenset[bytes]) -> None:
-        """Begin no units. Commit the staged units in `commit` (None: all), and give up the units in `abort`."""
+        """Begin no units. Commit only the staged units in `commit` (None: all), and give up the units in `abort`."""
         self._schedule.pause(commit)
         for unit_id in abort:
             self.replay.give_up(unit_id)

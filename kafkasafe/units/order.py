@@ -1,4 +1,4 @@
-"""The unfinished units, and their order on each line. Units are appended and committed in this order."""
+"""The unfinished units, and the order in which they are appended and committed for each partition or group offset."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Lines:
     the rules for the order of single units also hold for transactions.
 
     Attributes:
-        by_id: The unfinished units by their ids, in the order in which they were accepted.
-        batchless: The unfinished units that have no batches. The spool keeps a segment while a batch in the segment
-            waits. It must also keep segments with the marks of units that have no batches.
+        by_id: Maps a unit id to the unfinished unit, in the order in which the units were accepted.
+        batchless: The unfinished units that have no batches. The spool keeps a segment while the segment has a waiting
+            batch or the marks of a unit without batches.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Lines:
     # -- places in lines -------------------------------------------------------------------------------------------
 
     def join(self, unit: Unit) -> None:
-        """Add an accepted unit at the end of its lines. The caller has already added all batches to the unit."""
+        """Add an accepted unit at the end of its lines. The unit must already have all of its batches."""
         if not unit.batches:
             self.batchless[unit.unit_id] = unit
         lines = unit.lines
@@ -140,7 +140,7 @@ class Lines:
     # -- whose turn it is ------------------------------------------------------------------------------------------
 
     def next_units(self) -> list[Unit]:
-        """Waiting units whose turn to begin has come, in the order in which they were accepted."""
+        """Waiting units that may begin now, in the order in which they were accepted."""
         found: dict[int, Unit] = {}
         for line in self._lines.values():
             for unit in line:
@@ -169,9 +169,7 @@ class Lines:
         return all(self._lines[line][0] is entry for line in lines)
 
     def all_issued_before(self, transaction: Transaction) -> bool:
-        """Whether, in the lines of the transaction's destinations, all earlier entries are transactions whose `issued`
-        is True.
-        """
+        """Whether all earlier entries for the transaction's destinations are transactions that are `issued`."""
         return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
 
     def _issued_before(self, transaction: Transaction, destination: int) -> bool:
@@ -194,8 +192,8 @@ class Lines:
         return True
 
     def raise_floors(self, entry: Entry, *, alone: bool) -> None:
-        """Record that an entry is committed. `alone` means that all earlier entries had been committed or refused
-        before this entry was appended.
+        """Record that an entry is committed. `alone` says that all earlier entries were committed or refused before the
+        entry was appended.
         """
         places = entry.places
         for batch in entry.batches:
@@ -211,5 +209,5 @@ class Lines:
         self._floor[destination] = max(self._floor.get(destination, -1), offset)
 
     def forget(self, destination: int) -> None:
-        """Forget the last committed offset, because later batches go to another log."""
+        """Forget the destination's last committed offset, because later batches go to another log."""
         self._floor.pop(destination, None)

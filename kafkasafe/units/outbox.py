@@ -58,7 +58,7 @@ class UnitOutbox:
         """Add a batch that is too large for the cluster."""
         self.too_large.append((unit, batch))
 
-    # -- taken by the shell ----------------------------------------------------------------------------------------
+    # -- taken by the engine ----------------------------------------------------------------------------------------
 
     def take_actions(self) -> list[Action]:
         """Return the actions that are due, each only once."""
@@ -75,7 +75,7 @@ class UnitOutbox:
 
     @property
     def is_empty(self) -> bool:
-        """True if, until the next event, there are no actions, marks or further decisions."""
+        """True if there are no actions and marks, and no decision is possible until the next event."""
         return not (
             self._changed or self._actions or self._marks or self.too_large or self.staging or self.ending
         )
@@ -87,6 +87,6 @@ class UnitOutbox:
         self._changed = True
 
     def take_change(self) -> bool:
-        """Whether there was an event since the last call."""
+        """Whether `change` was called since the last call of `take_change`."""
         changed, self._changed = self._changed, False
         return changed

@@ -38,12 +38,12 @@ class ReadingOrder:
         """Whether this unit is superseded: a unit of another reading has moved the group's committed offset past the
         offset where this unit's reading began, and did so after this reading began.
 
-        1. A consumer uses `assign`, so it has no generation. The consumer is closed while its unit with records 0 to 9
-           waits in the spool.
+        1. A consumer uses `assign`, so it has no generation. The consumer is closed while its first unit, with records
+           0 to 9, waits in the spool.
         2. The consumer of the next incarnation gets the group's offset, 0, and processes the same records.
-        3. The closed consumer's unit is committed, so the group's offset is 10.
-        4. The second consumer's unit is accepted. If this unit were committed, the output would have records 0 to 9
-           twice.
+        3. The first unit is committed, so the group's offset is 10.
+        4. The second consumer's unit is accepted. If it were also committed, the output would have the results of
+           records 0 to 9 twice.
         """
         for line in unit.group_lines:
             reading = unit.reading(line)

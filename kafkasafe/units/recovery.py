@@ -12,8 +12,8 @@ from kafkasafe.units.unit import TransactionalId, Unit
 
 
 class UnitReplay:
-    """Restores units from the marks of a log. The caller passes the marks in order, with one method call for each, and
-    then calls `recovered`.
+    """Restores units from the marks of a log. The caller passes each mark to its method, in order, and then calls
+    `recovered`.
 
     Args:
         lines: The unfinished units.
@@ -40,9 +40,7 @@ class UnitReplay:
         self._former: dict[int, int] = {}
         """Maps a reading's number in an earlier incarnation to its number in this incarnation."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
-        """Maps a user's transactional id to the last unit that earlier incarnations ended under it, and this unit's
-        ENDED mark.
-        """
+        """Maps a user's transactional id to the last ended unit of earlier incarnations, and its ENDED mark."""
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
         """Take a UNIT mark; the unit's batches follow."""
@@ -142,8 +140,8 @@ class UnitReplay:
         for tid in self._ids:
             if tid.grant is not None:
                 self._restore(tid, tid.grant)
-        # Any of these ids may have an open transaction even without a BEGUN mark in the log, because the process may
-        # have crashed before the mark was durable.
+        # Even without a BEGUN mark in the log, any of these ids may have an open transaction: the process may have
+        # crashed before the mark was durable.
         for name in (*self._ids.pool, *(unit.transactional_id for unit in ordered)):
             if name:
                 tid = self._ids[name]
@@ -158,7 +156,7 @@ class UnitReplay:
                 and unit.phase is Phase.STAGED
                 and (unit.code or not self._lines.is_first(transaction, transaction.group_lines))
             ):
-                # The staged unit was refused, or an earlier version of kafkasafe wrote the unit's offset before the
+                # Either the staged unit was refused, or an old version of kafkasafe wrote the unit's offset before
                 # earlier units were committed.
                 self._transitions.ask_outcome(transaction)
         if not paused:

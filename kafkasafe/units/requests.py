@@ -1,5 +1,5 @@
-"""The requests that use a transactional id, and other actions for units. For each answer, `Units` has a method, which
-the class names.
+"""The requests that use a transactional id, and other actions for units. Each docstring names the method of `Units` for
+the answer.
 
 `outcome_of` reads the answer to `DescribeTxn`.
 """
@@ -16,7 +16,7 @@ from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
     """Send InitProducerId (answer: `fenced`). With `keep`, the request fails if another producer has taken over the id
-    since this producer got that grant.
+    since this producer got the grant `keep`.
 
     With `timed_out`, the epoch of `keep` is the epoch that the coordinator sets when it aborts a transaction after a
     timeout.
@@ -153,7 +153,7 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
         # With protocol 1, "aborted" means that the transaction timed out or was fenced while it was open. "Committed"
         # would prove nothing: with protocol 1, a commit does not raise the epoch, so the description may be about an
         # earlier transaction. For an id that a user chose, even "aborted" proves nothing, because the coordinator may
-        # have described another producer's transaction. If the result is None, the shell sends InitProducerId before it
-        # looks for the outcome.
+        # have described another producer's transaction. For None, the engine first sends InitProducerId, and then finds
+        # out the outcome.
         return False
     return None

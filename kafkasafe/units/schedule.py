@@ -65,8 +65,8 @@ class Schedule:
             self._go_on()
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether this unit waits for units that `Units.decide` leaves unfinished, or shares a transaction with one of
-        them.
+        """Whether this unit waits for a unit that `Units.decide` leaves unfinished, or shares a transaction with such a
+        unit.
 
         Any thread may call it.
         """
@@ -89,11 +89,11 @@ class Schedule:
         The topic may have been deleted and created again, so that its log lacks the batches of a prepared transaction.
         The coordinator would still commit this transaction, because it identifies topics by name. So this method aborts
         a transaction that can be aborted, and its units are prepared again later. If a transaction may already be
-        committed, the shell finds out its outcome before its batches are compared with the log.
+        committed, the engine finds out the outcome before it compares the transaction's batches with the log.
 
         Returns:
-            True if the partition has no transaction any more. While the result is False, call this method again after
-            each answer.
+            True if the partition has no transaction any more. While the result is False, the caller calls this method
+            again after each answer.
         """
         vacant = not self._ids.is_open(destination)
         for transaction in self._ids.under_way:
@@ -148,8 +148,8 @@ class Schedule:
     # -- in progress -----------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Append and commit transactions. A transaction takes a step only after all earlier transactions on its lines
-        have taken the same step.
+        """Append and commit transactions. A transaction takes a step only after all earlier transactions of the same
+        partitions or group offsets have taken this step.
         """
         for transaction in self._ids.under_way:
             tid, phase = transaction.tid, transaction.phase

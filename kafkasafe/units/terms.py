@@ -47,12 +47,12 @@ class Phase(enum.Enum):
     ENDING = "ending"
     """EndTxn was sent, or may have been sent."""
     ASKING = "asking"
-    """The outcome is unknown: the shell asks the cluster for it."""
+    """The outcome is unknown: the engine asks the cluster for it."""
     COMMITTED = "committed"
     """The unit is committed, and its ENDED mark is being written."""
     REFUSED = "refused"
-    """The unit is given up, and readers of committed records cannot see it. Its records are being saved, or its ENDED
-    mark is being written.
+    """The unit is given up, and readers of committed records cannot see it. The unit's records are being saved, or its
+    ENDED mark is being written.
     """
     OVER = "over"
 
@@ -73,7 +73,7 @@ TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
 
 
 class Member(Protocol):
-    """A batch, with the attributes that units use."""
+    """A batch of a unit, with the attributes that this package uses."""
 
     handle: int
     destination: int

@@ -38,7 +38,7 @@ class Sharing:
         """`unit`, and the units directly after it that may share its transaction, in order.
 
         Args:
-            unit: The next unit, which no waiting unit precedes in its lines.
+            unit: The next unit; all earlier units of the same partitions and group offsets have begun.
             fits: Returns whether a unit could begin if it were its turn.
         """
         found = [unit]
@@ -67,8 +67,8 @@ class Sharing:
                 and len(found) < fellows
                 and members.admit(other)
                 and fits(other)
-                # In each line that `other` shares with the units found so far, `other` comes directly after them. In
-                # its remaining lines, `other` waits only for entries for which the first unit also waits.
+                # In each line that `other` shares with the found units, it follows them directly. In its other lines,
+                # `other` waits only for entries for which the first unit also waits.
                 and all(
                     heads[at] is other if at in heads else self._is_right_after(other, at, ahead)
                     for at in other.lines
@@ -91,7 +91,7 @@ class Sharing:
         return found
 
     def _is_right_after(self, other: Unit, line: Line, ahead: Container[Entry]) -> bool:
-        """Whether all entries that precede the unit `other` on this line are in `ahead`."""
+        """Whether all entries before the unit `other` in this line are in `ahead`."""
         return all(
             each in ahead
             for each in itertools.takewhile(lambda each: each is not other, self._lines.at(line))

@@ -77,14 +77,14 @@ class Transitions:
     # -- back into the lines ---------------------------------------------------------------------------------------
 
     def abort_and_requeue(self, transaction: Transaction, code: int | None, reason: str) -> None:
-        """Abort a transaction, and requeue its units and all units that follow them in their lines."""
+        """Abort a transaction, and requeue its units and all later units of the same partitions and group offsets."""
         self.abort(transaction, refused=code in FENCED_CODES)
         self.requeue(transaction)
         self.requeue_followers(transaction)
         for each in transaction.units:
             each.count_try(reason)
-        # The other units of this transaction follow the first unit in the lines, so they also wait until its pause is
-        # over. Then they may share a transaction with the first unit again.
+        # The transaction's other units follow the first unit in the lines, so they also wait until the first unit's
+        # pause is over, and may then share a transaction with it again.
         first = transaction.units[0]
         first.rest()
         # Each attempt in a new transaction appends the records again, so the pauses are long while the cluster refuses
@@ -104,9 +104,9 @@ class Transitions:
     def requeue_followers(self, entry: Entry) -> None:
         """Requeue the transactions that follow a requeued entry, in order.
 
-        The followers can be committed only after the entry, and until then would occupy transactional ids that the
-        entry or unrelated units need. When a follower is requeued, the later transactions on the follower's other lines
-        are requeued too.
+        The followers can be committed only after the entry. Without requeueing, the followers would occupy
+        transactional ids that the entry or unrelated units need. When a follower is requeued, the later transactions on
+        the follower's other lines are requeued too.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:
@@ -150,15 +150,15 @@ class Transitions:
     def ask_outcome(self, transaction: Transaction) -> None:
         """Find out whether a transaction was committed.
 
-        The coordinator may know the outcome. If it does not, InitProducerId makes a later commit impossible, and then
-        the marker shows whether the transaction was committed.
+        The coordinator may know the outcome. If the coordinator does not know the outcome, InitProducerId makes a later
+        commit impossible, and then the marker shows whether the transaction was committed.
         """
         tid = transaction.tid
         transaction.move(Phase.ASKING)
         if tid is None:
             raise IllegalStepError(f"{transaction} has no transactional id")
         tid.next_turn()
-        # In any case, the next transaction needs a new grant.
+        # With any outcome, the next transaction needs a new grant.
         tid.expire()
         self._out.ask(DescribeTxn(tid, tid.turn, transaction))
 
@@ -166,7 +166,7 @@ class Transitions:
         """After a refused EndTxn, find out whether the transaction was already committed, without fencing a successor
         (a producer that took over the id).
 
-        If the transaction was not committed, a successor has ended it, or (with protocol 1) it may have timed out. Once
+        If the transaction was not committed, a successor has ended it or, with protocol 1, it may have timed out. Once
         the engine knows that the transaction was open, `ids._late` distinguishes these cases. Only the log shows the
         outcome: with protocol 1, a delayed TxnOffsetCommit can write this transaction's marker as part of a successor's
         transaction.
@@ -255,14 +255,14 @@ class Transitions:
            unit.
 
         So the second unit is dropped as soon as the first unit is committed, and the ENDED marks of both units are
-        written in one group.
+        written in one spool group.
         """
         moved, self._moved = self._moved, {}
         late: dict[int, Unit] = {}
         for line, reading in moved.items():
             for entry in self._lines.from_end(line):
                 if entry.reading(line).number == reading:
-                    break  # readings are in the order in which they began
+                    break  # later entries belong to later readings
                 if entry.phase in _RETRACTABLE:
                     units = (entry,) if isinstance(entry, Unit) else entry.units
                     late |= {unit.number: unit for unit in units if self._readings.is_superseded(unit)}
@@ -275,8 +275,8 @@ class Transitions:
         self._end(unit, (unit,), m.UnitOutcome.COMMITTED, "")
 
     def end_dropped(self, unit: Unit) -> None:
-        """End a unit that was given up. Either `rejected/` contains its records, or consumers read its input again,
-        because it has not moved the group's offsets.
+        """End a unit that was given up. Either `rejected/` contains the unit's records, or consumers read the unit's
+        input again, because the unit has not moved the group's offsets.
         """
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
@@ -289,9 +289,7 @@ class Transitions:
         self._out.change()
 
     def give_up(self, unit: Unit, code: int, reason: str) -> bool:
-        """Give up a unit; a staged unit only if it turns out not to be committed. Returns False if the unit's fate is
-        already decided.
-        """
+        """Give up a unit, unless it is committed. Returns False if the unit's fate is decided already."""
         unit.blame(code, reason)
         transaction = unit.transaction
         if transaction is None:
@@ -354,12 +352,12 @@ class Transitions:
 
         1. A unit moves a group from offset 10 to 20, and the next unit of the same consumer moves it from 20 to 30.
         2. The group has moved on to another generation, and refuses the first unit.
-        3. The second unit was accepted in the new generation, so the group would accept its offset. Records 10 to 19
-           would then be in no output, and no consumer would read them again.
+        3. The second unit was accepted in the new generation, so the group would accept its offset. The results of
+           records 10 to 19 would then be in no output, and no consumer would read these records again.
 
-        So the second unit is also dropped, and the consumer must move back to 10. The marks of all these units are
-        written in one group, so the next incarnation finds all of them dropped, or none. A unit that is not on disk
-        when it is dropped is never written (`Unit.void`).
+        So the second unit is also dropped, and the consumer must move back to 10. The ENDED marks of all these units
+        are written in one spool group, so the next incarnation finds all of them dropped, or none. A unit that is not
+        on disk when it is dropped is never written (`Unit.void`).
         """
         dropped, self._drops = self._drops, []
         broken: Break = {}

@@ -34,9 +34,9 @@ class Unit(UnitContent):
         recorded: The entries of the unit's READ mark; empty if the unit has no READ mark.
         batches: The batches, in order. The parts of a divided batch replace the batch.
         durable: The unit is on disk.
-        position: A spool position in the unit's group, but not after the group if the unit has no batches; -1: not on
-            disk.
-        accepted_at: Spool position of the unit's first group; -1 if this incarnation accepted the unit.
+        position: A position in the unit's spool group (at most the group's last position if the unit has no batches);
+            -1: not on disk.
+        accepted_at: Position of the unit's first spool group; -1 if this incarnation accepted the unit.
         phase: See `TRANSITIONS`.
         grant: The grant of the unit's last attempt; None before the first attempt.
         sequences: Maps a batch's handle to the batch's base sequence in the last attempt.
@@ -168,7 +168,7 @@ class Unit(UnitContent):
 
     @property
     def placed(self) -> tuple[m.Placed, ...]:
-        """The places of the unit's batches, for its STAGED mark."""
+        """The positions and offsets of the unit's batches, for the unit's STAGED mark."""
         return tuple(
             m.Placed(
                 batch.destination,
@@ -235,9 +235,7 @@ class Unit(UnitContent):
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
-        """Do not keep the records of a refused unit, because the consumers whose offsets it moves read their input
-        again.
-        """
+        """Do not keep a refused unit's records, because consumers whose offsets it moves read their input again."""
         self.dropped = dropped
 
     def pass_transaction(self) -> None:
@@ -277,9 +275,9 @@ class Transaction(UnitContent):
         batches: The batches of all units, in order.
         phase: See `TRANSITIONS`. All units of the transaction have the same phase.
         placed: The number of appended batches.
-        issued: Whether all batches were passed to the shell, which sends them.
-        alone: Whether all earlier entries in the lines of the transaction's destinations had been committed or refused
-            when the batches were passed to the shell.
+        issued: Whether the engine got all batches to send.
+        alone: Whether, when the engine got the batches, all earlier entries in the lines of the transaction's
+            destinations were committed or refused.
         notes_left: The number of groups whose offsets are not written yet. The marker counts as a group.
         next_note: Index, in `offsets`, of the group whose offsets are written next; -1: none. end_refused: Whether the
             coordinator refused EndTxn because of the epoch.
@@ -333,7 +331,7 @@ class Transaction(UnitContent):
 
     @property
     def sequences(self) -> dict[int, int]:
-        """Maps the handle of each batch to the batch's base sequence."""
+        """The base sequence of each batch, by the batch's handle."""
         return {handle: at for each in self.units for handle, at in each.sequences.items()}
 
     @property
@@ -365,7 +363,7 @@ class Transaction(UnitContent):
             each.move(to)
 
     def issue(self, *, alone: bool) -> None:
-        """Record that all batches were passed to the shell, which sends them."""
+        """Record that the engine got all batches to send."""
         self.issued, self.alone = True, alone
 
     def send(self, batch: Member, sequence: int) -> None:
@@ -412,9 +410,7 @@ class Transaction(UnitContent):
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """Forget that EndTxn was refused, because the log does not show the outcome, and the engine must find it out in
-        another way.
-        """
+        """Forget that EndTxn was refused, because the log does not show the outcome: find it out in another way."""
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
@@ -439,21 +435,22 @@ class TransactionalId:
     """A transactional id.
 
     Attributes:
-        name: The id itself, as Kafka's requests name it.
+        name: The transactional id as text, as in Kafka's requests.
         grant: The current grant of the id; None before and during InitProducerId.
         transaction: The current transaction under the id; None if none exists.
         turn: Number of the current turn. Answers to requests of an earlier turn are ignored.
-        sequences: Maps a destination to the next base sequence under this grant.
+        sequences: Maps a destination to the next base sequence under the current grant.
         fencing: InitProducerId is in progress.
         fresh: The next transaction needs a new grant.
         former: The latest grant of the id. Unlike `grant`, `former` keeps its value during InitProducerId. None: the
             next InitProducerId takes over the id from any other producer.
-        opened: A transaction is open under the latest grant: the cluster acknowledged one of the transaction's
+        opened: Whether a transaction is open under the latest grant: the cluster acknowledged one of the transaction's
             requests, and EndTxn was not sent.
-        unsure: An InitProducerId request of this turn got no answer, so the coordinator may have carried it out.
-        alone: An answer in this turn showed that no other producer had taken the id over.
-        aborting: Destinations of the transaction that is being aborted, which may be open until the coordinator answers
-            the request to abort it.
+        unsure: Whether an InitProducerId request of this turn got no answer, so that the coordinator may have carried
+            it out.
+        alone: Whether an answer in this turn showed that no other producer had taken over the id.
+        aborting: Destinations of the transaction that is being aborted. The transaction may be open until the
+            coordinator answers the request to abort it.
         attempts: Maps a request of this turn to the number of its failures.
     """
 
@@ -546,7 +543,7 @@ class TransactionalId:
         self.opened = True
 
     def take_sequence(self, destination: int, count: int) -> int:
-        """Take the base sequence of the next batch for this destination."""
+        """Reserve sequence numbers for the next batch of this destination, and return the base sequence."""
         sequence = self.sequences.get(destination, 0)
         self.sequences[destination] = add_sequence(sequence, count)
         return sequence
@@ -588,7 +585,7 @@ class TransactionalId:
         self.unsure = True
 
     def note_end(self, *, timed_out: bool) -> None:
-        """Record that the transaction may no longer be open. `timed_out`: see `InitProducerId`."""
+        """Record that the id's transaction may no longer be open. `timed_out`: see `InitProducerId`."""
         self.opened = self.opened and timed_out
 
     def note_alone(self) -> None:

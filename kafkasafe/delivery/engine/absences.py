@@ -1,4 +1,4 @@
-"""Asks each broker about partitions with waiting records, to find the partitions that the cluster does not have."""
+"""Asks each broker about partitions that seem to be missing, to find out which partitions the cluster does not have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kafkasafe.delivery.engine.context import EngineContext
 from kafkasafe.delivery.engine.leader import RunningInquiry
 
 _GRACE_S: Final = 60.0
-"""If only one of several brokers answers, a partition counts as missing only when that broker has reported it as
+"""If only one of several brokers answers, a partition counts as missing only after this broker has reported it as
 missing for this many seconds.
 """
 
@@ -24,9 +24,7 @@ class Absences:
         self._cases: dict[tuple[str, int], Absence] = {}
 
     def look(self) -> None:
-        """Ask brokers, and tell the journals which partitions exist. The engine calls this method each second, and
-        after new metadata.
-        """
+        """Ask brokers, and tell the journals which partitions exist. The engine calls `look` each second."""
         found = [
             (lane, dict.fromkeys((*lane.journal.missing.said, *lane.journal.missing.proven)))
             for lane in self._context.lanes

@@ -1,4 +1,4 @@
-"""Binds the spool directory to its cluster: records for one cluster never go to another."""
+"""Binds the spool directory to its cluster, so that records for one cluster never go to another cluster."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Binding:
         context: The engine's state.
         ledger: What callers see.
         disk: Writes to the disk.
-        reading: Returns the paths of the lanes that are being read from disk now. Such a lane is not among the
-            context's lanes yet, and may be in another spool directory.
+        reading: Returns the paths of the lanes that are being read from disk now. A lane that is still being read is
+            not in `EngineContext.lanes`, and may be in another spool directory.
     """
 
     def __init__(
@@ -48,9 +48,7 @@ class Binding:
         self._reading = reading
         self._astray_since: float | None = None
         self._begun_again = False
-        """Whether the engine has forgotten the first cluster that answered, and chosen another cluster (see
-        `_begin_again`).
-        """
+        """Whether the engine has replaced the first cluster that answered by another (see `_begin_again`)."""
 
     def bind(self, cluster_id: str) -> None:
         """Before anything is sent to a cluster, check that the records in the spool directory are for that cluster."""
@@ -122,8 +120,8 @@ class Binding:
             lane.bind(cluster_id, bound)
 
     def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
-        """Refuse a cluster. If the producer has not accepted a cluster before, it ends; otherwise it waits until its
-        own cluster answers.
+        """Refuse a cluster. If the producer has accepted a cluster before, it waits until its own cluster answers;
+        otherwise the producer ends.
         """
         if self._context.own_cluster.cluster_id is None:
             self._context.own_cluster.meet_stranger(WrongClusterError(message))
@@ -144,11 +142,11 @@ class Binding:
                 self.bind(cluster_id)
 
     def _begin_again(self, cluster_id: str) -> None:
-        """Replace the first cluster that answered by this cluster, because the first cluster no longer answers. The
-        directory is not bound to the first cluster: its brokers had reported their cluster id, but no list of brokers.
+        """Pin this cluster in place of the first cluster that answered, which no longer answers. The directory is not
+        bound to the first cluster, because its brokers had reported their cluster id, but no list of brokers.
 
-        If metadata of the first cluster still arrives, `bind` binds the directory to the first cluster after all. Then
-        `bind` also tells the transport to accept only connections to the first cluster.
+        If metadata of the first cluster still arrives, `bind` binds the directory to the first cluster after all, and
+        tells the transport to accept only connections to the first cluster.
         """
         self._astray_since = None
         self._begun_again = True
@@ -162,7 +160,7 @@ class Binding:
             self._ledger.refuse_cluster(WrongClusterError(message))
 
     def on_pinned_cluster(self) -> None:
-        """Handle a new connection to our cluster."""
+        """Handle a new connection to the producer's own cluster."""
         self._astray_since = None
         if self._ledger.wrong_cluster is None:
             return
@@ -174,8 +172,8 @@ class Binding:
     def _drained(self) -> bool:
         """Whether the spool directory has no pending records for the cluster that it is bound to.
 
-        Until a cluster has answered, this method ignores records that this process accepted: no cluster is chosen for
-        them yet.
+        Until a cluster has answered, this method ignores records that this process accepted, because they can still go
+        to any cluster.
         """
         directory = self._context.directory
         met = self._context.own_cluster.cluster_id is not None
@@ -189,7 +187,7 @@ class Binding:
             for _, _, batch in lane.journal.views.batches()
         ):
             return False
-        # An atomic batch without records still has offsets of a group, and these belong to one cluster.
+        # Even an atomic batch without records has offsets of a consumer group, which belongs to one cluster.
         if any(
             met or unit.accepted_at >= 0  # an earlier incarnation accepted it
             for lane in self._context.lanes

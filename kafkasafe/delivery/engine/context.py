@@ -25,8 +25,8 @@ from kafkasafe.stats import Stats
 log = EventLog("producer")
 
 _REFUSED_PAUSE_S: Final = 30.0
-"""Longest pause between two tries while the cluster refuses records and only an operator can help, by granting a
-permission or creating a topic.
+"""Longest pause between two attempts, while the cluster refuses records until an operator grants a permission or
+creates a topic.
 """
 
 
@@ -48,7 +48,7 @@ class DeletedTopics:
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
-        """Remove a topic, because it exists again, or records wait for it, or the journal has forgotten it."""
+        """Remove a topic that exists again, for which records wait, or that the journal has forgotten."""
         self._since.pop(topic, None)
 
 
@@ -79,7 +79,7 @@ class Timers:
 
 
 class OwnCluster:
-    """The cluster that the accepted records are for. `Binding` changes it; any thread may read it.
+    """The producer's own cluster, for which it accepts records. `Binding` changes this object; any thread may read it.
 
     Attributes:
         cluster_id: Id of this cluster; None until the id is known from the spool directory or from the brokers.
@@ -95,7 +95,7 @@ class OwnCluster:
         self.cluster_id = cluster_id
 
     def meet_stranger(self, error: WrongClusterError) -> None:
-        """End the producer: the brokers belong to a different cluster than the spool directory."""
+        """End the producer, because the brokers belong to a different cluster than the spool directory."""
         self.stranger = error
 
 
@@ -131,7 +131,7 @@ class DeliveryProgress:
         self._pause_until = max(self._pause_until, until)
 
     def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
-        """The deadline, in monotonic seconds, of a caller that began to wait for deliveries at `began`.
+        """Until when a caller that began to wait for deliveries at `began` should wait, in monotonic seconds.
 
         Args:
             patience: The caller's patience.
@@ -146,9 +146,9 @@ class CloseState:
     """How far the closing of a producer has progressed. Any thread may read this object.
 
     Attributes:
-        closing: Whether `close` was called. The engine then begins nothing that takes long.
+        closing: Whether `close` was called, after which the engine begins no work that takes long.
         stop: Whether the pump ends after its current work.
-        abandon: Whether the current work takes too long. The engine then begins nothing more.
+        abandon: Whether the engine should begin no more work, because the current work takes too long after `close`.
         close_by: Monotonic time, in seconds, until which the engine waits for a failing disk.
     """
 
@@ -185,8 +185,8 @@ class EngineContext:
         post: Puts a message into the inbox, from any thread.
         is_own_thread: Whether the current thread is the thread that runs the engine.
         clock: The clock.
-        sleep: Waits for this many seconds. The engine calls it only while it must do nothing else until a write has
-            succeeded.
+        sleep: Waits for this many seconds. The engine calls this function only where it must wait for a successful
+            write.
         random_fraction: Returns a number in [0, 1), for the length of pauses.
         beside: Runs a slow function on a thread of its own.
     """

@@ -1,4 +1,4 @@
-"""Writes groups to disk with one fsync each, retries on a failing disk, and deletes segments whose batches are done."""
+"""Writes spool groups to disk with one fsync each, retries on a failing disk, and deletes segments that are done."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.reserve import REMEDIES
 
 _MEMORY_BYTES: Final = MEMORY_BYTES // 2
-"""At most this many bytes of durable, unfinished batches stay in memory, or more if `run_ahead_bytes` is above its
-default. The engine reads all other unfinished batches back from disk before it sends them.
+"""At most this many bytes of durable, unfinished batches stay in memory (more if `run_ahead_bytes` is above its
+default). To send other batches, the engine reads them back from disk.
 """
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
 """If the batches without chosen partitions have more bytes than this, an outage is the likely cause. Fewer bytes may
@@ -48,8 +48,7 @@ class DiskWriter:
         self._ledger = ledger
         self._places = places
         self._withheld: dict[Lane, list[Parcel]] = {}
-        """Parcels that are on disk, but do not count as durable yet, because the next start would not find their lane.
-        """
+        """Parcels that are on disk but do not count as durable yet, because their lane is displaced."""
         self.memory = 0
         """Bytes of the durable, unfinished batches that are still in memory. Batches that were read back from disk do
         not count.
@@ -62,15 +61,15 @@ class DiskWriter:
         self._spill_due = False
 
     def persist(self, lane: Lane, persist: j.Persist) -> None:
-        """Write one group and make it durable: now, or when the disk works again."""
+        """Write one spool group and make it durable, now or when the disk works again."""
         backlog = lane.write_backlog
         backlog.extend(_apart(persist) if backlog else (persist,))
         if backlog.attempt == 0 or persist.marks or persist.after:
             self.write_out(lane)
 
     def write_out(self, lane: Lane) -> bool:
-        """Write all pending groups. Groups with decisions are written first: once they are on disk, segments can be
-        deleted, which frees space on a full disk. Returns False if a write failed.
+        """Write all pending groups. Groups with decisions of the journal are written first: once they are on disk,
+        segments can be deleted, which frees space on a full disk. Returns False if a write failed.
         """
         looked = False
         backlog = lane.write_backlog
@@ -89,13 +88,11 @@ class DiskWriter:
         return not backlog
 
     def _was_displaced(self, lane: Lane) -> bool:
-        """Whether a write failed because the lane's directory was moved, deleted or damaged, and the engine has now
-        restored it.
-        """
+        """Whether the lane's directory was displaced, so that the write failed, and is restored now."""
         return self._places.is_displaced(lane) and self.look_at_place(lane)
 
     def look_at_places(self) -> None:
-        """Check that each lane's directory is in its place, and restore each one that is not."""
+        """Check that each lane's directory is in its place, and restore displaced directories."""
         for lane in list(self._context.lanes):
             self.look_at_place(lane)
         self._places.look_at_link()
@@ -172,7 +169,7 @@ class DiskWriter:
             while parts:
                 self._write_unit(lane, parts[0])
                 parts.pop(0)
-                # If the next write fails, `persist` holds only what is not durable yet.
+                # If the next write fails, `persist` holds only the parts that are not durable yet.
                 persist.keep_rest(parts)
             return
         if self._config.spool_sync != "each" or len(persist.batches) < 2 or persist.atomic:
@@ -226,8 +223,8 @@ class DiskWriter:
             lane.divisions.count_waiting(waits or lane.divisions.waiting_bytes)
         if persist.atomic:
             lane.divisions.written()
-        # Publish the new spool size first, and only then stop counting the written parcels as waiting. Otherwise
-        # callers would see too much free space.
+        # Publish the new spool size before the written parcels stop counting as waiting: in the reverse order, callers
+        # would see too much free space.
         self.publish_used()
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         # If the log is only in memory, nothing becomes durable, and the parcels keep their bytes.
@@ -239,7 +236,7 @@ class DiskWriter:
         if promised:
             self._promise([*self._withheld.pop(lane, []), *parcels])
         else:
-            # Parts of a durable batch already count as durable.
+            # Parts of a divided batch that was durable already count as durable.
             self._promise([parcel for parcel in parcels if parcel.durable])
             self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
         if self.keeps and self.memory <= self._memory_bytes:
@@ -269,9 +266,7 @@ class DiskWriter:
             lane.spool.keep_room(lane.divisions.waiting_bytes)
 
     def _promise(self, parcels: Sequence[Parcel]) -> None:
-        """Mark these parcels as durable, because the next start will find them on disk. Release callers that wait for
-        them.
-        """
+        """Mark these parcels as durable: the next start would find them on disk. Wakes callers that wait for them."""
         if not parcels:
             return
         self.memory += sum(parcel.size_bytes for parcel in parcels if parcel.data is not None)
@@ -283,9 +278,7 @@ class DiskWriter:
                 self.drop(parcel)
 
     def _drop_silent(self) -> None:
-        """Drop the bytes of batches whose partition leaders do not answer, to free memory for batches that can be sent
-        sooner.
-        """
+        """Drop the bytes of batches whose leaders do not answer, to free memory for batches that are sent sooner."""
         now = self._context.clock.monotonic()
         if now < self._looked_at:
             return
@@ -318,7 +311,7 @@ class DiskWriter:
         self.keeps = True
 
     def cannot_send(self) -> None:
-        """Drop durable batches from memory, because no broker can be reached. The spool has their bytes."""
+        """Drop the bytes of durable batches from memory, because no broker can be reached. The spool has the bytes."""
         self.keeps = False
         if self.memory and not self._config.in_memory:
             for lane in self._context.lanes:
@@ -342,7 +335,7 @@ class DiskWriter:
         return data
 
     def copy_of(self, lane: Lane, batch: j.Batch) -> bytearray:
-        """A copy of the batch's bytes with its current id, to be written once more.
+        """A copy of the batch's bytes with its current id, to be written to the spool again.
 
         Raises:
             SpoolError: The batch cannot be read, or is damaged.
@@ -501,11 +494,12 @@ class DiskWriter:
 
 
 def _is_written(parcel: Parcel) -> bool:
-    """Return whether the spool has the bytes of this parcel.
+    """Return whether the spool has the bytes of this very parcel.
 
     1. Small batches of a partition are durable, and the engine joins them into one batch. The parcel of the joined
        batch counts as durable, because the records are on disk in the small batches.
-    2. Before the joined batch is written, another group is written, and the batches in memory exceed their limit.
+    2. Before the joined batch is written, the engine writes another spool group, and the batches in memory exceed their
+       limit.
     3. The bytes of the joined batch are only in memory, so the engine must not drop them.
     """
     return parcel.durable and parcel.batch is not None and parcel.batch.durable
@@ -535,8 +529,8 @@ def _groups(
     """Divides `persist` into the groups to write. Returns one tuple (marks, batches, atomic) for each group.
 
     If callers chose partitions for some records of a batch, a mark names these partitions. The mark must be written
-    together with the batch. The spool writes all marks of a group together with the group's first batch, even if it
-    splits a large group. So a batch with such a mark begins a new group. A unit is always one group. If `persist` is
+    together with the batch. Even if the spool splits a large group, it writes all marks of the group together with the
+    group's first batch. So a batch with such a mark begins a new group. A unit is always one group. If `persist` is
     empty, the result is one empty group. `data` has one tuple (destination, bytes) for each batch in these runs.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
@@ -548,7 +542,7 @@ def _groups(
             given = [m.Given(i, b.given) for i, b in enumerate(batches) if b.given is not None]
             groups.append(([*unit.marks, *given], list(itertools.islice(contents, len(batches))), True))
             continue
-        # A unit has a group of its own, even if the unit has no batches.
+        # Each unit has its own spool group, even if the unit has no batches.
         if not groups or groups[-1][1] or groups[-1][2] != persist.atomic:
             groups.append(([], [], persist.atomic))
         for batch in batches:
@@ -571,7 +565,7 @@ def _advice(error: SpoolWriteError) -> str:
 
 
 def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
-    """Split a group that could not be written as a whole: its decisions first, then its batches.
+    """Split a spool group that could not be written as a whole: first the decisions, then the batches.
 
     If `smaller` is true, a group that has only batches is split into halves, because the whole group may never fit on
     the disk.

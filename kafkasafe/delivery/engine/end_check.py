@@ -26,11 +26,11 @@ class EndCheck:
         context: See `EngineContext`.
         lane: The lane.
         check: The last acknowledged offset, and the leader epoch under which it was acknowledged.
-        idle: True for a routine check of an idle partition; the engine drops such a check if the partition becomes
-            active. False for a check after an acknowledgement from another leader; the engine repeats such a check
-            until there is an answer.
-        elected: Whether another leader has been elected since the last acknowledgement. The check then also reports a
-            log that begins after all acknowledged records.
+        idle: True for a routine check of an idle partition, which the engine drops if the partition becomes active.
+            False for a check after an acknowledgement from a new leader, which the engine repeats until the leader
+            answers.
+        elected: Whether a new leader was elected since the last acknowledgement, so that the check also reports a log
+            that begins after all acknowledged records.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class EndCheck:
                     self._failed(failed.code)
 
     def _has_all(self) -> Procedure[bool]:
-        """Return True if nothing shows that the log lacks acknowledged records. Otherwise report the suspicion to the
-        journal, and return False.
+        """Return True if there is no sign that the log lacks acknowledged records. On such a sign, report the suspicion
+        to the journal, and return False.
         """
         check, leader = self._check, self._leader
         gone = self._lane.journal.missing.proven.get(check.destination, "")
@@ -97,8 +97,8 @@ class EndCheck:
         return False
 
     def _has_epoch(self, end_offset: int) -> Procedure[bool]:
-        """Whether the log has all acknowledged records, if the leader epoch of the last acknowledged record ends at
-        `end_offset`. The offset is negative if the log lacks that epoch.
+        """Whether the log has all acknowledged records. `end_offset` is the end of the last acknowledged record's
+        leader epoch; negative if the log lacks the epoch.
         """
         check = self._check
         if end_offset > check.last_acked_offset:

@@ -125,8 +125,8 @@ class Endings:
         )
 
     def expire(self) -> None:
-        """Fail futures whose `delivery_timeout_ms` is over. Their records stay in the spool and are still delivered.
-        For records of an earlier incarnation, the timeout begins at the start of this incarnation.
+        """Fail futures whose `delivery_timeout_ms` is over. The records of these futures stay in the spool and are
+        still delivered. For records of an earlier incarnation, the timeout begins at the start of this incarnation.
         """
         limit = self._config.delivery_timeout_s
         if limit is None:
@@ -233,7 +233,7 @@ class Endings:
         self._context.emit(events.TopicUnblocked(topic, partition, denial.code, seconds))
 
     def publish_refused(self) -> None:
-        """Publish which topics and partitions the cluster refuses, because `send` needs to know this."""
+        """Publish which topics and partitions the cluster refuses, because `send` reads these mappings."""
         topics: dict[str, RefusedDestination] = {}
         partitions: dict[tuple[str, int], RefusedDestination] = {}
         for each in self.refused():
@@ -253,8 +253,8 @@ class Endings:
         return info is None or bool(info.error_code)
 
     def look_again(self) -> None:
-        """After new metadata, publish the refusals again. A topic that lacked one partition may be missing as a whole
-        now, or the reverse.
+        """After new metadata, publish the refusals again. The cluster may now refuse a whole topic of which only a
+        partition was missing before, or the reverse.
         """
         if self.refused_topics or self.refused_partitions:
             self.publish_refused()

@@ -174,7 +174,7 @@ class Engine:
         self.predecessor = Predecessor(lock.number, own.spool.lane_id)
         self._lanes.expect(self._order.begin(own))
         self._losses.publish_doubted(own)
-        # Pass a generator: a list would keep packed batches in memory.
+        # Pass a generator, because a list would keep packed batches in memory.
         self._packing.pack(own, (batch for _, _, batch in own.journal.views.batches()))
         self.disk.publish_used()
 
@@ -291,9 +291,7 @@ class Engine:
                 pass
 
     def turn(self) -> None:
-        """Send waiting batches for which the latest replies have made room in their connections. Then process due
-        timers, and drive all lanes.
-        """
+        """Send waiting batches, if replies have made room in a connection. Then process due timers and all lanes."""
         self._sender.use_room()
         timers = self._context.timers
         now = self._context.clock.monotonic()
@@ -347,13 +345,13 @@ class Engine:
         """Close network and lanes. Parcels without an outcome get an error; batches on disk stay for the next owner.
 
         Args:
-            orderly: False if an error interrupted a step of the engine. The step may have changed the spool and the
-                journal only in part, so nothing is written and nothing is deleted.
+            orderly: False if an error interrupted a step of the engine. The interrupted step may have changed only the
+                spool or only the journal, so `shut` writes and deletes no files.
         """
         lanes = self._context.lanes
         self.left = left = self._left_at_end(look=orderly)
-        # Close the network first. When a lane is closed, the time of its last request is written to its log, so no
-        # request may be sent after that.
+        # Close the network first. Closing a lane writes the time of the lane's last request to its log, so no request
+        # may be sent afterwards.
         self._context.cluster.close(2.0)
         for lane in lanes:
             with contextlib.suppress(Exception):
@@ -399,7 +397,7 @@ class Engine:
         return {directory: records for directory, records in left.items() if records}
 
     def drive(self, lane: Lane) -> None:
-        """Carry out the journal's decisions until there is nothing more to do now."""
+        """Carry out the journal's decisions until the journal has no further decisions for now."""
         self.intake.settle()
         while (
             not self._context.close_state.abandon
@@ -417,8 +415,7 @@ class Engine:
             # Publish the partitions in doubt only after the notices have reported losses. But publish these partitions
             # before callers see that a batch is done.
             self._losses.publish_doubted(lane)
-            # A spill may include batches that this turn resolves or divides. Write the spill before the bytes of these
-            # batches are dropped.
+            # Write spilled batches first: this turn may resolve or divide some of them, which drops their bytes.
             spilled = (
                 bool(ready.persist.batches or ready.persist.units)
                 and lane.own

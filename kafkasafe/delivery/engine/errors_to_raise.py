@@ -36,7 +36,8 @@ def _one_loss(
 
 
 class ErrorsToRaise:
-    """See the module. The engine adds and withdraws errors; callers raise them. Any thread may read this object.
+    """See the module. The engine adds and withdraws errors; calls of the application raise them. Any thread may read
+    this object.
 
     Attributes:
         undecided: The batches that wait for a decision, by lane and handle, with their errors.
@@ -61,7 +62,7 @@ class ErrorsToRaise:
         return bool(self.undecided)
 
     def ask_about(self, lane: Lane, batch: j.Batch, error: UndecidableError) -> None:
-        """Make calls of the application raise this error until the application decides about the batch."""
+        """Make the application's calls raise this error until the application decides about the batch."""
         with self._guard.lock:
             self.undecided[lane, batch.handle] = batch, error
             self._guard.waiters.notify_all()
@@ -134,9 +135,7 @@ class ErrorsToRaise:
             self._guard.waiters.notify_all()
 
     def unblock(self, lane: Lane, address: tuple[str, int]) -> None:
-        """Record that this lane's batch of the partition can be read again. Damage of the partition in another lane
-        remains.
-        """
+        """Record that this lane's batch of the partition can be read again. Damage in another lane remains."""
         found = self.damage.get(address)
         if found is not None and found[0] is lane:
             self.damage.pop(address, None)

@@ -26,8 +26,8 @@ _GATHER_BYTES: Final = 64 * 1024
 def gather_bytes(config: ProducerConfig) -> int:
     """Maximum size of a joined batch; 0 if batches are not joined.
 
-    The engine does not join batches with `delivery_timeout_ms`, because each batch then has its own deadline. It also
-    joins none if batches may be sent before they are on disk.
+    The engine does not join batches with `delivery_timeout_ms`, because each batch then has its own deadline. If
+    batches may be sent before they are on disk, the engine joins no batches either.
     """
     if config.spool != "always" or config.delivery_timeout_s is not None:
         return 0
@@ -44,7 +44,7 @@ class Gathering:
         self._intake = intake
 
     def gather_all(self, lane: Lane, runs: Iterable[Sequence[j.Batch]]) -> bool:
-        """Join batches. Returns whether any were joined. Joining needs disk space for both copies."""
+        """Join batches. Returns whether any were joined. Needs disk space for the originals and the joined batches."""
         if not self._has_room(lane):
             return False
         gathered = [self._gather(lane, run) for run in runs]
@@ -68,7 +68,7 @@ class Gathering:
         except SpoolError:
             columns = []
         if len(columns) < j.GATHER_LEAST:
-            # Do not try these batches again: either one cannot be read, which the sender will report, or the batches
+            # Do not try to join these batches again: one of them cannot be read, which the sender will report, or they
             # are too large when uncompressed.
             lane.journal.keep_apart(run[0].destination)
             return False

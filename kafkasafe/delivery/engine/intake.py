@@ -37,9 +37,9 @@ five batches.
 """
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""Approximate number of bytes that marks and the spool's reserve need while batches are divided."""
+"""Approximate disk space, in bytes, that marks and the spool's reserve need while batches are divided."""
 _PART_BYTES: Final = 256
-"""Maximum size of the control batch entries that the spool writes for each part of a divided batch."""
+"""Maximum size, in bytes, of the spool's control records for one part of a divided batch."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +108,7 @@ class Intake:
                 self._seal(lane, part)
 
     def _take_unit(self, lane: Lane, unit_handle: UnitHandle, parcels: Sequence[Parcel]) -> None:
-        """Take the parcels of a unit. The first parcel stands for the whole unit."""
+        """Take the parcels of a unit. The first parcel has no records, and carries the outcome of the whole unit."""
         size = sum(parcel.size_bytes for parcel in parcels)
         growing = self._growing
         if growing is None or not growing.takes(unit_handle, size):
@@ -197,14 +197,14 @@ class Intake:
     def divide_all(self, lane: Lane, divides: Sequence[j.Divide]) -> bool:
         """Divide batches in order. If the spool is temporarily unreadable (too many open files), the lane pauses.
 
-        1. A disk is full of batches whose partitions only become known now.
+        1. A disk is full of batches that were accepted before the partitions of their topics were known.
         2. The engine divides the batches in portions, while there is space for a portion (`Spool.has_room`).
         3. When all batches of a segment are divided, the engine deletes the segment (`Engine.drive`). The deletion
            makes space for the next portion.
-        4. If the disk has no space for the next portion, only divisions wait.
+        4. If the disk has no space for the next portion, only the remaining divisions wait.
         """
-        # A batch that an earlier call left undivided may be in `divides` again, so take each batch only once. A batch
-        # in `divides` may no longer need division, because the journal has sent it again or given it up.
+        # Take each batch only once, because a batch that an earlier call left undivided may be in `divides` again. A
+        # batch in `divides` may no longer need division, because the journal has sent it again or given it up.
         unique = {divide.batch.handle: divide for divide in (*lane.divisions.take(), *divides)}
         todo = [divide for handle, divide in unique.items() if handle in lane.parcels and divide.is_due]
         stuck: list[j.Divide] = []

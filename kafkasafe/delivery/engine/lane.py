@@ -1,4 +1,4 @@
-"""The engine's state of one lane, and the small objects that own parts of it."""
+"""The engine's state of one lane (the spool of one producer), and the small objects that own parts of it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kafkasafe.spool.spool import Spool
 
 
 class WriteBacklog:
-    """Groups that wait because writes to the disk fail. Groups with decisions are written before groups with only
-    batches.
+    """Spool groups that wait because writes to the disk fail. Groups with decisions of the journal are written before
+    groups with only batches.
 
     Attributes:
         attempt: Number of consecutive failures to write.
@@ -60,7 +60,7 @@ class WriteBacklog:
         self._groups.extend(groups)
 
     def take(self) -> tuple[int, j.Persist]:
-        """Take the group to write next. Groups with decisions come first. Returns the group's index, and the group."""
+        """Take the group to write next. Groups with decisions come first. Returns the index and the spool group."""
         index = next((i for i, group in enumerate(self._groups) if _decides(group)), 0)
         group = self._groups[index]
         del self._groups[index]
@@ -152,8 +152,8 @@ class Divisions:
         self.attempt = 0
 
     def miss_room(self) -> int:
-        """Record that the disk has no space for the parts of a divided batch. Returns how many attempts in a row failed
-        for this reason.
+        """Record that the disk has no space for the parts of a divided batch. Returns the number of consecutive
+        attempts that found no space.
         """
         self.room_attempt += 1
         return self.room_attempt
@@ -205,8 +205,8 @@ class ReleaseCheck:
 
     def is_due(self, position: int, excess: int, more: int, now: float) -> bool:
         """Whether to check now which segments can be deleted. A check is due if `position` has changed since the last
-        check. A check is also due if the excess is positive and has grown by more than `more` bytes, or when the pause
-        after a failed deletion is over.
+        check. A check is also due if the excess is positive and has grown by more than `more` bytes since the last
+        check, or when the pause after a failed deletion is over.
         """
         return position != self._position or excess > max(self._excess + more, 0) or now >= self._again_at
 
@@ -230,7 +230,7 @@ class ReleaseCheck:
 
 class Rejections:
     """Keeps the rejected batches that are not finished, with the paths of the files that contain their records. Also
-    keeps the destinations whose next batch is damaged on disk.
+    keeps the partitions whose next batch is damaged on disk.
     """
 
     __slots__ = ("_damaged", "_paths", "_stopped")
@@ -260,9 +260,7 @@ class Rejections:
         self._damaged.add(handle)
 
     def is_damaged(self, handle: int) -> bool:
-        """Whether a rejected batch was damaged on disk. Of an atomic batch, some batches may be damaged and others
-        intact.
-        """
+        """Whether a rejected batch was damaged on disk. In an atomic batch, only some batches may be damaged."""
         return handle in self._damaged
 
     def path(self, handle: int) -> Path | None:
@@ -326,8 +324,8 @@ class LossChecks:
         self._epochs: dict[int, int] = {}
         """Maps a destination to the leader epoch under which its log was last checked for lost records."""
         self._unproven: dict[int, int] = {}
-        """Maps a destination to an acknowledged offset for which the engine has reported the lack of proof that the
-        present log ever contained it.
+        """Maps a destination to an acknowledged offset. The engine has reported that the present log may never have
+        contained this offset.
         """
 
     def see_leader(self, destination: int, epoch: int) -> bool:
@@ -343,8 +341,8 @@ class LossChecks:
         self._epochs.pop(destination, None)
 
     def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
-        """Record that there is no proof that the present log ever contained this offset. Returns whether this is the
-        first such report about the offset.
+        """Record that the present log may never have contained this acknowledged offset. Returns whether this is the
+        first report about the offset.
         """
         if self._unproven.get(destination) == last_acked_offset:
             return False
@@ -379,7 +377,8 @@ class Handover:
 
 
 class Copying:
-    """Which part of the lane's log is being copied to the log's end, and when `RoomKeeper` next checks whether to copy.
+    """The progress of copying unfinished batches to the log's end, and the time of `RoomKeeper`'s next check whether to
+    copy.
 
     Attributes:
         before: Position in the log up to which unfinished batches are being copied to the log's end; -1 if no batches
@@ -393,7 +392,7 @@ class Copying:
         self._looked_bytes = 0
         """Size of the log when the engine last checked whether to copy batches."""
         self._look_at = 0.0
-        """Monotonic time, in seconds, of the next check, which happens even if the log did not grow."""
+        """Monotonic time, in seconds, of the next check, even if the log does not grow."""
 
     @property
     def is_under_way(self) -> bool:
@@ -405,7 +404,7 @@ class Copying:
         return now >= self._look_at or used_bytes >= self._looked_bytes + growth_bytes
 
     def look(self, used_bytes: int, next_at: float) -> None:
-        """Record that a check was made, and how large the log was. The next check follows at `next_at` or earlier."""
+        """Record a check, and the log's size. The next check is due at `next_at`, or earlier if the log grows."""
         self._looked_bytes, self._look_at = used_bytes, next_at
 
     def forget_size(self) -> None:
@@ -453,7 +452,7 @@ class Lane:
 
     @property
     def held(self) -> bool:
-        """Whether the journal has made a decision that is not on disk yet. Until that decision is on disk, the engine
+        """Whether the journal has made a decision that is not on disk yet. Until the decision is on disk, the engine
         asks the journal for no other decision. Unwritten batches do not count.
         """
         return self.write_backlog.has_decision
@@ -463,14 +462,12 @@ class Lane:
         self.held_back = held_back
 
     def bind(self, cluster_id: str, assumed: str | None) -> None:
-        """Bind the lane to the cluster that answers (see `Journal.bind`). Discards the results of loss checks on
-        another cluster.
-        """
+        """Bind the lane to this cluster (see `Journal.bind`). Discards results of loss checks on another cluster."""
         if self.journal.bind(cluster_id, assumed=assumed):
             self.checks.clear()
 
     def stands(self) -> None:
-        """Use the present path of the locked directory, after the lane was moved and restored."""
+        """Update the lane's paths to the present path of its locked directory, after the lane was restored."""
         path = self.lock.path
         self.name = f"{self.name.rpartition('/')[0]}/{path.name}".lstrip("/")
         self.spool.stands_at(path)

@@ -37,14 +37,13 @@ get its own lane back.
 """
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""Added to the number of failures from which the length of a pause is computed, so that even the first pause is long.
-"""
+"""Number of failures that is added to compute the length of a pause, so that even the first pause is long."""
 _MISSING_GRACE_S: Final = 60.0
 """How many seconds a topic may be missing before the producer reports it: brokers that have just started know no
 topics.
 """
 _LAST_WRITES: Final = 3
-"""How many times to try to write the last records to a failing disk before the lane is closed without them."""
+"""How many times to try to write the last records to a failing disk, before closing the lane without these records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class LaneKeeper:
         return read
 
     def _read_locked(self, lock: LaneLock, undo: contextlib.ExitStack, *, own: bool) -> _Read:
-        """Like `_read`. After an error, `undo` closes what is open."""
+        """Like `_read`. After an error, `undo` closes all files and releases the lock."""
         config = self._config
         settings = j.Settings(
             durable_first=config.spool == "always" or not own,
@@ -314,8 +313,7 @@ class LaneKeeper:
             # Call `dead_lanes` last: an error after this call would lose the locks that the call returns.
             found = directory.dead_lanes(now=now, grace_s=0.0 if hurried else _GRACE_S)
         except (OSError, SpoolError) as error:
-            # There are too many open files, or the directory cannot be read for now. The producer's own lane still
-            # works.
+            # Only log the error (for example, too many open files), because the producer's own lane still works.
             self._log.limited(
                 logging.WARNING,
                 "lanes_unreadable",
@@ -438,7 +436,7 @@ class LaneKeeper:
             self._order.give_up(path, error)
 
     def look_at_adopted(self) -> None:
-        """Release drained lanes. Return a lane to a producer that wants it, once no batch of the lane is in flight."""
+        """Release drained lanes. Returns a lane to a producer that wants it, once none of its batches is in flight."""
         self._release_drained()
         adopted = [lane for lane in self._context.lanes if not lane.own]
         self._watching = bool(adopted) and not self._context.close_state.closing
@@ -457,8 +455,8 @@ class LaneKeeper:
     def _hand_over(self, lane: Lane) -> None:
         left = lane.journal.views.unfinished
         self._release(lane)
-        # If the restarted owner dies before it writes anything, the lane is unchanged, and `dead_lanes` returns an
-        # unchanged lane again only after this call.
+        # If the restarted owner dies before it writes a group, the lane is unchanged. `dead_lanes` returns an unchanged
+        # lane again only after this call.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s: returned to its restarted owner with %d undelivered batches",
@@ -537,9 +535,8 @@ class LaneKeeper:
 def _give_back(lane: Lane) -> None:
     """Release a lane without changing its files.
 
-    The journal of a lane that was read but not opened cannot tell yet which requests of the former owner may still
-    reach a broker, or which segments a check for losses needs. So the lane must not be closed in the usual way, which
-    writes to the log.
+    The usual way to close a lane writes to the log. But the journal of a lane that was only read does not know yet
+    which requests of the former owner may still reach a broker, or which segments a check for losses needs.
     """
     try:
         lane.spool.abandon()
@@ -548,8 +545,8 @@ def _give_back(lane: Lane) -> None:
 
 
 def _taken(entries: list[Entry]) -> Iterator[Entry]:
-    """Yield entries in order of position. Each yielded entry leaves the list, to free memory for the batches that the
-    caller makes from the entries.
+    """Yield entries in order of position. Yielding an entry removes it from the list, to free memory for the batches
+    that the caller makes from the entries.
     """
     entries.reverse()
     while entries:

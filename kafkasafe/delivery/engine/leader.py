@@ -94,7 +94,7 @@ def trouble(result: Answer | Failure) -> tuple[int, str]:
 
 
 def unsupported(result: object) -> TypeGuard[Failure]:
-    """Whether the brokers are too old for the request."""
+    """Whether the request failed because the brokers are too old for it."""
     return isinstance(result, Failure) and result.unsupported
 
 
@@ -151,7 +151,7 @@ class LeaderRequests:
         )
 
     def list_offset(self, timestamp: int, step: str) -> Ask:
-        """Ask for an offset by timestamp. `EARLIEST` and `LATEST` stand for the two ends of the log."""
+        """Ask for an offset by timestamp. The timestamps `EARLIEST` and `LATEST` mean the two ends of the log."""
         return self._ask(step, lambda reply: self._cluster.list_offset(*self.address, timestamp, reply))
 
     def log_end_offset(self, step: str) -> Ask:

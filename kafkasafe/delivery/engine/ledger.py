@@ -1,4 +1,4 @@
-"""The engine's state that callers read: parcels without a final outcome, and errors to be raised.
+"""The part of the engine's state that callers read: parcels without a final outcome, and errors to raise.
 
 The engine changes this state with `lock` held. Callers take `lock` only while they hold `SafeProducer._lock`. So a
 signal handler that calls the producer can tell from `SafeProducer._lock` whether the handler interrupted another call.
@@ -54,7 +54,7 @@ class AwaitedLanes:
                 self._guard.waiters.notify_all()
 
     def seek_siblings(self, *, on: bool) -> None:
-        """Record whether sibling directories may hold records that this producer has to adopt."""
+        """Record whether other default spool directories may hold records that this producer has to adopt."""
         with self._guard.lock:
             self._seeks_siblings = on
             self._guard.waiters.notify_all()
@@ -72,9 +72,7 @@ class AwaitedLanes:
 
     @property
     def is_empty(self) -> bool:
-        """True if all awaited lanes are drained or have another owner, and no other directory can hold records to
-        adopt.
-        """
+        """True if no awaited lane is left, and no other directory can hold records to adopt."""
         return not self._left_behind and not self._seeks_siblings and not self._adopted
 
 
@@ -89,9 +87,10 @@ class Ledger:
         lanes: Other producers' lanes. `flush` and `close` wait until these lanes have no unfinished records.
         ahead: Counts the submitted bytes without a final outcome.
         failure: The error that ended the producer; None while it works.
-        wrong_cluster: The error to raise while records wait for our cluster, but another cluster answers.
-        doubted: Partitions where the cluster may have lost acknowledged records of the producer's own lane. The engine
-            is asking the cluster about these partitions.
+        wrong_cluster: The error to raise while records wait for the producer's own cluster, but another cluster
+            answers.
+        doubted: Partitions where the cluster may have lost acknowledged records of the producer's own lane, until the
+            engine knows the answer.
         names: Maps a user's transactional id to None if the engine has taken over the id, or to the error with which
             the cluster refuses the id.
         name_trouble: Maps a transactional id to the reason why the engine could not take it over yet; empty once the id
@@ -164,7 +163,7 @@ class Ledger:
             self.undurable.add(parcel)
 
     def _remove_finished(self, parcels: Sequence[Parcel]) -> None:
-        """Remove parcels that are on disk or delivered. A signal handler may have submitted them during `submit`."""
+        """Remove parcels that are already on disk or delivered: a signal handler may have submitted them."""
         for parcel in parcels:
             if parcel.durable:
                 self.undurable.remove(parcel)
@@ -204,7 +203,7 @@ class Ledger:
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
         """Record that the engine has taken over a transactional id or, with `error`, that the cluster refuses the id.
-        With `trouble`, neither has happened yet, and the engine tries again.
+        With `trouble`, the id is neither taken over nor refused yet, and the engine tries again.
         """
         with self.lock:
             self.name_trouble[name] = trouble
@@ -220,7 +219,7 @@ class Ledger:
                 self.waiters.notify_all()
 
     def oldest_age_s(self) -> float:
-        """How many seconds the oldest record without a final outcome has waited; 0 if every record has one. Callable
+        """How many seconds the oldest record without a final outcome has waited; 0 if there is no such record. Callable
         from any thread.
         """
         oldest = self.parcels.oldest
@@ -241,9 +240,10 @@ class Ledger:
         """Whether `close` has nothing left to wait for.
 
         `close` waits until the producer's own lane has no unfinished records, and until the engine knows that the
-        cluster has all acknowledged records. It also waits until all adopted lanes and all lanes that earlier producers
-        left in this directory are drained, and until no other directory can hold records to adopt. With
-        `spool="never"`, `close` also waits for records whose `delivery_timeout_ms` is over, because no file has them.
+        cluster has all acknowledged records. `close` also waits until all adopted lanes and all lanes that earlier
+        producers left in this directory are drained, and until no other directory can hold records to adopt. With
+        `spool="never"`, `close` also waits for records whose `delivery_timeout_ms` is over, because no file has these
+        records.
         """
         return (
             not self.doubted
@@ -297,8 +297,8 @@ class Ledger:
             self.finish(parcel)
 
     def left_undurable(self) -> KafkaSafeError | None:
-        """The error for accepted records that are not durable; None if there are no such records. For a `close` that
-        ends while the producer's thread still runs, because a disk write or a hook has not returned.
+        """The error for accepted records that are not durable; None if there are no such records. `close` raises this
+        error if it ends while the producer's thread still waits for a disk write or a hook.
         """
         why = "its thread still waits: a write to the disk, or a hook, has not returned"
         with self.lock:
@@ -310,7 +310,7 @@ class Ledger:
         return not_durable(undurable, why, None)
 
     def lose(self, error: BaseException) -> None:
-        """Record that a closing producer loses accepted records, unless an error has already ended the producer."""
+        """Record the error with which a closing producer loses records, unless another error has ended it."""
         with self.lock:
             self.failure = self.failure or error
             self.waiters.notify_all()

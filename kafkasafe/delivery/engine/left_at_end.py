@@ -93,7 +93,7 @@ class LeftAtEnd:
     Attributes:
         records: Number of pending records on disk, by spool directory.
         elsewhere: Where the producer's own lane is, if it is not in its place.
-        doubted: Partitions whose logs may lack acknowledged records: the engine has not found out yet.
+        doubted: Partitions for which the engine has not found out whether their logs have all acknowledged records.
     """
 
     records: Mapping[Path, int] = field(default_factory=dict)

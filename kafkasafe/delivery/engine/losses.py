@@ -1,6 +1,4 @@
-"""Checks whether partition logs still hold all acknowledged records. Reports lost records, and whether the engine
-restores them.
-"""
+"""Checks whether partitions still have all acknowledged records. Reports lost records and their restoration."""
 
 from __future__ import annotations
 
@@ -154,11 +152,11 @@ class LossWatch:
             self._ledger.errors.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
-        """Record that a lost batch is in the log again, after the engine has sent it once more."""
+        """Record that a lost batch is in the log again, because the engine has resent it."""
         self._context.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
-        """Record that a lost batch was rejected when the engine sent it again."""
+        """Record that a lost batch was rejected when the engine resent it."""
         topic, partition = lane.journal.views.address(batch.destination)
         path = lane.rejections.path(batch.handle)
         last_offset = batch.place + batch.count - 1
@@ -222,9 +220,7 @@ class LossWatch:
         EndCheck(self._context, self._deleted, lane, check, idle=False, elected=True).begin()
 
     def look_again(self, refreshed: t.MetadataRefreshed) -> None:
-        """Check partitions after new metadata: a new leader or a new topic id may mean that acknowledged records are
-        lost.
-        """
+        """Check partitions after new metadata: with a new leader or topic id, acknowledged records may be lost."""
         for lane in self._context.lanes:
             for destination in lane.journal.views.acknowledged():
                 info = refreshed.topics.get(lane.journal.views.address(destination)[0])

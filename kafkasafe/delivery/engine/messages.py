@@ -28,7 +28,7 @@ from kafkasafe.spool.siblings import LeftBehind
 
 
 class Inquiry(Protocol):
-    """A query of one or more requests to the cluster; each answer decides the next request."""
+    """A series of requests to the cluster, in which each answer decides the next request."""
 
     def go_on(self) -> None:
         """Begin, or continue after a pause."""
@@ -121,7 +121,7 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class FoundDamaged:
-    """A batch that is next to be sent is damaged on disk. A copy of its bytes is in `quarantine/`."""
+    """The next batch to be sent is damaged on disk. The damaged bytes are in `quarantine/`."""
 
     lane: Lane
     batch: j.Batch
@@ -192,7 +192,7 @@ class Chore(enum.Enum):
     SPILL = "spill"
     EXPIRE = "expire"
     LOOK_AGAIN = "look_again"
-    """The chore has no effect except to start a turn; each turn checks the lanes that wait for their disk."""
+    """This chore only starts a turn of the engine, which checks the lanes that wait for their disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +242,8 @@ class EpochCheckDue:
 
 @dataclass(frozen=True, slots=True)
 class InquiryDue:
-    """An inquiry begins or continues after a pause. The reason for the pause was the limit on the rate of inquiries,
-    too many failed requests, or replicas that lagged.
+    """An inquiry begins or continues after a pause. Reasons for a pause are the rate limit for inquiries, too many
+    failed requests, and replicas that lag.
     """
 
     inquiry: Inquiry

@@ -18,9 +18,7 @@ from kafkasafe.journal.refusal import CONFIRMED_S
 from kafkasafe.spool.refusals import RefusedDestination, counted
 
 _MISSING_GRACE_S: Final = 10.0
-"""How many seconds a topic may be missing before the producer reports it: a broker that has just started knows no
-topics.
-"""
+"""Seconds for which a topic may be missing without a report: a broker that has just started knows no topics."""
 
 
 class RefusedNames:
@@ -30,11 +28,11 @@ class RefusedNames:
         self._context = context
 
     def failed(self, lane: Lane, action: u.Request, code: int | None, reason: str) -> bool:
-        """Record a request whose answer was an error, or that got no answer.
+        """Record a request that failed or got no answer.
 
         Returns:
-            Whether the error has lasted for `blocked_timeout_s`, and concerns the topic or partition of a committed
-            offset. The offset belongs to a user's group, or is the marker of a transaction.
+            Whether the cluster has refused to commit an offset (of a user's group, or the marker of a transaction) for
+            `blocked_timeout_s`, because of the offset's topic or partition.
         """
         name, group = _name(lane, action)
         unreadable, destination = _of_marker(lane, action) if code == TOPIC_AUTHORIZATION_FAILED else ("", -1)

@@ -74,8 +74,8 @@ class Ahead:
             self._counts.answered((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def expire(self) -> None:
-        """Stop counting the parcels of partitions whose leaders have not answered recently. Call it repeatedly while a
-        caller of `send` waits.
+        """Stop counting the parcels of partitions whose leaders have not answered recently. While a caller of `send`
+        waits, call `expire` repeatedly.
         """
         if self._counts is not None:
             self._counts.expire(self._clock.monotonic())
@@ -130,7 +130,7 @@ class OpenParcels:
         self.open[parcel.number] = parcel
 
     def add_recovered(self, parcels: Iterable[Parcel]) -> None:
-        """Give numbers to parcels that an earlier incarnation accepted, and add them."""
+        """Number and add parcels that an earlier incarnation accepted."""
         with self._guard.lock:
             for parcel in parcels:
                 parcel.renumber(next(self.numbers))
@@ -150,9 +150,7 @@ class OpenParcels:
         self.open.pop(parcel.number, None)
 
     def take_all(self) -> list[Parcel]:
-        """Remove and return all parcels without a final outcome, because the producer ends. Call with the ledger's lock
-        held.
-        """
+        """Remove and return all parcels, because the producer ends. Call with the ledger's lock held."""
         undone = [*self.open.values(), *list(self._live.values())]
         self.open.clear()
         self._live.clear()
@@ -165,7 +163,7 @@ class OpenParcels:
     # -- packed parcels ------------------------------------------------------------------------------------------------
 
     def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
-        """Record that the batches of these parcels are packed. Keep only parcels that callers or watchers need."""
+        """Record that these parcels' batches are packed. Keeps only parcels that callers or watchers need."""
         with self._guard.lock, self._moving():
             for parcel in parcels:
                 parcel.pack(self._kept)
@@ -242,8 +240,8 @@ class OpenParcels:
         return self.flushed(max(number, self._revived_number))
 
     def records(self, number: int) -> int:
-        """Approximate number of records in the parcels up to `number`. If one of these parcels is packed, the result
-        includes the records of all packed parcels, because only their total is known.
+        """Approximate number of records in the parcels up to `number`. If any of these parcels is packed, the result
+        includes all records of packed parcels, of which only the total is known.
         """
         packed = self._packed_records if self._first_packed <= number else 0
         return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)

@@ -1,8 +1,8 @@
-"""Holds back destinations of a lane until records of earlier incarnations in the spool directory are delivered.
+"""Holds back a lane's batches until records of earlier incarnations in the spool directory are delivered.
 
-`journal/order.py` decides. A lane owes the records that it has not delivered yet. The journals of this process track
-these debts for the process's own lanes. For lanes of other processes, a separate thread reads the debts from the lanes'
-logs. The thread reads them only while held-back batches depend on these debts.
+`journal/order.py` decides. A lane's *debts* are the records that it has not delivered yet. For lanes of this process,
+the journals track the debts. For lanes of other processes, a separate thread reads the debts from the lanes' logs, but
+only while held-back batches depend on them.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class LaneOrder:
         self._readers: dict[Path, LaneReader] = {}
         self._views: dict[Path, Owed] = {}
         """Maps the lane of another process to the records that were undelivered when the lane was last read. A lane
-        that could not be read even once counts as a lane without undelivered records.
+        that could never be read counts as a lane without undelivered records.
         """
         self._unread: set[Path] = set()
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes that may have received records since the reading thread was started. The engine ignores what this
-        thread has read about these lanes.
+        """Lanes that may have received records since the reading thread was started, so that the engine ignores the
+        thread's results about these lanes.
         """
         self._reading = False
         self._read_at = 0.0
@@ -130,7 +130,7 @@ class LaneOrder:
 
         Returns:
             A position in this producer's own lane. Batches from this position on wait until each dropped producer has
-            written the records that it had accepted. `NEVER` if no batch waits.
+            written its accepted records; `NEVER` if no batch waits.
         """
         held_from = NEVER
         for predecessor, (position, until) in list(self._dropped.items()):
@@ -153,7 +153,7 @@ class LaneOrder:
         return held_from
 
     def _forget_view(self, path: Path) -> None:
-        """Forget the known debts of a lane, because they may be outdated."""
+        """Forget the known undelivered records of a lane, because this knowledge may be outdated."""
         self._views.pop(path, None)
         self._outdated.add(path)
 
@@ -168,7 +168,7 @@ class LaneOrder:
             self._context.timer(_LOOK_EVERY_S, ChoreDue(Chore.ORDER))
 
     def look_again(self) -> None:
-        """When the timer is due, decide again, and read lanes of other processes if necessary."""
+        """Decide again which batches to hold back, after a timer. Reads lanes of other processes if necessary."""
         self._timer = False
         self.look()
         now = self._context.clock.monotonic()
@@ -192,7 +192,7 @@ class LaneOrder:
         self.look()
 
     def give_up(self, path: Path, error: Exception) -> None:
-        """Stop waiting for a lane whose records cannot be delivered."""
+        """Stop holding back batches for a lane whose records cannot be delivered."""
         self._not_kept(path, error)
         self._given_up.add(path)
         self.look()

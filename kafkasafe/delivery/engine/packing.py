@@ -1,6 +1,4 @@
-"""Packs long backlogs: drops the parcels of batches that the engine will send much later, unless callers hold the
-parcels.
-"""
+"""Packs long backlogs: drops the parcels of batches that are sent much later, unless callers hold these parcels."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def packs(config: ProducerConfig) -> bool:
 
 
 class LogReplay:
-    """Passes the entries of a lane's log to its journal while the log is read, and packs long backlogs.
+    """Passes the entries of a lane's log to the lane's journal while the log is read, and packs long backlogs.
 
     Args:
         journal: A new journal.

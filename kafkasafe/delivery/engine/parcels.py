@@ -1,6 +1,4 @@
-"""Parcels: encoded batches that callers submit and wait for. The engine may divide a parcel, and a parcel may be part
-of a unit.
-"""
+"""Parcels: encoded batches that callers submit and wait for. A parcel can be divided, and can be part of a unit."""
 
 from __future__ import annotations
 
@@ -40,8 +38,7 @@ class UnitHandle:
             belongs.
         joins: With `delivery="transactional"`, the topic of the unit's batches, otherwise empty. Other batches of the
             topic may join the unit until the engine writes the unit to disk.
-        fate: How the unit ended. The engine sets this value when the unit's end is durable, before the unit's first
-            parcel is done.
+        fate: How the unit ended. The engine sets `fate` once it is durable, before the unit's first parcel is done.
     """
 
     unit_id: bytes = field(default_factory=lambda: uuid.uuid4().bytes)
@@ -75,17 +72,17 @@ class Parcel:
         log_append_time: Timestamp that the broker gave the records, ms since the epoch; -1 if the broker gave none.
         children: The parcels that now contain the records of this parcel: its parts if it was divided, or the parcel
             into which it was joined. Each entry is (child, indexes of the child's records in this parcel).
-        parent: The divided parcel of which this parcel is a part. If small parcels were joined into this parcel, the
-            first of `parents`.
+        parent: The divided parcel to which this part belongs. If small parcels were joined into this parcel, the first
+            of `parents`.
         parents: The small pending parcels that were joined into this parcel, if any.
         shift: If this parcel was joined into another parcel, the index of this parcel's first record in the other
             parcel.
         given: The partitions that the caller gave for some of the records (see `journal.Batch`). Used while `partition`
             is UNCHOSEN.
         unit_handle: The handle of the parcel's unit; None if the parcel is not part of a unit. The first parcel of a
-            unit has no records: it stands for the whole unit.
-        watcher: A function that is called once, with the parcel as its argument, when the parcel is done. The lock is
-            held during the call. Parts of the parcel inherit the function.
+            unit has no records, and carries the outcome of the whole unit.
+        watcher: A function that the ledger calls once, with the parcel as the argument and the ledger's lock held, when
+            the parcel is done. Parts of the parcel inherit the function.
         keeper: A dict of parcels by number, set while the parcel's batch is packed. While the batch is packed, only
             callers refer to the parcel; `watch` adds a parcel with a watcher to this dict, to keep the parcel alive.
     """
@@ -124,7 +121,7 @@ class Parcel:
     # -- accepted and durable ------------------------------------------------------------------------------------------
 
     def accept(self, number: int, now: float) -> None:
-        """Record that a caller handed over the parcel. A parcel that has a number already keeps it."""
+        """Record that a caller handed over the parcel. A parcel that already has a number keeps this number."""
         self.number = self.number or number
         self.sealed_at = now
 
@@ -202,8 +199,8 @@ class Parcel:
             child.follow(self)
         self.children = children
         self.first_open = 0
-        # Set `children` first, then read the watcher. A caller sets the watcher first, then reads `children`. So at
-        # least one of the two threads sees the value that the other set.
+        # Read the watcher only after setting `children`. A caller sets the watcher, and then reads `children`. So at
+        # least one of the two threads sees the other's value.
         for child, _ in children:
             child.inherit_watcher(self)
 
@@ -261,8 +258,8 @@ class Parcel:
     def watch(self, watcher: Callable[[Parcel], None]) -> None:
         """Set the watcher, from any thread."""
         self.watcher = watcher
-        # Set `watcher` first, then read the keeper. The pump sets the keeper first, then reads `watcher`. So at least
-        # one of the two threads sees the value that the other set.
+        # Read the keeper only after setting `watcher`. The pump sets the keeper, and then reads `watcher`. So at least
+        # one of the two threads sees the other's value.
         keeper = self.keeper
         if keeper is not None:
             keeper[self.number] = self
@@ -291,7 +288,7 @@ def given_partitions(columns: codec.Columns, runs: Sequence[tuple[int, int, int]
 
 
 def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
-    """Whether the last header looks like a header in which an earlier version of kafkasafe kept the partition that the
+    """Whether the last header looks like the header in which old versions of kafkasafe stored the partition that the
     caller gave.
     """
     if not headers or headers[-1][0] != _GIVEN:
@@ -301,7 +298,7 @@ def seems_given(headers: Sequence[tuple[str, bytes | None]]) -> bool:
 
 
 def leaves(parcel: Parcel) -> list[Parcel]:
-    """The parts of a parcel that were not divided further; the parcel itself if it was not divided."""
+    """The undivided parts of a parcel; the parcel itself if it was not divided."""
     if parcel.children is None:
         return [parcel]
     return [leaf for child, _ in parcel.children for leaf in leaves(child)]

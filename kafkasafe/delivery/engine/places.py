@@ -1,9 +1,9 @@
-"""Checks that each lane's directory is in its place, and restores it if not: the next start does not look elsewhere.
+"""Checks that each lane's directory is in its place, where the next start looks for it, and restores displaced lanes.
 
 A lane is a directory that its owner has locked. While the lane's owner works, an operator or a cleanup job may move the
-lane, delete it, or delete some of its files. Then the next start does not find the lane's records, although the fsyncs
-succeeded. So the engine checks a lane after each group that it writes there, and checks all lanes each second. A
-displaced lane is restored:
+lane, delete it, or delete some of its files. Without a repair, the next start would not find the lane's records,
+although the fsyncs succeeded. So the engine checks a lane after each group that it writes there, and checks all lanes
+each second. A displaced lane is restored:
 
 1. If the lane was moved, the engine renames it back.
 2. If files were deleted, renamed or cut, the engine writes them again from its open files.
@@ -11,7 +11,7 @@ displaced lane is restored:
 
 If the engine cannot restore the lane (for example, another volume is mounted there, or a permission is missing), the
 owner continues with its open files: it writes and delivers batches, but reports none as durable. In a deleted lane, the
-owner can create no new files: it delivers the batches that were written, and later batches wait in memory.
+owner cannot create files: it delivers the batches that were written, and later batches wait in memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _OF_STANDING: Final = {
 
 @dataclass(slots=True)
 class _DisplacedLane:
-    """A lane that is displaced, or whose files are.
+    """A displaced lane: the lane's directory, or a file in it, is not in its place.
 
     Attributes:
         problem: The problem that was found first.
@@ -126,7 +126,7 @@ class PlaceKeeper:
         return lane in self._troubles
 
     def take_lost(self, lane: Lane) -> Sequence[tuple[int, int]]:
-        """Return the ranges of log positions (first, end) that were in lost files, each range only once."""
+        """Return the ranges of log positions (first, end) that were in lost files, and forget the ranges."""
         return self._gone.pop(lane, ())
 
     def look(self, lane: Lane) -> bool:
@@ -139,15 +139,15 @@ class PlaceKeeper:
         return self._problem(lane) is None or self._restore(lane)
 
     def at_end(self, lane: Lane) -> Elsewhere | None:
-        """Where a lane is that could not be restored before its producer ended; None for a lane in its place."""
+        """The present place of a lane that could not be restored before its producer ended; None for a lane in its
+        place.
+        """
         if lane not in self._troubles:
             return None
         return Elsewhere(lane.lock.path, lane.lock.found_at, lane.journal.views.spooled_records)
 
     def look_at_link(self) -> None:
-        """Report if the path `spool_dir` now leads to another directory, because a deployment has switched a symbolic
-        link.
-        """
+        """Report if `spool_dir` now leads to another directory: a deployment may have switched a symbolic link."""
         given, path = self._config.spool_dir_given, self._context.directory.path
         if given == path or self._config.in_memory:
             return

@@ -18,8 +18,8 @@ class Predecessor:
     2. The program creates the second producer, on lane-001. Lane-000 still has an owner, so its records do not count as
        records of an earlier incarnation.
     3. The program drops the first producer, which continues to deliver for some seconds.
-    4. The second producer accepts record 2, with the same key. The brokers come back, and both lanes are delivered at
-       the same time, in any order.
+    4. The second producer accepts record 2, with the same key. The brokers come back. Both lanes are delivered at the
+       same time, so record 2 may come before record 1 in the log.
 
     So from step 3 on, the first producer counts as an earlier incarnation, because it accepts no more records. From
     then on, the second producer holds back its batches until all records that the first producer accepted are delivered
@@ -31,11 +31,12 @@ class Predecessor:
     Attributes:
         lane: Number of the producer's lane.
         lane_id: Id of the producer's lane.
-        end_position: Position in the lane after all records that the producer accepted; None while some of them are not
-            on disk.
+        end_position: Position in the lane after all records that the producer accepted; None while accepted records are
+            not on disk yet.
         owes: Whether records before `end_position` may be undelivered.
         over: Whether the producer has given up its lane.
-        is_dropped: True from the drop of the producer until its engine reports that all accepted records are on disk.
+        is_dropped: True after the program dropped the producer, until the engine reports that all accepted records are
+            on disk.
     """
 
     def __init__(self, lane: int, lane_id: bytes) -> None:

@@ -1,6 +1,4 @@
-"""Inquiries to partition leaders: whether the log has the batches in doubt, and which acknowledged batches the log
-lacks.
-"""
+"""Asks partition leaders whether the log has the batches in doubt, and which acknowledged batches it lacks."""
 
 from __future__ import annotations
 
@@ -212,7 +210,7 @@ class OutcomeInquiry:
             if not by_state.present or ask.from_offset < 0:
                 self._probe(by_state)
                 return
-            # The batches are in the log: find their offsets.
+            # The log has the batches, so find their offsets.
             if (yield from self._locate(by_state)):
                 return
         yield from self._search(view)
@@ -221,9 +219,9 @@ class OutcomeInquiry:
         """Whether to trust the producer state that the leader reports.
 
         A leader that lost its log accepts any sequence number. If such a leader accepts one late request, its producer
-        state looks as if the log had all earlier batches. So the inquiry trusts a state with several of the batches in
-        doubt only after a check: the leader must report that its log still reaches the lowest offset that these batches
-        can have.
+        state looks as if the log had all earlier batches. So if the state contains several batches in doubt, the
+        inquiry trusts it only if the leader reports that its log still reaches the lowest possible offset of these
+        batches.
         """
         ask = self._ask
         epoch = self._lane.journal.views.leader_epoch(ask.destination)
@@ -315,8 +313,8 @@ class OutcomeInquiry:
 
     def _require_same_leader(self) -> None:
         if self._leader.epoch != self._leader_epoch:
-            # The inquiry may have read pages of two leaders' logs, so it does not know which of the records a later
-            # leader is certain to have.
+            # The inquiry may have read pages of two leaders' logs, so it cannot know which records later leaders
+            # certainly have.
             raise NoAnswerError("another leader was elected while the log was read")
 
     def _note(self, judgement: Judgement, method: str, *, stable: bool) -> None:
@@ -366,8 +364,8 @@ class LossInquiry:
         if topic_id != self._id_now():
             # The survey may have found batches in the log of the former topic.
             raise NoAnswerError("the topic was created again meanwhile")
-        # Topics have ids since Kafka 2.8. With older brokers, only an acknowledged batch that is still in the log
-        # proves that the topic was not recreated.
+        # Topics have ids since Kafka 2.8. On older brokers, only an acknowledged batch that is still in the log proves
+        # that the topic was not recreated.
         comparable = any(topic_id) and any(journal.views.topic_id(ask.destination))
         journal.surveyed(
             ask.destination,
@@ -401,8 +399,8 @@ class LossInquiry:
             ended: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(
                 ask.leader_epoch, "epoch"
             )
-            # An error does no harm: the end of the epoch only makes the result more precise. Old brokers do not support
-            # the request.
+            # Ignore an error, because the end of the epoch only makes the result more precise. Old brokers do not
+            # support the request.
             if not isinstance(ended, t.Failure) and not ended.error_code:
                 epoch_end = ended.end_offset
                 # If the leader does not know the epoch (-1), the log may lack all acknowledged records, so read the

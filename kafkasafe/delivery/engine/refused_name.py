@@ -20,11 +20,10 @@ class RefusedName:
         last_at: Time of the latest refusal.
         counted_from: Time from which the duration of the refusal is counted. Another answer, or a long time without an
             answer, restarts the count.
-        transactional_id: The transactional id whose units wait; empty for the lane's own ids. If `group` is set,
-            `group` alone decides which units wait.
+        transactional_id: The transactional id whose units wait; empty for the lane's own ids. Ignored if `group` is
+            set.
         group: The group whose offsets the waiting units would commit; empty if the refusal is not about a user's group.
-        destination: Number of a destination: only units whose first batch is for this destination wait. -1: units with
-            any first batch wait.
+        destination: Number of the destination of the waiting units' first batch; -1: any destination.
         reported: Whether the refusal was reported.
     """
 
@@ -72,8 +71,8 @@ class RefusedName:
 
 
 class NameRefusals:
-    """The transactional ids and consumer groups that the cluster forbids a lane to use, by a text such as "group
-    orders".
+    """The transactional ids and consumer groups that the cluster forbids a lane to use, with a text such as "group
+    orders" as the key.
 
     Any thread may read this object.
     """

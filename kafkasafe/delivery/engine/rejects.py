@@ -1,5 +1,5 @@
-"""Saves a copy of each batch that the engine gives up: in `rejected/`, or in `quarantine/` if the batch is damaged. A
-mark in the log records that the batch is finished only after the copy is durable.
+"""Saves a copy of each batch that the engine gives up: in `rejected/`, or in `quarantine/` if the batch is damaged.
+Only after the copy is durable does a mark in the log record that the batch is finished.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Makes space in the spool: copies old pending batches to the log's end, so that the segments with the originals can be
-deleted.
-"""
+"""Makes space in the spool: copies old pending batches to the log's end, so that old segments can be deleted."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from kafkasafe.limits.capacity import FREE_BYTES
 from kafkasafe.spool.refusals import counted
 
 _PORTION_BYTES: Final = 1024 * 1024
-"""Number of bytes to copy with one fsync. Between two such portions, the engine does other work."""
+"""Number of bytes to copy with one fsync. After each such portion, the engine does other work."""
 _LOOK_EVERY_S: Final = 1.0
 _AFTER_FAILURE_S: Final = 60.0
 
@@ -78,8 +76,8 @@ class RoomKeeper:
             batches = lane.journal.to_rescue(first, end)
             if batches is None:
                 return
-            # Copy only batches whose bytes are in memory. An unpacked batch without a parcel has its bytes only on
-            # disk.
+            # Copy only batches whose bytes are in memory. A batch whose parcel is not restored yet has its bytes only
+            # on disk.
             batches = [
                 batch
                 for batch in batches

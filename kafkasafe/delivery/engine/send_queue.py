@@ -2,7 +2,7 @@
 
 The journal counts held batches as sent. The send queue holds a batch, without its bytes, until three conditions are
 met: the leader is reachable, the connection to the leader has room, and the producer's memory has room. Batches of a
-partition leave the queue in the order in which they entered it; partitions take turns.
+partition leave the queue in the order in which they entered it. Partitions of a broker take turns.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _NOWHERE = -1
 class SendQueue:
     """See the module.
 
-    Invariant: while batches are held for a node, either `Cluster.reach` has not answered yet, or a batch is in flight
-    to the node.
+    Invariant: while the queue holds batches for a node, a call of `Cluster.reach` is unanswered, or a batch is in
+    flight to the node.
     """
 
     def __init__(self, context: EngineContext, disk: DiskWriter) -> None:

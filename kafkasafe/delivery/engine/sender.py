@@ -41,9 +41,9 @@ from kafkasafe.delivery.outage import Outage
 from kafkasafe.errors import SpoolCorruptError, SpoolError
 
 _CALM: Final = 8
-"""For each partition, the engine counts failed requests and requests of inquiries. It begins the next attempt or
-inquiry for the partition only if it counted at most this many requests in the last `_CALM_S` seconds. The engine checks
-the limit only before an attempt or an inquiry, so the batches in flight and the requests of one inquiry may exceed it.
+"""For each partition, the engine counts failed requests and requests of inquiries. The engine begins the next attempt
+or inquiry for the partition only if it counted at most this many requests in the last `_CALM_S` seconds. Batches in
+flight and further requests of a running inquiry may exceed this limit.
 """
 _CALM_S: Final = 2.0
 
@@ -51,8 +51,8 @@ _NOT_THE_CLUSTER: Final = (t.StaleFenceError, SpoolError)
 """Errors that delay a batch although the cluster answers: an earlier batch failed, or the disk failed."""
 
 _ID_FAILURES: Final = 3
-"""After this many failed attempts to get a producer id, the engine logs further failures as WARNING. A smaller number
-of failures is normal while brokers start.
+"""After this many failed attempts to get a producer id, the engine logs further failures as WARNING. Fewer failures are
+normal while brokers start.
 """
 
 _TURN_S: Final = 0.01
@@ -67,7 +67,7 @@ class ClockQuestion:
     """Asks for the largest timestamp in a partition. If other producers write to the partition too, this timestamp is
     close to the current time.
 
-    The timestamp is only a hint, so a missing answer delays nothing: the engine asks again later.
+    The timestamp is only a hint, so deliveries do not wait for the answer, and the engine asks again later.
     """
 
     def __init__(self, context: EngineContext, leader: LeaderRequests, clocks: Clocks) -> None:
@@ -124,7 +124,7 @@ class Sender:
         """Whether a reply has made room in a connection since the last batches left the send queue."""
         self._outage = Outage(context.clock.monotonic())
         self._turn = 0.0
-        """Earliest start of the newest scheduled inquiry. `when_calm` uses this time to limit the rate of inquiries."""
+        """Earliest start of the last scheduled inquiry, from which `when_calm` computes the next inquiry's start."""
         self._clocks = Clocks(context.now(), context.config.state_age_s)
         self._fences: dict[tuple[str, int], int] = {}
         self._troubles: dict[tuple[str, int], collections.deque[float]] = {}
@@ -164,8 +164,8 @@ class Sender:
         return leader
 
     def _has_news(self, address: tuple[str, int], *, refused: bool) -> bool:
-        """Whether the metadata have changed since the partition's last request, which failed. Changes are a new topic
-        of the same name, a new leader, and a leader that has become known.
+        """Whether the metadata have changed since the partition's last, failed request: the topic was recreated, the
+        leader has changed, or a missing leader has become known.
 
         If the partition was refused, a new leader counts as a change only if the leader was unknown at that attempt, so
         the metadata refused the partition as missing or forbidden:
@@ -174,8 +174,8 @@ class Sender:
         2. The topic exists for some seconds. The metadata contain the topic, so the pause ends, and the leader accepts
            the batches.
         3. The topic is deleted, but the metadata of one broker still contain it. The pause ends early once, and the
-           leader refuses the batch, as before. Now the topic in the metadata is no longer a change, so the next pause
-           does not end early. The attempts stay rare, and `blocked_timeout_ms` continues to run.
+           leader refuses the batch, as before. From now on, the topic in the metadata counts as no change, so the next
+           pause does not end early. So attempts stay rare, and `blocked_timeout_ms` continues to run.
         """
         leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
         if leader is None or leader.leader < 0:
@@ -262,8 +262,8 @@ class Sender:
         self._has_room = True
 
     def use_room(self) -> None:
-        """Send held batches if replies have made room since the last call. The engine calls it once, after all replies
-        of a turn, so that the batches leave in one request.
+        """Send held batches if replies have made room since the last call. The engine calls this method once, after all
+        replies of a turn, so that the batches leave in one request.
         """
         if self._has_room:
             self._let_out()
@@ -330,7 +330,7 @@ class Sender:
             else:
                 lane.journal.clock_at_least(
                     self._clocks.at_least_ms
-                )  # the engine may have opened the lane after the estimate was made
+                )  # the engine may have opened the lane after it made the estimate
                 if self._clocks.asks(address, now) and not self._context.close_state.closing:
                     self._ask_clock(lane, *address)
             self._losses.compare_topic(lane, batch.destination, self._context.cluster.topic(address[0]))
@@ -351,7 +351,7 @@ class Sender:
         self._report_outage(address, self._outage.decided(self._context.clock.monotonic()))
 
     def _report_outage(self, address: tuple[str, int], outage_s: float) -> None:
-        """Log the end of an outage, unless its length is 0."""
+        """Log the end of an outage, unless `outage_s` is 0."""
         if not outage_s:
             return
         batches, records = (

@@ -50,8 +50,8 @@ class Surroundings:
     def begin(self) -> None:
         """Before a broker answers, look for records that a producer of this cluster would adopt.
 
-        `close` waits for the found records. Otherwise a program that always ends as soon as its own records are
-        acknowledged would never adopt them.
+        `close` waits for the found records. Without this wait, a program that always ends as soon as its own records
+        are acknowledged would never adopt them.
         """
         if self._siblings is not None:
             self._looks_first = True

@@ -30,7 +30,7 @@ class TopicKeeper:
     """See the module.
 
     Args:
-        drive: Carries out the decisions of a lane's journal.
+        drive: Function that carries out the decisions of a lane's journal.
         on_topic: Called with a topic and its partition count, once a partition is chosen for every accepted record of
             the topic.
     """
@@ -72,8 +72,8 @@ class TopicKeeper:
         self._context.cluster.refresh_metadata([topic], lambda _: None)
 
     def may_create(self, topic: str) -> bool:
-        """Whether a metadata request may create a topic: a request must not recreate a deleted topic. Callable from any
-        thread.
+        """Whether a metadata request may create the topic. A request must not recreate a deleted topic. Callable from
+        any thread.
         """
         asked_at = self._asked_for.get(topic, -_ASKED_FOR_S)
         return self._context.clock.monotonic() - asked_at < _ASKED_FOR_S or any(
@@ -81,9 +81,7 @@ class TopicKeeper:
         )
 
     def _see_whether_gone(self, topic: str, error_code: int) -> None:
-        """Forget a topic ten minutes after the cluster has first reported it as deleted. Until then, request its
-        metadata only now and then.
-        """
+        """Forget a topic that has been unknown for ten minutes. Before, request the topic's metadata only rarely."""
         if not error_code:
             self._asked_for.pop(topic, None)
         if error_code != UNKNOWN_TOPIC_OR_PARTITION or self.may_create(topic):
@@ -119,8 +117,8 @@ class TopicKeeper:
         1. A program uses 5,000 topics, and one answer has the metadata of all these topics.
         2. The engine divides the records that wait for these topics, and writes the parts together: one fsync for each
            8 MiB, not for each topic.
-        3. Callers learn a topic's partitions only after the divided records are written. Otherwise a new record could
-           overtake a waiting record.
+        3. Callers learn a topic's partitions only after the divided records are written, so that no new record
+           overtakes a waiting record.
         """
         found: list[tuple[str, t.TopicInfo]] = []
         size = 0

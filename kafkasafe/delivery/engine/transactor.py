@@ -261,7 +261,7 @@ class Transactor:
             return
         place = self._marker_place(lane, action.transaction)
         if place is None:
-            # Give up a transaction that is damaged on disk as a whole, because nothing shows its outcome.
+            # Give up a transaction whose batches are all damaged on disk, because its outcome cannot be determined.
             lane.journal.units.outcome_found(action, committed=False)
             return
         self._context.cluster.transactions.committed_offset(
@@ -270,8 +270,8 @@ class Transactor:
 
     @staticmethod
     def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed) -> bool | None:
-        """The outcome; None if the answer does not show it (for example, before Kafka 3.0). If the result is None, the
-        engine fences the transactional id and reads the marker.
+        """The outcome; None if the answer does not show the outcome (for example, before Kafka 3.0), so that the engine
+        fences the transactional id and reads the marker.
         """
         grant = action.transaction.grant
         if answer.error_code:
@@ -420,7 +420,8 @@ class Transactor:
         if not code:
             self._judge_log(lane, action, answer)
         elif not action.by_log:
-            # The log cannot show the outcome, and a committed transaction would have a marker.
+            # The transaction was not committed: the log cannot show the outcome, but a committed transaction would have
+            # a marker.
             lane.journal.units.outcome_found(action, committed=False)
         elif code in GONE_CODES:
             lane.journal.units.outcome_found(action, committed=None)

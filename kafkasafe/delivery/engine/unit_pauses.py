@@ -25,7 +25,7 @@ class _TopicPause:
     Attributes:
         addresses: The unit's partitions.
         former: The ids of the unit's topics at the last attempt.
-        there: Whether the metadata named all partitions when the pause began.
+        there: Whether the metadata contained all partitions of the unit when the pause began.
     """
 
     due: UnitDue

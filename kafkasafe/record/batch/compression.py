@@ -87,7 +87,7 @@ def compress(body: Buffer, compression: Compression, level: int | None) -> bytes
 
 
 def _compress_snappy(body: Buffer) -> bytes:
-    """Compresses with Xerial's framing, which Kafka's Java clients write. Java clients also read a raw block, but other
+    """Compresses with Xerial's framing, which Kafka's Java clients write. Java clients also read raw blocks, but other
     clients do not.
     """
     codec = _arrow().Codec("snappy")

@@ -64,7 +64,7 @@ def decode(buf: Buffer, at: int = 0, *, max_body_bytes: int = MAX_BODY_BYTES) ->
         max_body_bytes: Largest permitted size of the decompressed records.
 
     Raises:
-        CorruptBatchError: As `verify`. Also if the records cannot be decompressed within `max_body_bytes`, or
+        CorruptBatchError: As for `verify`, and if the records cannot be decompressed within `max_body_bytes`, or
             contradict the header.
     """
     header = verify(buf, at)

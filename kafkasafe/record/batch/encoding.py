@@ -186,7 +186,7 @@ def varint(number: int) -> bytes:
 
 
 class _Cache(dict[int, _T]):
-    """Caches a value for each small number. In a hot loop, this dict is cheaper than an `lru_cache`.
+    """Caches a value for each small number. In a hot loop, a subclass of dict is cheaper than an `lru_cache`.
 
     The size of the cache is limited: for numbers of 16,384 or more (long records), the value is computed each time.
     """
@@ -267,8 +267,8 @@ class _Column:
 def _only(lengths: Sequence[int]) -> int | None:
     """Returns the common length of all items; None if the lengths differ."""
     first = lengths[0]
-    # Compare the first and the last length first: in nearly all columns with different lengths they differ, which saves
-    # the call of `count`.
+    # First compare the first and the last length: if lengths differ, these two nearly always differ, which saves the
+    # call of `count`.
     return first if first == lengths[-1] and lengths.count(first) == len(lengths) else None
 
 

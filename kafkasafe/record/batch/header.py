@@ -73,7 +73,7 @@ class BatchHeader:
 
     Attributes:
         base_offset: Offset of the first record; in a spool, the position of the first record.
-        batch_length: Number of bytes after the field batchLength; `size_bytes` is the size of the whole batch.
+        batch_length: Number of the batch's bytes after the field batchLength.
         partition_leader_epoch: Leader epoch; in a spool, the number of the destination.
         magic: Format of the batch, always 2.
         crc: CRC32C of all bytes from byte 21 on.
@@ -185,7 +185,7 @@ def verify(buf: Buffer, at: int = 0) -> BatchHeader:
         at: Where the batch begins.
 
     Raises:
-        CorruptBatchError: As `read_header`. Also if the batch is cut short, or its CRC differs.
+        CorruptBatchError: As for `read_header`, and if the batch is cut short or its CRC differs.
     """
     header = read_header(buf, at)
     if header.size_bytes > len(buf) - at:
@@ -231,9 +231,7 @@ def last_header(buf: Buffer) -> BatchHeader | None:
 
 
 def _whole_batches(buf: Buffer) -> Iterator[int]:
-    """Yields the position of each of several concatenated batches, in any message format. Ends before an incomplete
-    batch.
-    """
+    """Yields the positions of concatenated batches, in any message format. Ends before an incomplete batch."""
     at = 0
     while len(buf) - at > _MAGIC_AT:
         (length,) = LENGTH.unpack_from(buf, at + _LENGTH_AT)
