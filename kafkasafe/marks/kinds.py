@@ -46,7 +46,7 @@ class Group:
     """The record at the beginning of every group of the spool.
 
     Attributes:
-        format_version: 2; or 1 for a group that a version of kafkasafe without the file `extent` wrote.
+        format_version: 2, or 1 if the group is from a version of kafkasafe that wrote no file `extent`.
         lane_id: Random id of the lane, 16 bytes, made together with the lane.
         position: Position of this control batch.
         synced_position: All batches before this position were durable when the group was written.

@@ -112,7 +112,7 @@ class ArrowPacker:
     def add(
         self, topic: str, partitions: int | npt.NDArray[np.int64], rows: Rows, now: int
     ) -> Iterator[PackedBatch]:
-        """Take rows, whose records get the timestamp `now` (ms since the epoch). Yields the batches that are full."""
+        """Take rows. `now` is the records' timestamp, in ms since the epoch. Yields the batches that are full."""
         if not len(rows):
             return
         groups: list[tuple[int, int, int]]

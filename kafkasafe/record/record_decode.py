@@ -110,9 +110,9 @@ def read_alike(body: bytes | memoryview, at: int, count: int, place: Place) -> P
     """Reads records with the layout of the first record: each field has the same size as in the first record, and no
     record has headers.
 
-    The function handles all records at once, without copying `body`: the bytes at the same place of all records form a
-    column. The function compares each record's length, and all other bytes that define the layout, with the first
-    record.
+    The bytes at the same place of all records form a column, so the function handles all records at once, without
+    copying `body`. The function compares each record's length, and all other bytes that define the layout, with the
+    first record.
 
     Returns:
         At least `_MANY` and at most `count` records; None if fewer than `_MANY` records have this layout, so that

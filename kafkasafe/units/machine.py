@@ -41,7 +41,7 @@ class Units:
     """The units of one lane, from their acceptance to their ends. See the package.
 
     Attributes:
-        lines: The unfinished units, and their order on each line.
+        lines: The unfinished units, and their order for each partition and group offset.
         ids: The transactional ids of the lane.
         out: The decisions that are not carried out yet. The journal takes from this object the marks to write, and the
             units and transactions that continue once these marks are durable.
@@ -188,8 +188,9 @@ class Units:
         InitProducerId, because the newer epoch may be its own.
 
         After a timeout, the engine sends EndTxn twice, with a pause in between. A successor's first InitProducerId gets
-        error 51, but raises the epoch, just as a timeout does. Within a second, the successor repeats InitProducerId,
-        and then the coordinator refuses EndTxn. So the second EndTxn shows whether there is a successor.
+        CONCURRENT_TRANSACTIONS, but raises the epoch, just as a timeout does. Within a second, the successor repeats
+        InitProducerId, and then the coordinator refuses EndTxn. So the second EndTxn shows whether there is a
+        successor.
         """
         if not _valid(action) or (code in FENCED_CODES and not action.tid.unsure):
             return False

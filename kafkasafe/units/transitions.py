@@ -55,7 +55,7 @@ class Transitions:
         reading that moved the offset.
         """
         self._drops: list[Unit] = []
-        """Units with offsets that were dropped since the last call of `follow_drops`."""
+        """Units with offsets, dropped since the last call of `follow_drops`."""
 
     # -- into a transaction ----------------------------------------------------------------------------------------
 

@@ -526,12 +526,12 @@ def _groups(
     runs: Sequence[tuple[j.UnitGroup | None, Sequence[j.Batch]]],
     data: Sequence[tuple[int, bytearray]],
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
-    """Divides `persist` into the groups to write. Returns one tuple (marks, batches, atomic) for each group.
+    """Divides `persist` into the spool groups to write. Returns one tuple (marks, batches, atomic) for each group.
 
     If callers chose partitions for some records of a batch, a mark names these partitions. The mark must be written
     together with the batch. Even if the spool splits a large group, it writes all marks of the group together with the
-    group's first batch. So a batch with such a mark begins a new group. A unit is always one group. If `persist` is
-    empty, the result is one empty group. `data` has one tuple (destination, bytes) for each batch in these runs.
+    group's first batch. So a batch with a mark of its own begins a new group. A unit is always one group. If `persist`
+    is empty, the result is one empty group. `data` has one tuple (destination, bytes) for each batch in these runs.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks or not runs:

@@ -1,4 +1,5 @@
-"""The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes groups.
+"""The engine takes messages, lets the journal decide, and carries out the decisions: sends requests, writes to the
+spool.
 
 The engine has no thread of its own. The engine's owner (`Pump`) first calls `open` and `listen`, and then starts a
 thread. On the new thread, the owner calls `begin` first and `shut` at the end. Between these calls, the owner works in
@@ -179,7 +180,9 @@ class Engine:
         self.disk.publish_used()
 
     def listen(self) -> None:
-        """Register for news about the cluster's metadata and connections. Call this before the cluster is started."""
+        """Register for news about the cluster's metadata and connections. Call this method before the cluster client
+        starts.
+        """
         context = self._context
         context.cluster.pin_cluster(
             on_other_cluster=lambda cluster_id: context.post(OtherClusterAnswered(cluster_id)),

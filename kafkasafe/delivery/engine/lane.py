@@ -17,8 +17,8 @@ from kafkasafe.spool.spool import Spool
 
 
 class WriteBacklog:
-    """Spool groups that wait because writes to the disk fail. Groups with decisions of the journal are written before
-    groups with only batches.
+    """Spool groups that wait because writes to the disk fail. Spool groups with decisions of the journal are written
+    before spool groups with only batches.
 
     Attributes:
         attempt: Number of consecutive failures to write.

@@ -121,8 +121,8 @@ class Transactor:
         if kept is None:
             self._init(lane, action, None)
             return
-        # Abort the lane's own open transaction with EndTxn. InitProducerId would abort it too, but would also raise the
-        # epoch, as if another producer had taken over the id.
+        # Abort the lane's own open transaction with EndTxn. InitProducerId would also abort the transaction, but would
+        # raise the epoch, as if another producer had taken over the id.
         keep = x.TransactionIdentity(action.tid.name, kept.producer_id, kept.epoch, kept.protocol)
         self._context.cluster.transactions.end_transaction(keep, False, self._then(lane, action, "aborted"))
 

@@ -91,7 +91,7 @@ class WaitingCallers:
         Args:
             ready: Checks the condition, without side effects.
             timeout: Seconds, None for no limit.
-            choosy: Whether the notifying thread may also call `ready`, with any locks held.
+            choosy: Whether the notifying thread may also call `ready`, even while it holds locks.
         """
         end = None if timeout is None else time.monotonic() + timeout
         wake_flag = _ConditionalWakeFlag(ready) if choosy else WakeFlag()

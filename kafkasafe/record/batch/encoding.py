@@ -342,7 +342,7 @@ _prefixes_cached = lru_cache(maxsize=6)(_make_prefixes)
 
 
 def _table(cached: _lru_cache_wrapper[list[bytes]], count: int, *key: int | bytes) -> list[bytes]:
-    """The first `count` entries of a table, whose size is the next power of two, at least 64. The table is cached
+    """The first `count` entries of a table of size 64, or `count` rounded up to a power of two. The table is cached
     unless it is huge.
     """
     if count > _CACHED_COUNT:
