@@ -7,8 +7,9 @@ timeout is useless:
 2. The response of 48 MB would take 40 s. After 30 s, the request times out.
 3. The consumer connects again and asks for the same 48 MB. It never gets a record.
 
-Rule: begin small. Double the size only after a full response that arrived so fast that a response of twice the size
-would also arrive well before the timeout. So a request asks for at most twice the bytes of an answered request.
+Rule: begin small. Double the size only after a response that was at least half full, and so fast that a response of
+twice the size would also arrive well before the timeout. So a request asks for at most twice the bytes of an answered
+request.
 
 Records that the application receives one by one stay in memory longer than batches. So for such an application,
 responses have a smaller maximum size:

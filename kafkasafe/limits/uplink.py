@@ -26,8 +26,9 @@ _SHARE: Final = 0.25
 """Sending all bytes in flight may take at most this fraction of the request timeout."""
 _SAMPLES: Final = 16
 _SAMPLES_S: Final = 10.0
-"""The rate of a link is the highest rate among its last `_SAMPLES` samples that are at most this many seconds old. Most
-samples include time in which the link was idle, so their rates are too low.
+"""The rate of a link is the highest rate among its last `_SAMPLES` samples; most samples include time in which the link
+was idle, so their rates are too low. With each new sample, all but one of the samples older than this many seconds are
+dropped.
 """
 _FEW_BYTES: Final = 256 * 1024
 """Until a request has timed out, this many bytes may be in flight at any measured rate, because a slow broker on a fast
