@@ -40,9 +40,9 @@ _COMMANDS: Final = {
     "demo": "Run a real Kafka with 3 brokers on this machine, and kill everything with kill -9.",
     "version": "Print the versions of kafkasafe, kafka-python and Python.",
 }
-"""The first paragraph of each command's help, in the order of `kafkasafe --help`. The texts are here so that no help
-text and no command needs to import the modules of all commands. Each command except `version` is the `app` of a module
-kafkasafe.cli.NAME.
+"""The first paragraph of each command's help, in the order of `kafkasafe --help`. The texts are here so that neither
+`kafkasafe --help` nor a command has to import the modules of all commands. Each command except `version` is the `app`
+of a module kafkasafe.cli.NAME.
 """
 
 
@@ -142,7 +142,7 @@ _ESCAPES: Final = "kafkasafe-json-escapes"
 
 
 def _as_escapes(error: UnicodeError) -> tuple[str, int]:
-    """Replace characters that a stream cannot show. The escapes are also valid in JSON."""
+    """Replace characters that a stream cannot show with escapes that are also valid in JSON."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
     """In this context, SIGTERM and SIGHUP end a command in the same way as Ctrl-C: the command removes partial files,
-    and stops what it has started. A second signal ends the process at once.
+    and stops the processes that it has started. A second signal ends the process at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

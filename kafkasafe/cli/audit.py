@@ -154,13 +154,13 @@ def _counted(topic: str, count: Callable[..., Audit]) -> Audit:
 
 
 def _together(reports: Sequence[Report]) -> Report:
-    """The reports of all topics as one. A single report is not put into a list."""
+    """The reports of all topics as one report. The JSON of a single report is not put into a list."""
     fields = [report.fields for report in reports]
     return Report(fields if len(fields) > 1 else fields[0], (), reports[-1].exit_code)
 
 
 def _check_plot(plot: Path, topics: Sequence[str]) -> None:
-    """Before the records are counted, refuse a plot file that cannot be written."""
+    """Refuse a plot file that cannot be written, before the records are counted."""
     if len(topics) > 1:
         raise typer.BadParameter("draws one topic", param_hint="--plot")
     if not plot.absolute().parent.is_dir():

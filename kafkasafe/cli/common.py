@@ -124,9 +124,9 @@ def connection(servers: str | None, config: Path | None) -> dict[str, Any]:
 
 
 def _refuse_unknown_hosts(options: Mapping[str, Any]) -> None:
-    """Fails if no address is known for any broker. Otherwise, a command would wait for these brokers in vain.
+    """Fails if no address is known for any broker, because a command would wait for these brokers in vain.
 
-    Does not fail if the name server does not answer. In this case the command tries to reach the brokers.
+    Does not fail if the name server does not answer: then the command tries to reach the brokers.
 
     Raises:
         BadParameter: None of the names has an address.

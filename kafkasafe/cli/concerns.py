@@ -39,8 +39,7 @@ def concerns_of(
         topic: The topic's settings, with defaults.
         broker: Settings of a broker.
         replicas: Number of replicas of the partition with the fewest replicas; 0: unknown.
-        outage_ms: Maximum length of an outage, of the cluster or of a client. An outage that lasts no longer must not
-            break a promise.
+        outage_ms: Longest outage, of the cluster or of a client, that must not break a promise.
         assumed_expiration_ms: The producers' option `producer_id_expiration_ms`.
     """
     found: list[Concern] = []

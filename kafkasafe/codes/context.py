@@ -26,7 +26,7 @@ class ErrorContext:
         resend: True if the batch had been sent before; False if this request was the first one with the batch.
         tiered: Whether the topic keeps older segments in remote storage.
         position: The offset that was to be read (Fetch).
-        in_log: What DescribeProducers, or a scan of the log, showed. True: the log has the batch. False: the log has
+        in_log: The result of DescribeProducers or of a scan of the log. True: the log has the batch. False: the log has
             neither the batch nor its predecessors.
     """
 
@@ -42,7 +42,7 @@ NO_CONTEXT: Final = ErrorContext()
 
 
 def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) -> Cell | None:
-    """The verdict that the context determines; None if the context determines none."""
+    """The verdict that follows from the context; None if the context does not decide."""
     if api in {None, "produce"}:
         if context.in_log is True and cell.action is not ErrorAction.FENCE:
             return Cell(ErrorAction.SUCCESS, "Nothing to do: the broker's log has this batch.")
@@ -60,7 +60,8 @@ def in_context(code: int, cell: Cell, api: str | None, context: ErrorContext) ->
     if api in {None, "fetch"} and code == 1:
         return _out_of_range(context)
     if api in {None, "fetch", "list_offsets"} and code == 9 and context.tiered:
-        # The leader is the right one, so asking for metadata each time would only add load (KAFKA-19599).
+        # The answering broker is the leader, so refreshing metadata before each retry would only add load
+        # (KAFKA-19599).
         return Cell(
             ErrorAction.RETRY,
             f"Retry only this partition, at the same leader, with back-off, and keep the position: {NOT_READY}.",

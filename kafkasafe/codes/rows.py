@@ -2,14 +2,14 @@
 
 The table has one row for each code of Apache Kafka 4.x (−1 … 133). Later versions of Kafka may add codes, which have no
 row. A row may have a separate cell for Produce requests (class `Produce`), with facts that only the journal needs. The
-most important of these facts is whether the answer *proves* that the broker did not append the batch. Without that
-proof, the journal asks the broker before it sends the batch again. If the journal did not ask, a broker that has lost
-the producer's state could append the batch a second time. `BY_API` has the cells of other request kinds.
+most important fact is whether the answer *proves* that the broker did not append the batch. Without such a proof, the
+journal asks the broker before it sends the batch again. If the journal did not ask, a broker that has lost the
+producer's state could append the batch a second time. `BY_API` has the cells of other request kinds.
 
-Kafka's `org.apache.kafka.common.protocol.Errors` assigns an exception class to each code. The flags of a row follow
-from that class. A subclass of `RetriableException` is retriable. A subclass of `RefreshRetriableException`, such as
-`InvalidMetadataException`, is retriable after a refresh of the metadata. A test compares the flags with the class. A
-row whose flags deliberately differ from the class says why in its `note`.
+Kafka's `org.apache.kafka.common.protocol.Errors` assigns an exception class to each code. The flags of a code's row
+follow from its exception class. A subclass of `RetriableException` is retriable. A subclass of
+`RefreshRetriableException`, such as `InvalidMetadataException`, is retriable after a refresh of the metadata. A test
+compares the flags with the exception class. A row whose flags deliberately differ says why in its `note`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Scope(enum.Enum):
     NONE = "none"
     """Nothing: the cluster is merely not ready."""
     DESTINATION = "destination"
-    """All batches for the topic or partition. It is missing, forbidden or invalid. An operator can perhaps repair it.
+    """All batches for a topic or partition that is missing, forbidden or invalid. An operator can perhaps repair this.
     """
     BATCH = "batch"
     """Only this batch: the broker fails on this batch each time."""

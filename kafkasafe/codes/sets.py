@@ -1,7 +1,7 @@
 """Sets of error codes that modules handle alike, by what the codes of a set mean together.
 
-The first sets are columns of the table (`rows`): they hold for every kind of request. The other sets hold for the
-requests that their descriptions name, and a code may be in several of them.
+The first sets are columns of the table (`rows`), and hold for every kind of request. The other sets hold for the
+requests that their descriptions name, and a code may be in several sets.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ NOT_CAUGHT_UP_CODES: Final = frozenset({5, 78})
 (KIP-207).
 """
 OTHER_TOPIC_CODES: Final = MISSING_CODES | {103}
-"""Also INCONSISTENT_TOPIC_ID, in Fetch: brokers return these codes for a deleted topic, and briefly after their own
-start.
+"""MISSING_CODES, and INCONSISTENT_TOPIC_ID in Fetch: brokers return these codes for a deleted topic, and briefly after
+a broker's own start.
 """
 GONE_CODES: Final = MISSING_CODES | {1}
-"""Also OFFSET_OUT_OF_RANGE, in Fetch: an offset or its topic does not exist any more."""
+"""MISSING_CODES, and OFFSET_OUT_OF_RANGE in Fetch: an offset or its topic does not exist any more."""
 REMOTE_CODES: Final = frozenset({-1, 7, 9})
 """Error codes of a leader whose remote storage is not ready (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT,
 REPLICA_NOT_AVAILABLE. Such a leader may also answer OFFSET_OUT_OF_RANGE, which is not in this set, for an offset that
@@ -66,8 +66,8 @@ remote storage is the cause.
 TOO_LARGE_CODES: Final = frozenset({10, 18})
 """MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE: the batch is larger than the topic allows."""
 REFUSED_SEQUENCE_CODES: Final = frozenset({45, 59})
-"""OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID: by what the leader knows of the producer, the batch's sequence is
-not the next one.
+"""OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID: the batch's sequence does not follow the last sequence that the
+leader knows.
 """
 
 # -- coordinators and transactions -------------------------------------------------------------------------------------
@@ -75,17 +75,17 @@ not the next one.
 COORDINATOR_MOVED_CODES: Final = frozenset({15, 16})
 """COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR: another broker may be the coordinator now."""
 COORDINATOR_BUSY_CODES: Final = COORDINATOR_MOVED_CODES | {14, 51}
-"""Also COORDINATOR_LOAD_IN_PROGRESS, CONCURRENT_TRANSACTIONS: the coordinator is moving, or is busy with the
-transaction.
+"""COORDINATOR_MOVED_CODES, COORDINATOR_LOAD_IN_PROGRESS, CONCURRENT_TRANSACTIONS: the coordinator is moving, or is busy
+with the transaction.
 """
 TRANSACTION_ENDING_CODES: Final = frozenset({19, 51, 88})
 """NOT_ENOUGH_REPLICAS, CONCURRENT_TRANSACTIONS, UNSTABLE_OFFSET_COMMIT: the coordinator or a leader may still be
-completing the previous transaction, which takes milliseconds. In an answer to Produce, NOT_ENOUGH_REPLICAS may stand
-for the answer of the coordinator, which the leader has asked.
+completing the previous transaction, which takes milliseconds. The leader of a partition may answer Produce with
+NOT_ENOUGH_REPLICAS if the coordinator has not confirmed the transaction.
 """
 LOST_TRANSACTION_CODES: Final = FENCED_CODES | {48, 49}
-"""Also INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING: the transaction timed out, a newer epoch took over, or the
-transaction never existed.
+"""FENCED_CODES, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING: the transaction timed out, a newer epoch took over, or
+the transaction never existed.
 """
 UNACCEPTABLE_OFFSETS_CODES: Final = frozenset({12, 24, 28})
 """OFFSET_METADATA_TOO_LARGE, INVALID_GROUP_ID, INVALID_COMMIT_OFFSET_SIZE in TxnOffsetCommit: the coordinator will
@@ -105,6 +105,6 @@ REFUSED_ID_CODES: Final = frozenset({31, 50, 53})
 the cluster refuses a transactional id until somebody changes a permission or a setting.
 """
 BLOCKING_CODES: Final = DESTINATION_CODES | {30, 53}
-"""Also GROUP_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the cluster blocks a topic, a group or a
-transactional id, perhaps for a long time.
+"""DESTINATION_CODES, GROUP_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the cluster blocks a topic, a
+group or a transactional id, perhaps for a long time.
 """

@@ -1,7 +1,7 @@
 """What an error code of Kafka means for a request, and for a batch that was sent.
 
 `classify_code` decides for `kafkasafe.classify`, and `classify_produce` for the journal after an answer to Produce.
-Both read the table in the module `rows`. They ask these sources in order; the first one that has a verdict decides:
+Both read the table in the module `rows`. The first of these sources that has a verdict decides:
 
 1. the known facts about the failed request (`ErrorContext`);
 2. the cell in `BY_API` for this code and this kind of request;
@@ -81,7 +81,7 @@ class Verdict:
         return self.action is ErrorAction.RETRY_AFTER_REFRESH
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: all attributes and flags by name."""
+        """All attributes and flags by name, for JSON."""
         return {
             "code": self.code,
             "name": self.name,
@@ -138,7 +138,7 @@ def _in_produce(cell: Cell, produce: Produce) -> Cell:
             action = ErrorAction.RETRY_AFTER_REFRESH if produce.refresh else ErrorAction.RETRY
             return Cell(action, fix, cell.at_risk, "" if action is cell.action else _JOURNAL)
         case AnswerAction.ASK_BROKER:
-            # The meaning of 46, 47 and 90 is clear. The journal asks first as a precaution.
+            # The meaning of errors 46, 47 and 90 is clear, but the journal asks the broker as a precaution.
             return cell
         case AnswerAction.REJECT_BATCH:  # pragma: no branch - the last
             return Cell(
@@ -200,13 +200,13 @@ _RANGE: Final = re.compile(r"should be within \[(-?\d+), (-?\d+)\]")
 
 
 def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
-    """The latest timestamp (ms since the epoch) that a broker accepts now. The broker has answered with error 32
+    """The latest timestamp (ms since the epoch) that a broker accepts now, after it answered with error 32
     (INVALID_TIMESTAMP).
 
     Args:
         messages: The broker's messages about the records. From Kafka 3.6 on, these messages name the accepted range, by
             the broker's clock.
-        now_ms: This machine's time. It is the result if no message names a range.
+        now_ms: This machine's time, which is the result if no message names a range.
     """
     for message in messages:
         named = _RANGE.search(message)

@@ -15,8 +15,8 @@ duplication and order. Each number is used only once: a restarted process contin
 predecessor may have sent.
 
 A `Ledger` records what the producer reported to the application. The ledger is a memory-mapped file, so its content
-survives kill -9 of the process. Writing to it needs no system call per record, which would change the timing. The
-ledger has one byte per record for each of these facts:
+survives kill -9 of the process. Writing to the ledger needs no system call per record: system calls would change the
+timing. The ledger has one byte per record for each of these facts:
 
 - *attempted* before `send`: from then on, the number counts as used;
 - *accepted* after `send` returned;

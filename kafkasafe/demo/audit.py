@@ -129,7 +129,7 @@ def read_topic(
         bootstrap_servers=list(bootstrap_servers),
         enable_auto_commit=False,
         isolation_level="read_uncommitted",
-        # Fewer and larger answers cost less. They arrive at once, because the brokers are on this machine.
+        # Fewer, larger answers cost less, and still arrive at once from brokers on this machine.
         max_partition_fetch_bytes=4 * 1024 * 1024,
         max_poll_records=10_000,
     )

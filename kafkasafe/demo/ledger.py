@@ -35,8 +35,7 @@ class Ledger:
 
     Args:
         path: The file.
-        records: Number of records. If you pass it, the constructor creates the file; otherwise, it opens an existing
-            file.
+        records: Number of records, to create the file; None: open an existing file.
     """
 
     def __init__(self, path: Path, records: int | None = None) -> None:
@@ -62,7 +61,7 @@ class Ledger:
 
     @property
     def settled(self) -> int:
-        """The client has reported an outcome for every record with a smaller number. The producing process sets this
+        """The number below which the client has reported an outcome for every record. The producing process sets this
         number.
         """
         return int(self._cells[1])

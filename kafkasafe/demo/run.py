@@ -284,7 +284,7 @@ class Demo:
             worker.start()
 
     def _await(self, done: Callable[[Worker], bool], what: str) -> None:
-        """Polls until `done` has been true once for each worker. This may be at different times."""
+        """Polls until `done` has been true once for each worker, not necessarily at the same time."""
         deadline = time.monotonic() + _PHASE_LIMIT_S
         waiting = list(self._workers.values())
         while waiting := [worker for worker in waiting if not done(worker)]:

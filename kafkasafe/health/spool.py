@@ -26,9 +26,9 @@ class LaneSeen:
             Empty if the lane was not moved or replaced, or if this is not known.
         size_bytes: Size of the lane's log.
         waiting_records: Number of records that are not delivered.
-        oldest_s: Number of seconds for which the oldest of these records has waited.
+        oldest_s: Number of seconds for which the oldest waiting record has waited.
         in_doubt_batches: Number of undelivered batches that may already have been sent.
-        undecidable_batches: Number of these batches that the owner found undecidable. They wait for
+        undecidable_batches: Number of in-doubt batches that the owner found undecidable: they wait for
             `resolve_undecidable`.
         rejected_records: Number of records in `rejected/`, including those in deleted files.
         damaged: Number of damaged ranges and unreadable files.
@@ -84,7 +84,7 @@ class SpoolHealth:
         room_bytes: Number of bytes that the lane with the least room could accept. If the lanes' limit is unknown, only
             the volume's free space counts.
         waiting_records: Number of records that are not delivered.
-        oldest_record_age_s: Number of seconds for which the oldest of these records has waited; 0 if none waits.
+        oldest_record_age_s: Number of seconds for which the oldest waiting record has waited; 0 if none waits.
     """
 
     ready: bool

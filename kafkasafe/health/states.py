@@ -1,7 +1,7 @@
 """Decides from a snapshot of the state whether a producer can accept records, and whether a consumer reads.
 
-A producer is *ready* while it can accept records. An outage of the brokers does not change this, because records then
-wait on disk. A problem that needs attention but does not prevent accepting records is a warning.
+A producer is *ready* while it can accept records. A producer stays ready in an outage of the brokers, because records
+then wait on disk. A problem that needs attention but does not prevent accepting records is a warning.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ProducerHealth:
         network_error: Why no broker can be used; None if the reason is unknown or a broker can be used.
         waiting_records: Number of records without an outcome. They are in the spool or, with `spool="never"`, in
             memory.
-        oldest_record_age_s: Number of seconds for which the oldest of these records has waited; 0 if none waits.
+        oldest_record_age_s: Number of seconds for which the oldest waiting record has waited; 0 if none waits.
         undecidable_batches: Number of batches that wait for `resolve_undecidable`.
         spool_bytes: Number of bytes that count against `spool_max_bytes`.
         spool_max_bytes: The producer's option.
@@ -89,7 +89,7 @@ class ProducerSeen:
         undecidable: The evidence about each batch that waits for a decision.
         disk_trouble: Why the producer cannot make records durable on its disk at the moment; empty if it can.
         disk_full: Whether the disk trouble is a lack of space.
-        displaced: Whether the disk trouble has this cause: the spool's path leads to another directory.
+        displaced: Whether the disk trouble is that the spool's path leads to another directory.
         undurable_s: Number of seconds for which the oldest record has waited for the disk.
         disk_patience_s: Maximum number of seconds for which a record may wait for the disk.
         needed_bytes: Number of bytes that the next batch may need, in addition to those of the open batches.
@@ -99,11 +99,11 @@ class ProducerSeen:
         callbacks_behind: Whether `send` waits for callbacks of earlier records.
         blocked: Topics and partitions for which the cluster accepts nothing at present, with the reason.
         damaged: Partitions whose next batch is damaged on disk.
-        losses: Number of errors that report lost records and were not raised yet. The next calls raise them.
+        losses: Number of errors about lost records that no call has raised yet. The next calls raise these errors.
         connected: Whether the cluster answers.
         network_error: Why the cluster does not answer; None if no error is known.
         waiting_records: Number of records without an outcome.
-        oldest_s: Number of seconds for which the oldest of these records has waited.
+        oldest_s: Number of seconds for which the oldest waiting record has waited.
     """
 
     closed: str
@@ -272,8 +272,8 @@ class ConsumerHealth:
     """The health of a consumer at one moment.
 
     Attributes:
-        ready: True if the program polls, and no partition waits until the program decides how to continue. This does
-            not depend on brokers.
+        ready: True if the program polls, and no partition waits until the program decides how to continue. Does not
+            depend on brokers.
         reasons: Why the client is not ready; empty if it is ready.
         connected: Whether a connection to a broker is open.
         last_poll_age_s: Seconds since the program's last poll; 0 during a poll; None before the first one.

@@ -42,8 +42,8 @@ class Discardable:
 def find_discardable(
     directory: SpoolDirectory, numbers: Sequence[int], topics: Collection[str] = ()
 ) -> list[Discardable]:
-    """Lists the files of each lane's `rejected/`, in the order of rejection. The files that were deleted by hand
-    follow. Changes nothing.
+    """Lists the files of each lane's `rejected/`, in the order of rejection, then the files that were deleted by hand.
+    Changes nothing.
 
     Two kinds of batches do not count as rejected: those that are unfinished in the lane's log, and those that a resend
     has returned to a log.
@@ -51,7 +51,7 @@ def find_discardable(
     Args:
         directory: The spool directory. Producers may be using it.
         numbers: Numbers of the lanes.
-        topics: If given, only files of these topics are returned. A file whose topic is unknown is then left out.
+        topics: If given, returns only files of these topics, and no file whose topic is unknown.
 
     Raises:
         SpoolError: A lane cannot be read.
@@ -75,7 +75,7 @@ def find_discardable(
             found += [
                 Discardable(lane, kept.path.name, *kept.address(journal), kept.records, kept.error)
                 for kept in rejected
-                if kept.path.name in names[number]  # ignore batches that were rejected since then
+                if kept.path.name in names[number]  # ignore batches that were rejected after the listing
             ]
             found += [
                 Discardable(lane, name, "?", -1, notes[number].kept[name], missing=True)
@@ -91,7 +91,7 @@ def discard(directory: SpoolDirectory, wanted: Collection[Discardable]) -> None:
 
     Args:
         directory: The spool directory. Producers may be using it.
-        wanted: The result of `find_discardable`, found while `directory.resending()` is held.
+        wanted: The result of `find_discardable`, called while the caller holds the lock `directory.resending()`.
 
     Raises:
         SpoolError: A file cannot be written. The remaining files are kept.

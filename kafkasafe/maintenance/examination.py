@@ -56,8 +56,8 @@ from kafkasafe.units import Phase
 _PAGE_BYTES: Final = 1024 * 1024
 _POLL_S: Final = 0.25
 _ABSENT_S: Final = 20.0
-"""If only one of several brokers answers, its report proves that a partition does not exist only after the partition
-has been missing for this many seconds.
+"""If only one of several brokers answers, a partition is proven not to exist only after it has been missing for this
+many seconds.
 """
 _PATIENCE: Final = 12
 """How many times a log is polled while its replicas lag. After that, the log is judged by its current state."""
@@ -344,7 +344,7 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class _LaneDestination:
-    """One destination of one lane, with those of its batches that may have been sent."""
+    """A destination of a lane, with the batches for this destination that may have been sent."""
 
     content: LaneContent
     topic: str
@@ -533,7 +533,7 @@ def _read(
 
 
 def _why_not_there(transport: Cluster, topic: str, partition: int) -> Procedure[str]:
-    """Why it is proven that the topic does not have the partition; empty if this is not proven."""
+    """Returns the proof that the topic does not have the partition; empty without proof."""
     case = Absence(partition, time.monotonic(), _ABSENT_S)
     while True:
         info = transport.topic(topic)

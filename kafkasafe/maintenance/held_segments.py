@@ -17,10 +17,10 @@ _TOO_MANY_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 class HeldSegments(OsFiles):
-    """The operating system's files. Keeps a lane's segments open after they were first read. For one thread.
+    """The operating system's files. Keeps the segments of lanes open after they were first read. Not thread-safe.
 
-    The owner of a lane deletes its oldest segments first, and a reader of the lane opens them first. If there are very
-    many segments, only those that were opened first are held. The end of the context closes them.
+    The owner of a lane deletes its oldest segments first, and a reader of the lane opens them first. If there are too
+    many segments, only the segments that were opened first are held. The end of the context closes all held segments.
     """
 
     __slots__ = ("_handles", "_most")

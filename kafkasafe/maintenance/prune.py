@@ -1,4 +1,6 @@
-"""Deletes empty lanes, and spool directories without lanes. Each client id and each worker leaves such lanes."""
+"""Deletes empty lanes, and spool directories without lanes. Client ids that are no longer used, and workers that have
+ended, leave such lanes.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Pr
 
     Args:
         directory: The spool directory. Producers may be using it.
-        older_than_s: Yield only lanes in which no file has changed for this long.
+        older_than_s: A lane in which a file has changed within this time is kept.
     """
     resent = _resent(directory)
     for number in directory.lanes():
@@ -66,8 +68,8 @@ def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Pr
 
 
 def _resent(directory: SpoolDirectory) -> list[m.Resent]:
-    """Marks that name resent files. The marks in unreadable lanes are unknown. So some lanes are kept that could
-    otherwise be deleted.
+    """Marks that name resent files. The marks in unreadable lanes are unknown. So `kafkasafe spool prune` keeps some
+    lanes that it could otherwise delete.
     """
     resent: list[m.Resent] = []
     for number in directory.lanes():
@@ -126,7 +128,7 @@ def _bytes(lane: Path) -> int:
 
 
 def prune_lane(directory: SpoolDirectory, number: int) -> str:
-    """Deletes a lane. Keeps it if a process has taken it, or if records are waiting in it now.
+    """Deletes a lane, unless a process has taken the lane, or the lane is needed (`_content`).
 
     Returns:
         Why the lane was kept; empty if it was deleted.
@@ -140,8 +142,8 @@ def prune_lane(directory: SpoolDirectory, number: int) -> str:
     except LaneBusyError as error:
         return f"in use by process {error.pid}"
     try:
-        # While this process holds the lock, no other process writes. So the content that is checked here is exactly
-        # what is deleted.
+        # While this process holds the lock, no other process writes to the lane. So the checked content is exactly the
+        # deleted content.
         if kept := _content(directory, lane, _resent(directory)):
             return kept
         doomed = directory.path / f"{_DOOMED}{lane.name}-{os.getpid()}"

@@ -127,7 +127,7 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
     """Copies the lane's segments, then carries out the steps. The caller must own the lane.
 
     Returns:
-        The directory of the copies. They are durable before anything is changed.
+        The directory of the copies, which are durable before anything is changed.
 
     Raises:
         SpoolError: The segments could not be copied, and nothing was changed. Or a step failed; then the message names
@@ -153,7 +153,7 @@ def carry_out(lane: Path, plan: Plan, *, files: Files) -> Path:
 
 def _copied(lane: Path, segments: list[str], *, files: Files) -> Path:
     """Copies segments to a new directory of the lane. The directory gets its final name only when all copies are
-    durable. So no one mistakes an incomplete copy for a complete one.
+    durable.
 
     Raises:
         SpoolError: Not everything could be copied. No part of the copies is left.

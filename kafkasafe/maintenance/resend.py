@@ -1,7 +1,7 @@
 """Returns rejected records to the spool, and sets aside a batch that blocks others.
 
 A file of `rejected/` is written into a lane in one atomic group, together with a mark that names the file. The file is
-deleted when that group is durable. So after a crash, the file's records count in exactly one of the two places
+deleted when that group is durable. So after a crash, the file's records count either in `rejected/` or in the lane
 (docs/spool-format.md, Rejected batches).
 """
 
@@ -66,7 +66,7 @@ class ResendResult:
 
 
 def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> ResendResult:
-    """Finds out what a resend would return. Changes nothing.
+    """Finds the files that a resend would return to the spool. Changes nothing.
 
     Args:
         directory: The spool directory. Producers may be using it.

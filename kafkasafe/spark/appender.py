@@ -1,29 +1,29 @@
 """Appends the batches of one task to partitions, in an open transaction or without a transaction.
 
-The task does not own the transaction; it only has a `WriterIdentity`. If the identity has no transactional id, there is
-no transaction. On each partition the task sends one batch at a time. A resent batch is therefore always the newest
-batch of its producer in the leader's log, and the leader recognises the batch even after a restart.
+The driver owns the transaction; a task only has a `WriterIdentity`. If the identity has no transactional id, there is
+no transaction. On each partition the task sends one batch at a time. So if a resent batch is in the leader's log
+already, it is the newest batch of its producer there, and the leader recognises the duplicate even after a restart.
 
 The first batch of a task on a partition is its *claim* of the partition. The claim solves this problem:
 
-1. Attempts 0 and 1 of one task run at the same time. Possible causes: speculation, a stage that Spark runs again while
-   its old tasks are still running, or an executor that Spark gave up too early.
+1. Attempts 0 and 1 of one task run at the same time, because of speculation, because Spark runs a stage again while its
+   old tasks are still running, or because Spark gave up an executor too early.
 2. Sequences begin at 0 in every transaction, so both attempts begin at 0 on the same partition.
 3. Attempt 0 appends its first batch.
 4. Attempt 1 sends its first batch, with other records. The leader does not compare records: it treats the batch as a
    repetition, drops it, and answers with success.
 
-So the claim is small, and its header holds a number that only this attempt knows. The number is the base timestamp: the
-records' timestamps are stored relative to it, so readers see no difference. Once the claim is acknowledged, the task
-reads the header back from the log. A different number shows that another attempt was first. Then this attempt ends
+So the claim is small, and its batch header holds a random base timestamp that only this attempt knows. The records'
+timestamps are stored relative to the base timestamp, so readers see no difference. Once the claim is acknowledged, the
+task reads the header back from the log. If the base timestamp differs, another attempt was first, and this attempt ends
 before it sends anything else.
 
 A batch that is larger than the topic's `max.message.bytes` or `segment.bytes` is divided on the task's thread. Once the
 broker has refused a batch because of its size, later batches for the topic are divided into parts of at most half that
 size before they are sent.
 
-Threads: one thread calls `append` and `finish`. Replies arrive on the network thread, which also sends the next batch.
-So the next batch does not wait while the task encodes.
+Threads: one thread calls `append` and `finish`. Replies arrive on the network thread, which sends the next batch even
+while the task's thread encodes records.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ _POLL_S: Final = 0.5
 
 
 class RestartError(SparkError):
-    """This transaction can take no more records. None of its records is visible, and a new transaction can begin."""
+    """The transaction accepts no more records. None of its records is visible, and the driver can begin a new
+    transaction.
+    """
 
 
 class FencedError(SparkError, ProducerFencedError):
@@ -79,8 +81,8 @@ def claim_base(timestamp: int) -> int:
 class _Place:
     """The state of one partition. All methods but `stamp` are called with the appender's lock held.
 
-    Invariant: `sending` is the current batch. This batch is in flight, waits for a retry, or is being read back. Later
-    batches are in `waiting`.
+    Invariant: `sending` is the current batch: it is in flight, waits for a retry, or is a claim that the task reads
+    back. Later batches are in `waiting`.
     """
 
     topic: str
@@ -102,7 +104,7 @@ class _Place:
 
     @property
     def current(self) -> bytearray:
-        """The current batch, for callers that know that there is one."""
+        """The current batch. The caller must know that `sending` is not None."""
         assert self.sending is not None  # noqa: S101
         return self.sending
 
@@ -114,7 +116,7 @@ class _Place:
         self.waiting.append(data)
 
     def take_next(self, give_up_at: float, most_bytes: int | None) -> None:
-        """Makes the next waiting batch the current one, unless there is a current one."""
+        """Makes the next batch in `waiting` the current batch, unless `sending` already holds one."""
         if self.sending is None and self.waiting:
             self.sending, self.give_up_at = self.waiting.popleft(), give_up_at
             self.too_large = (
@@ -124,7 +126,7 @@ class _Place:
             )
 
     def is_idle(self, now: float) -> bool:
-        """Whether no request is in flight, and no pause before a retry is left."""
+        """Whether no request is in flight, and the pause before a retry is over."""
         return not self.in_flight and self.again_at <= now
 
     def sent(self) -> None:
@@ -134,7 +136,7 @@ class _Place:
         self.in_flight = False
 
     def appended_claim(self, offset: int) -> None:
-        """The claim is acknowledged, and must be read back from this offset."""
+        """Notes that the claim is acknowledged at this offset, and must be read back from there."""
         self.claim_at, self.failures, self.again_at = offset, 0, 0.0
 
     def judge_claim(self, found: batch.BatchHeader) -> Exception | None:
@@ -163,7 +165,7 @@ class _Place:
         return size
 
     def failed(self, error: BaseException, now: float) -> None:
-        """The last request failed, and is repeated after a pause."""
+        """Notes that the last request failed. The request is repeated after a pause."""
         self.error, self.again_at = error, now + pause_s(self.failures)
         self.failures += 1
 
@@ -186,7 +188,7 @@ def _stamp(data: bytearray, grant: WriterIdentity, sequence: int) -> int:
 
 
 class Appender:
-    """Appends batches under a grant and reports what it appended.
+    """Appends batches under a grant (a `WriterIdentity`), and reports how many records it appended.
 
     Args:
         transport: A started transport. The caller still owns it and closes it.
@@ -195,8 +197,7 @@ class Appender:
             own id and epoch.
         options: Options of the sink or writer. The appender uses three of them: the time limit for one batch, the time
             limit for a broker's wait for its replicas, and the number of pending bytes above which `append` blocks.
-        claims: False if no other attempt can have the grant. In that case the appender writes no claims, and reads no
-            batch back.
+        claims: Whether to write claims and read them back. False if no other attempt can have the grant.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
             batch, in order for each partition. The function is not called for claims. For a divided batch, the function
             is called once for each part.
@@ -220,7 +221,7 @@ class Appender:
         self._changed = threading.Condition()
         self._places: dict[tuple[str, int], _Place] = {}
         self._buffered = 0
-        self._most_bytes: dict[str, int] = {}  # topic → size limit of batches, set after a refusal
+        self._most_bytes: dict[str, int] = {}  # topic → size limit of batches, once a broker refused one
         self._error: BaseException | None = None
         self.retries = 0
         self.bytes = 0
@@ -235,7 +236,7 @@ class Appender:
                 batch is a claim, its base timestamp must come from `claim_base`.
 
         Raises:
-            RestartError: See `finish`. This method also raises all other errors that `finish` raises.
+            RestartError: See `finish`. `append` also raises all other errors that `finish` raises.
         """
         with self._changed:
             place = self._places.get((topic, partition))

@@ -26,8 +26,8 @@ K = TypeVar("K", bound=Hashable)
 # Shortly after its start, a broker answers UNKNOWN_TOPIC_OR_PARTITION even for topics that exist. So a topic counts as
 # missing only after this number of seconds.
 MISSING_TOPIC_S: Final = 5.0
-# A plan first asks each leader about all its partitions with one request, and waits this long for the answers. After
-# that, the plan asks separately about each partition for which no answer has arrived.
+# A plan first asks each leader about all its partitions with one request. After this number of seconds, the plan asks
+# separately about each partition for which no answer has arrived.
 _AT_ONCE_S: Final = 5.0
 
 
@@ -40,7 +40,7 @@ class PartitionGoneError(Exception):
 
 
 class Brokers:
-    """Asks brokers for what plans need. Connects when it first needs an answer. Not thread-safe.
+    """Asks brokers for the offsets and epochs that plans need. Connects on first use. Not thread-safe.
 
     Args:
         options: Options of the reader.
@@ -121,9 +121,7 @@ class Brokers:
         return None if info is None or info.error_code == UNKNOWN_TOPIC_OR_PARTITION else info
 
     def observe(self, partition: Partition, was: Mark, topic_id: bytes | None) -> None:
-        """Gives the checkpoint's offset to the tracker. After a restart of the driver, the tracker has no end offsets
-        yet.
-        """
+        """Gives the checkpoint's offset to the tracker of end offsets, which is empty after a restart of the driver."""
         known = self._tracker.end_offset(*partition, isolation_level=self._isolation)
         if known is None or known < was.offset:
             self._tracker.observe(

@@ -4,9 +4,10 @@ The driver assumes that a micro-batch is small if the previous one was small. If
 the driver must not run out of memory. So the JVM limits the result of the job, before a row leaves its task:
 
 - A task returns at most one row more than `Bound.rows`. The surplus row shows that the task has more rows.
-- A row that is larger than `Bound.row_bytes` arrives without its contents, and with a mark.
+- A row that is larger than `Bound.row_bytes` arrives without its contents, and is marked as too large.
 
-In both cases the collected rows are dropped, and another job writes the micro-batch.
+After a surplus row or a row that is too large, the driver drops the collected rows, and another job writes the
+micro-batch.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Size(NamedTuple):
     Attributes:
         rows: Number of rows.
         bytes: Size of the encoded batches, in bytes.
-        pause: Number of micro-batches, from the next one on, whose rows the driver does not collect.
+        pause: Number of following micro-batches whose rows the driver does not collect.
     """
 
     rows: int
@@ -80,7 +81,7 @@ def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
     """
     if previous.pause:
         return None
-    # Spark compiles code for each new bound. So round the number of rows up to a power of two: then it rarely changes.
+    # Spark compiles code for each new bound. So round the number of rows up to a power of two, which rarely changes.
     rows = max(_LEAST_ROWS, 1 << (2 * previous.rows - 1).bit_length() if previous.rows else 0)
     row_bytes = 2 * inline_bytes // rows
     if previous.rows and row_bytes < 2 * previous.bytes // previous.rows:
@@ -89,13 +90,13 @@ def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
 
 
 def later_size(previous: Size | None, rows: int, sent_bytes: int, *, was_refused: bool) -> Size:
-    """Returns the size of a written micro-batch, to be remembered for the next one.
+    """Returns the size of a written micro-batch, for `bound_of` the next micro-batch.
 
     If a row is too large to be collected, the micro-batch needs a second job. More such rows may follow, so the driver
     then collects no rows for the next 100 micro-batches.
 
     Args:
-        previous: The size remembered after the previous micro-batch; None if none exists.
+        previous: The result for the previous micro-batch; None before the first micro-batch.
         rows: Number of rows.
         sent_bytes: Size of the encoded batches, in bytes.
         was_refused: Whether a row of this micro-batch was too large to be collected.
@@ -106,7 +107,7 @@ def later_size(previous: Size | None, rows: int, sent_bytes: int, *, was_refused
 
 @functools.lru_cache(maxsize=16)
 def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> tuple[tuple[Column, ...], Column]:
-    """Returns the columns and the condition that select what a task may return.
+    """Returns the columns and the row condition that limit the result of a task.
 
     The result is cached, because parsing the expressions takes longer than running them.
     """
@@ -119,8 +120,8 @@ def _guard(_jvm: Any, columns: tuple[str, ...], bound: Bound) -> tuple[tuple[Col
     fits = f"{sized} <= {share}"
     chosen = [f"IF({fits}, {name}, NULL) AS {name}" if name in _SIZED else name for name in columns]
     chosen += [f"{fits} AS {_FITS}", f"monotonically_increasing_id() & {_INDEX}L AS {_ROW}"]
-    # Do not use `limit`: Spark compiles new code for each use of it. And a `limit` applies to all tasks together, so
-    # Spark runs several jobs, one after the other, until it has found enough rows.
+    # Do not use `limit`: Spark compiles new code for each use of `limit`. A `limit` also applies to all tasks together,
+    # so Spark runs several jobs, one after the other, until it has found enough rows.
     return tuple(map(expr, chosen)), expr(f"{_ROW} <= {bound.rows}")
 
 

@@ -37,8 +37,7 @@ def arrow_schema(schema: StructType) -> Any:
                 "UNKNOWN_COLUMN",
                 f"format kafkasafe has no column {field.name!r}: use only {', '.join(TYPES)}.",
             )
-        # Compare the types as texts, because these leave out nullability. Users may declare parts of `headers` as not
-        # null, and this must not count as a difference.
+        # Compare the types as text, which leaves out nullability: users may declare parts of `headers` as not null.
         if field.dataType.simpleString() != expected.simpleString():
             raise error(
                 "WRONG_COLUMN_TYPE",

@@ -6,11 +6,11 @@ import re
 from typing import Final
 
 # Spark puts the reason for a failed task or stage after these words. Elsewhere in the text, the phrases below may come
-# from an error in the query's own code. Repeating the batch does not fix such an error.
+# from an error in the query's own code, which repeating the batch does not fix.
 _REASON: Final = re.compile(
     r"(?:most recent failure: Lost task [^\n]*?\(TID \d+\)(?: \([^)\n]*\))?|Most recent failure reason): *\n?"
 )
-# Errors that Spark itself raises when a worker dies. For these errors, the stack trace is not checked.
+# Errors that Spark itself raises when a worker dies. `dead_worker` need not check their stack traces.
 _DIED: Final = re.compile(
     r"ExecutorLostFailure|FetchFailed\b|Worker died|Executor heartbeat timed out|Remote RPC client disassociated"
     r"|org\.apache\.spark\.shuffle\.(?:Metadata)?FetchFailedException"
@@ -23,7 +23,7 @@ _CHANGED: Final = re.compile(
     r"Job aborted due to stage failure: (A shuffle map stage with indeterminate output was failed and retried[^\n]*)"
 )
 # Java errors that report a broken connection, either to a worker or to another system that the query uses. The stack
-# trace shows which of the two connections broke.
+# trace shows which connection broke.
 _CUT: Final = re.compile(r"java\.(?:io\.EOFException|(?:io|net)\.\w+: (?:Connection reset|Broken pipe))")
 _FRAME: Final = re.compile(r"^\s*at (?:[\w.]+/)?([\w.$]+)\(", re.MULTILINE)
 _SPARKS: Final = (

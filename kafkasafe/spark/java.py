@@ -1,5 +1,5 @@
-"""Finds the Java objects behind PySpark's objects. PySpark's names for the Java objects are private. In kafkasafe, only
-this module uses these names.
+"""Finds the Java objects behind PySpark's objects. PySpark's names for the Java objects are private, so no other module
+of kafkasafe uses them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def map_in_arrow(
         df: The data frame.
         function: Maps Arrow batches to Arrow batches of the given schema. Spark pickles the function.
         schema: Schema of the result. The JVM has to parse a schema that is given as text.
-        columns: The names of the data frame's columns, if they are known. Otherwise the JVM is asked for them.
+        columns: The names of the data frame's columns; None: ask the JVM for the names.
     """
     jdf = java_frame(df)
     if jdf is None:  # Spark Connect, whose client needs pandas anyway

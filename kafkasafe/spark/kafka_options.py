@@ -151,11 +151,10 @@ def kafka_options(options: Mapping[str, str], table: OptionTable) -> tuple[dict[
 
     Args:
         options: All options, `kafka.*` and others.
-        table: The option table of the source or of the sink. Its `kafka.*` options are not connection options.
+        table: The option table of the source or of the sink. It has no connection options.
 
     Returns:
-        Two results: the connection options, under kafka-python's names; and the values of those `kafka.*` options that
-        `table` contains.
+        (connection options under kafka-python's names, values of those `kafka.*` options that `table` contains).
 
     Raises:
         ConfigError: An option is unknown, invalid, or missing.

@@ -4,24 +4,23 @@ End offsets that go backwards (SPARK-26267, SPARK-27281):
 
 1. Broker A leads orders-0. A query reads batches up to offset 500, and the checkpoint stores offset 500.
 2. Broker A fails. Broker B becomes the leader, and for a moment it reports that the log ends at 480.
-3. A planner that trusts this answer writes 480 into the checkpoint. The next batch then reads offsets 480 to 499 again.
+3. A planner that trusts B's answer writes 480 into the checkpoint. The next batch then reads offsets 480 to 499 again.
 
 To prevent this repetition, the planner first gives the checkpoint's offset to the tracker of `kafkasafe.offsets`. Then
-the tracker checks each end offset. So a range never ends below the offset where it begins. The tracker alone would not
-be enough. After a restart of the driver, the tracker remembers no end offset, so it would accept B's 480 as the first
-answer.
+the tracker checks each end offset. So a range never ends before it begins. Without the checkpoint's offset, the tracker
+of a restarted driver would know no end offset, and would accept B's 480.
 
 Records that were read and then lost (KIP-279):
 
-1. A query reads orders-0 up to offset 500. All these records have leader epoch 3, which the checkpoint stores too.
+1. A query reads orders-0 up to offset 500. The checkpoint stores offset 500 and the leader epoch of the records, 3.
 2. The leader fails. Broker B, whose log ends at 480, wins an unclean election as leader of epoch 4.
 3. Producers append. B's log ends at 600 when the next batch is planned.
 
-To detect this loss, the planner checks each new leader once. If offsets before a range were already read, the planner
-makes this check before it plans the range. The planner asks the leader where the checkpoint's epochs end. B answers
-that epoch 3 ends at 480. So the records 480 to 499 that the query has read are lost, and the next range begins at 480.
-Comparing offsets is not enough. The new end of the log, 600, is above 500, so a batch from 500 to 600 would look right.
-But the query would never read the new records 480 to 499.
+To detect this loss, the planner checks each new leader once, before it plans a range that continues an earlier range.
+The planner asks the leader where the checkpoint's epochs end (OffsetForLeaderEpoch). B answers that epoch 3 ends at
+480. So the records 480 to 499 that the query has read are lost, and the next range begins at 480. Comparing offsets is
+not enough. The new end of the log, 600, is above 500, so a batch from 500 to 600 would look right. But the query would
+never read the new records 480 to 499.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class LogState:
         self.log_start = self.log_start if log_start is None else log_start
 
     def stop_at(self, end: int) -> None:
-        """Shortens the range so that it ends at or before `end`. The range never ends before its beginning."""
+        """Shortens the range so that it ends at or before `end`, but not before `begin`."""
         self.end = max(self.begin, min(self.end, end))
 
     def found_leader(self, epoch: int) -> None:
@@ -82,7 +81,7 @@ class LogState:
 
 
 class _Settled(NamedTuple):
-    """What a leader answered about the end of its log, and the values that `advance` compared with the answer."""
+    """A leader's answer about the end of its log, and the values with which `advance` compared the answer."""
 
     was: Mark
     topic_id: bytes | None
@@ -105,7 +104,7 @@ class LeaderLogs:
         # (topic id, leader epoch) of the latest leader whose log was found to contain all records that the query has
         # read.
         self._checked: dict[Partition, tuple[bytes | None, int]] = {}
-        # Partition → what the last plan found there. Only for partitions without a loss. See `unchanged`.
+        # Partition → the findings of the last plan, only for partitions without a loss. See `unchanged`.
         self._settled: dict[Partition, _Settled] = {}
         # The epochs that a leader reported: (the leader's own epoch, [(epoch, first offset)], lowest offset that these
         # epochs cover).
@@ -193,8 +192,8 @@ class LeaderLogs:
             if self._checked.get(partition) != (now_id, end.leader_epoch):
                 yield from self._compare(partition, was.lineage, was.offset, found)
             if found.why is None and end.offset < was.offset:
-                # The tracker has accepted a lower end offset. The tracker does so only if a loss of records is proven,
-                # or after a call of `accept`. In all other cases the tracker holds a lower end offset back.
+                # The tracker has accepted a lower end offset, as it does only if a loss of records is proven, or after
+                # a call of its method `accept`.
                 found.lose("truncated", (end.offset, was.offset - 1), begin=end.offset, end=end.offset)
             if found.end > found.begin:
                 first = (yield from self._lookups.listed(*partition, EARLIEST, note)).offset
@@ -217,8 +216,8 @@ class LeaderLogs:
     def recheck(
         self, partition: Partition, begin: int, last: int, lineage: Lineage, topic_id: bytes | None
     ) -> Procedure[LogState]:
-        """Checks that the log still holds a planned range. This is necessary if an earlier run planned the range, or if
-        the partition has a new leader.
+        """Checks that the log still holds a planned range. A range needs this check if an earlier run planned the
+        range, or if the partition has a new leader.
         """
         info = self._brokers.topic(partition[0])
         if info is not None and partition[1] in info.partitions:
@@ -320,9 +319,7 @@ class LeaderLogs:
         return walk.outcome
 
     def _learn(self, partition: Partition, found: LogState, history: Lineage | None) -> Procedure[None]:
-        """Asks the leader for its epochs, from the newest back to those that are already known. Each new epoch takes
-        one request.
-        """
+        """Asks the leader for its epochs, from the newest back to those in `history`. Each epoch takes one request."""
         current = found.leader_epoch
         if current < 0:
             return
@@ -346,7 +343,7 @@ class LeaderLogs:
                     break
                 epoch = below.leader_epoch
         except LeaderChangedError:
-            # The next plan asks the new leader. Until then, the leader's epochs are unknown.
+            # There is another leader. Its epochs stay unknown until the next plan asks it.
             return
         runs.reverse()
         self._runs[partition] = (current, runs, max(runs[0][1], 0))

@@ -44,7 +44,7 @@ class MetricsListener(StreamingQueryListener):
     ```
 
     Metric families with the label `query` (the query's name, or its id if it has no name). Queries with the same name
-    are counted together, and their lag is the sum of the lags of those that are running:
+    are counted together; their lag is the sum of the lags of the running queries:
 
     - `kafkasafe_spark_batches_total{outcome}`: micro-batches of kafkasafe's sink and writer: `written`, `duplicate`
       (committed before, so skipped), `resumed` (written with more than one transaction), `failed`.
@@ -143,9 +143,7 @@ class _Collector(Collector):
         self._queries: dict[str, _Query] = {}
 
     def describe(self) -> list[Metric]:
-        """Returns no metric families. Without this method, Prometheus would collect all metrics when this collector is
-        registered, to learn their names.
-        """
+        """Returns no metric families. Without this method, registering this collector would collect all metrics."""
         return []
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:
@@ -260,7 +258,7 @@ class _Collector(Collector):
 def _expect_sources() -> None:
     """Prepares the inbox that receives events from the sources of this process's Spark driver.
 
-    Does nothing if this process has no JVM. With Spark Connect, the process may never have a JVM.
+    Does nothing if this process has no JVM, for example with Spark Connect.
     """
     try:
         connection = gateway()

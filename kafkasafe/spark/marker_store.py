@@ -141,7 +141,8 @@ class MarkerStore:
             ) from failed
 
     def write(self, grant: WriterIdentity, marker: Marker) -> None:
-        """MARK: writes the marker in the transaction. Readers see the marker only if the transaction is committed.
+        """The step MARK: writes the marker in the transaction. Readers see the marker only if the transaction is
+        committed.
 
         The method sends the marker to the marker topic and to the group at the same time, and waits for both answers.
         If the group refuses the marker, the method still waits a few seconds for the marker topic's answer. Without
@@ -165,13 +166,15 @@ class MarkerStore:
         retry_for(self._options.delivery_timeout_s, append, what=f"The marker in {topic}", api="produce")
 
     def write_to_group(self, grant: WriterIdentity, marker: Marker) -> None:
-        """Writes the marker in the transaction, but only as an offset of the group. Such an offset expires."""
+        """Writes the marker in the transaction, but only as a committed offset of the group. A committed offset
+        expires.
+        """
         self._requests.commit_offset(
             grant, (self._options.marker_topic, 0), marker.next_batch_id, marker.encode()
         )
 
     def _send_to_topic(self, grant: WriterIdentity, marker: Marker) -> Callable[[Reply[ProduceReply]], None]:
-        """Returns a function that sends the marker to the marker topic. It may be called several times."""
+        """Returns a function that sends the marker to the marker topic. The function may be called several times."""
         topic, number = self.place
         data = batch.encode(
             [self._id.encode()], [marker.encode().encode()], timestamps=int(time.time() * 1000)

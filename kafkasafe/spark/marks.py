@@ -30,7 +30,7 @@ class Mark:
         begin: First offset of the range; None: the range begins where the previous range ended.
         why: Reason why records directly before the range were lost; None: no records were lost.
         lost: First and last lost offset (inclusive), if they are known.
-        first: First offset of the range. It is used only in a query's first micro-batch, and only if `begin` is None.
+        first: First offset of the range. Used only in a query's first micro-batch, and only if `begin` is None.
             `UNRESOLVED`: the starting options could not be evaluated when the range was planned. None: the plan did not
             record where the range begins.
     """

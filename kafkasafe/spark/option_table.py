@@ -1,4 +1,4 @@
-"""Tables of a query's options. Each option has one row. Both the parser and the docs use this row."""
+"""Tables of a query's options, with one row for each option. The parser and the docs use the same row."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class OptionTable:
 
     Attributes:
         rows: The options by name.
-        own: The options whose names do not begin with `kafka.`. The keys are these names.
-        kafkas: The options whose names begin with `kafka.`. The keys are the names without this prefix. Connection
-            options are not in the table.
+        own: The options whose names do not begin with `kafka.`, by name.
+        kafkas: The options whose names begin with `kafka.`, by the name without this prefix. Connection options are not
+            in the table.
     """
 
     def __init__(self, what: str, *rows: QueryOption) -> None:
@@ -94,7 +94,7 @@ class OptionTable:
         """Checks that every option is either in this table or one of Kafka's own (`kafka.*`).
 
         Raises:
-            ConfigError: An option is neither. The message names the most similar option.
+            ConfigError: An option is unknown. The message names the most similar option.
         """
         names = {name.lower(): name for name in self.own}
         for option in options:

@@ -393,7 +393,7 @@ def _bound(given: OptionValues, which: str, default: int) -> Bound:
     """Parses the options of one bound. `which` is `starting` or `ending`.
 
     If several options are given, Spark's precedence applies. A single time for all partitions overrides separate times
-    for each partition. Times of either kind override offsets.
+    for each partition. A time overrides an offset.
     """
     moment = given[f"{which}Timestamp"]
     if moment is not None:

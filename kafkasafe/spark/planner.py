@@ -58,7 +58,7 @@ class Range:
 
 
 class Planner:
-    """Asks the cluster which offsets can be read. Connects when it first needs an answer. Not thread-safe.
+    """Asks the cluster which offsets can be read. Connects on first use. Not thread-safe.
 
     Args:
         options: Options of the reader.
@@ -179,8 +179,8 @@ class Planner:
         if self._target is not None:
             for partition, state in found.items():
                 if self._target.get(partition, state.begin) < state.begin:
-                    # When the target was set, a leader reported an end offset that was too low. The tracker could not
-                    # notice this, because it did not have the checkpoint's offsets yet.
+                    # When the target was set, a leader reported an end offset that was too low. The tracker of end
+                    # offsets could not notice this, because it did not have the checkpoint's offsets yet.
                     self._target[partition] = state.end
                 state.stop_at(self._target.get(partition, state.begin))
         # A missing partition is reported, but needs no micro-batch.
@@ -285,9 +285,8 @@ class Planner:
         offset.
 
         Older versions and Spark's own source wrote marks that do not record where the batch begins. If the starting
-        options resolve to the same offset now as when the batch was planned, the batch begins there. But "latest" now
-        resolves to another offset. In that case, the beginning of the batch cannot be determined, and the user has to
-        name it.
+        options still resolve to the same offset as when the batch was planned, the batch begins at this offset. But
+        "latest" now resolves to another offset, so the user has to name the beginning of the batch.
         """
         unknown = [
             partition
@@ -302,7 +301,7 @@ class Planner:
             mark = end.marks[partition]
             begin = begins.get(partition, Mark(0)).offset
             if mark.first == UNRESOLVED:
-                # This batch planned no records. Records that were appended later belong to the next batch.
+                # This batch has no records of the partition. Records that were appended later belong to the next batch.
                 begins[partition] = Mark(min(begin, mark.offset))
             elif begin > mark.offset or not self._bounds.is_fixed(partition, begin, mark.offset):
                 unsure.append(partition)
@@ -321,12 +320,11 @@ class Planner:
         return Positions(begins, start.topic_ids, initial=True)
 
     def _compared(self, start: Positions, end: Positions) -> Positions:
-        """Compares the logs with what an earlier run has read. This is necessary if `opening` planned the batch:
-        `opening` has no parameter `start`, so it could not compare.
+        """Compares the logs with the records that an earlier run has read, if `opening` planned the batch. `opening`
+        itself could not compare, because it has no parameter `start`.
 
         Returns:
-            A copy of `start`. For a partition that lost records, the copy holds the offset of the first record that
-            differs.
+            A copy of `start`. For a partition that lost records, it holds the offset of the first record that differs.
 
         Raises:
             DataLossError: Records that were read are lost, and `failOnDataLoss` is true.

@@ -9,7 +9,8 @@
 
 If records were lost before a micro-batch, the end positions of the batch also describe the loss. In this case the range
 begins at the offset `begin`, and not at the end of the previous batch. `why` is the reason, and `lost_first` to
-`lost_last` (inclusive) are the lost offsets. With these fields, a batch that is read again has the same range.
+`lost_last` (inclusive) are the lost offsets. With these fields, a batch has the same range when Spark reads the batch
+again.
 
 A micro-batch begins where the previous one ended. But the first micro-batch of a query has no previous one. If the
 checkpoint did not contain the beginning of the first micro-batch, the following could happen:

@@ -59,9 +59,9 @@ class QueryBounds:
         )
 
     def begin_was_chosen(self, partition: Partition) -> bool:
-        """Returns whether the options must be wrong if a partition's starting offset is above its end. Such a starting
-        offset proves nothing if the query starts at the earliest offset, or if it starts at a time and ends at the
-        latest offset.
+        """Returns whether a starting offset above the partition's end proves that the options are wrong. Such an offset
+        proves nothing if the query starts at the earliest offset, or if it starts at a time and ends at the latest
+        offset.
         """
         starting = self._options.starting
         value = starting.everywhere if starting.each is None else starting.each[partition]
@@ -72,14 +72,14 @@ class QueryBounds:
         return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
 
     def is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
-        """Returns whether the starting options certainly gave the same offset `begin` at an earlier time: when the
-        batch that ends at `end` was planned.
+        """Returns whether the starting options resolved to the same offset `begin` when the batch that ends at `end`
+        was planned. "earliest" counts as fixed, although retention may have moved the start of the log since then.
         """
         starting = self._options.starting
         if isinstance(starting, Offsets):
             return (starting.everywhere if starting.each is None else starting.each.get(partition)) != LATEST
         # The start is given as a time. If the first record at or after this time has an offset below `end`, this record
-        # existed when the batch was planned. Otherwise `begin` may be the end of the log, and this end moves with each
+        # existed when the batch was planned. Otherwise `begin` may be the end of the log, which moves with each
         # appended record.
         return begin < end
 

@@ -1,8 +1,8 @@
 """The code of the source's tasks. A task reads one range of one partition as Arrow batches.
 
-A task keeps one fetch request in flight while it decodes the previous response and passes it to Spark. So it holds up
-to two responses and one decoded piece in memory. The size of a response is about `ReadOptions.fetch_bytes`, or more if
-a single batch in the log is larger.
+A task keeps one fetch request in flight while it decodes the previous response and passes it to Spark. So the task
+holds up to two responses and one decoded piece in memory. The size of a response is about `ReadOptions.fetch_bytes`, or
+more if a single batch in the log is larger.
 
 The log may be truncated between planning and reading:
 

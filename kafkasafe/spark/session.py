@@ -85,7 +85,7 @@ class _BatchWrite:
 
     Args:
         machine: Decides the next step.
-        grant: The grant from the driver's last commit, if the micro-batch uses this grant; None if it needs a new one.
+        grant: The grant (producer id and epoch) from the driver's last commit; None if the micro-batch needs a new one.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class _BatchWrite:
             self._grant = transaction.fence()
             return Event.DONE
         if step is Step.READ_MARKER:
-            # Without `remember` the id is new, so no marker exists before the first commit.
+            # Without `remember`, the application id is new, so no marker exists before the first commit.
             is_new = not batch.remember and not self._machine.resumed
             return Event.DONE if is_new or self._judge() else Event.KNOWN
         grant = self._grant
@@ -167,7 +167,7 @@ class _BatchWrite:
         return Event.DONE
 
     def _judge(self) -> bool:
-        """READ_MARKER: reads the marker and decides whether the batch must be written.
+        """The step READ_MARKER: reads the marker and decides whether the batch must be written.
 
         Raises:
             CheckpointMismatchError: The marker does not fit the checkpoint, so it cannot be decided whether to write
@@ -206,7 +206,7 @@ class _BatchWrite:
         raise CheckpointMismatchError(f"[KAFKASAFE.CHECKPOINT_MISMATCH] {problem}")
 
     def _failed(self, step: Step, raised: BaseException) -> Event:
-        """Takes the error of a step. Returns the outcome of the step."""
+        """Returns the outcome of a step that raised an error."""
         self._failure = raised
         event = self._event(step, raised)
         if event is Event.BROKEN and _is_fenced(raised):
@@ -324,13 +324,12 @@ class Session:
                 raises RestartError, the transaction is restarted. If the function raises FencedError, another driver
                 has taken over. After any other exception the batch fails.
             plan: `plan_digest` of the micro-batch; empty if it is unknown.
-            count: Returns the number of rows of the micro-batch. `count` is called only if the marker's other fields
-                (all except its number of rows) do not show whether the batch is committed. None in a batch query, where
-                `txnVersion` alone decides whether to write.
+            count: Returns the number of rows of the micro-batch. `write` calls `count` only if the marker's other
+                fields do not show whether the batch is committed. None in a batch query, where `txnVersion` alone
+                decides whether to write.
             remember: Whether to keep the marker forever. If false, the application id must be new. The marker is then
-                stored only as a committed offset of a consumer group, and such an offset expires. In that case `write`
-                reads the marker only if it has to restart its transaction, for example after a commit that was not
-                answered.
+                stored only as a committed offset of a consumer group, and such an offset expires. `write` then reads
+                the marker only if it has to restart its transaction, for example after a commit that was not answered.
 
         Raises:
             CheckpointMismatchError: The marker does not fit the checkpoint. Nothing was written.

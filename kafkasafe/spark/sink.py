@@ -229,7 +229,7 @@ class ForeachBatchSink:
 
         In each micro-batch, Spark expects the state of joins, aggregations and deduplications to be committed
         (SPARK-52008). Computing the data frame commits this state. So if the query has such state, the sink computes
-        the data frame of a committed micro-batch, too, without writing it.
+        the data frame even of a duplicate micro-batch, without writing it.
 
         Raises:
             ConfigError: A column is missing or has a wrong type, or the query's id is not available.
@@ -379,8 +379,8 @@ class _Job:
     def _returned(self) -> list[tuple[str, int, bytearray]] | None:
         """Lets the tasks return the rows. Returns (topic, partition, batch) tuples; None if there are too many rows.
 
-        It does not matter how often a task or a stage runs: the attempts change nothing outside of Spark, and Spark
-        returns the result of only one attempt of each task.
+        Spark may run a task or a stage several times: the attempts change nothing outside of Spark, and Spark returns
+        the result of only one attempt of each task.
         """
         options, previous = self._options, self._previous
         # The driver does not collect headers, because an SQL expression for their size would be slow.

@@ -80,7 +80,7 @@ def wanted_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
 
 def _by_name(schema: StructType) -> dict[str, StructField]:
     """Finds the columns that the sink uses, and returns them by the sink's names. The case of a column's name does not
-    matter. But if the schema has several such names, only the name in lower case counts.
+    matter. If several names in the schema differ only in case, the lower-case name counts.
     """
     found: dict[str, StructField] = {}
     for name in _COLUMNS:

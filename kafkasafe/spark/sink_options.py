@@ -1,4 +1,6 @@
-"""Options of the sink, under the names of Spark's Kafka sink and of Delta. They are all checked before connecting."""
+"""Options of the sink, under the names of Spark's Kafka sink and of Delta. All options are checked before
+connecting.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _BRIEF_S: Final = 5.0
 
 
 class SinkTransaction:
-    """Begins, fills, checks and ends the transactions of one application id. Only one of them is open at a time.
+    """Begins, fills, checks and ends the transactions of one application id. Only one transaction is open at a time.
 
     Args:
         transport: The driver's connections.
@@ -65,7 +65,9 @@ class SinkTransaction:
         return time.monotonic() - self._opened_at > 0.9 * self._options.transaction_timeout_ms / 1000
 
     def fence(self) -> WriterIdentity:
-        """FENCE: fences older drivers and their tasks, and ends the transaction that an older driver left open."""
+        """The step FENCE: fences older drivers and their tasks, and ends the transaction that an older driver left
+        open.
+        """
         self._markers.start()
         try:
             return self._requests.fence(self._options.transaction_timeout_ms)
@@ -89,8 +91,8 @@ class SinkTransaction:
         self._requests.add_partitions(grant, places)
 
     def appender(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> Appender:
-        """Returns an appender for the step WRITE in this process. It writes no claims, because no other process has the
-        grant.
+        """Returns an appender for the step WRITE in this process. The appender writes no claims, because no other
+        process has the grant.
 
         Args:
             grant: Grant of the transaction. No other process may get it.
@@ -111,7 +113,7 @@ class SinkTransaction:
         batches: Iterable[tuple[str, int, bytearray]],
         totals: Counter[str],
     ) -> list[Report]:
-        """WRITE in this process: appends batches, each with its topic and partition, through an `appender`.
+        """The step WRITE in this process: appends batches, each with its topic and partition, through an `appender`.
 
         Adds the bytes and the retries to `totals`, even if the call fails.
         """
@@ -139,12 +141,12 @@ class SinkTransaction:
             raise
 
     def verify(self, grant: WriterIdentity, reports: Sequence[Report]) -> None:
-        """VERIFY: checks that the leaders have exactly the rows that the tasks reported.
+        """The step VERIFY: checks that the leaders have exactly the rows that the tasks reported.
 
         If the driver passed the grant to tasks, any task may have appended to any partition of the transaction, even a
-        task that Spark abandoned. In this case all partitions of the transaction are checked. If only this process had
-        the grant (see `appender`), it knows all partitions to which it appended, and only these are checked: their
-        leaders may have lost acknowledged records.
+        task that Spark abandoned. So the driver checks all partitions of the transaction. If only this process had the
+        grant (see `appender`), the driver checks only the partitions to which it appended: their leaders may have lost
+        acknowledged records.
 
         Raises:
             RestartError: The leaders have other rows. No row of the transaction is visible.
@@ -165,11 +167,11 @@ class SinkTransaction:
             raise RestartError(wrong)
 
     def commit(self, grant: WriterIdentity) -> WriterIdentity | None:
-        """COMMIT: commits the transaction. If the call fails, the outcome is unknown until FENCE and READ_MARKER have
-        run again.
+        """The step COMMIT: commits the transaction. If the call fails, the outcome is unknown until FENCE and
+        READ_MARKER have run again.
 
         Returns:
-            The grant for the next transaction; None if only FENCE grants one.
+            The grant for the next transaction; None if the driver has to run FENCE to get a grant.
         """
         return self._requests.end(grant, commit=True)
 

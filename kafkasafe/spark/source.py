@@ -9,7 +9,7 @@ Spark runs the parts of the source in different processes:
 - The executors' workers run `read`.
 
 Spark pickles a reader to pass it to these processes, and an open connection cannot be pickled. So a reader connects
-only when it first asks the cluster something.
+only when it sends its first request.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class StreamReader(_Reading, DataSourceStreamReader):
         return self._made
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Returns an offset without positions. Where the first micro-batch begins is stored later, together with the
-        end of this micro-batch.
+        """Returns an offset without positions. The beginning of the first micro-batch is stored later, together with
+        the end of this micro-batch.
         """
         refused = self._planner.refused
         if refused is not None:

@@ -1,12 +1,12 @@
 """The staging topic in Kafka. Tasks store encoded batches in the staging topic. A single process reads them, because
 only one process may write to the target topic.
 
-A staged batch is the value of one record in the staging topic. The task that stages the batch reports where this record
-is (`StagedBatch`), through Spark and not through Kafka. If the place of a record is not reported, the record is
-garbage, and retention removes it. So any number of attempts of a task may stage batches.
+A staged batch is the value of one record in the staging topic. The task that stages the batch reports the record's
+place (`StagedBatch`) through Spark, not through Kafka. A record that no task reports is garbage, and retention removes
+it. So any number of attempts of a task may stage batches.
 
 A reader either finds a staged batch exactly as it was staged, or raises an error: the record at the reported offset
-must have the reported size and CRC. So if the log was truncated, deleted or replaced, the reader raises an error.
+must have the reported size and CRC, even if the log was truncated, deleted or replaced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kafkasafe.spark.txn import WriterIdentity
 
 _PARTITIONS: Final = 8
 _RETENTION_MS: Final = 6 * 60 * 60 * 1000
-_SEGMENT_MS: Final = 30 * 60 * 1000  # only closed segments are removed
+_SEGMENT_MS: Final = 30 * 60 * 1000  # retention removes only closed segments
 _SEGMENT_BYTES: Final = 256 * 1024 * 1024
 _RECORD_BYTES: Final = 256  # maximum overhead of a record and its batch
 _FETCH_BYTES: Final = 4 * 1024 * 1024

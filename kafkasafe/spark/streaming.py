@@ -3,9 +3,8 @@ maximum size.
 
 For small micro-batches, this reader returns not only the plan, but also the records. Spark normally runs a task for
 each range of the plan, in a Python worker. For a small micro-batch, starting the tasks takes longer than reading the
-records. But Spark has a second way, which it uses for its `SimpleDataSourceStreamReader`: the process on the driver
-sends the records to the JVM together with the plan. The task then needs no Python worker. This reader uses the second
-way.
+records. So this reader does the same as Spark's `SimpleDataSourceStreamReader`: the process on the driver sends the
+records to the JVM together with the plan, and the task needs no Python worker.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ except ImportError:  # a later PySpark
 _FEW_RANGES: Final = 16
 _FEW_OFFSETS: Final = 2000
 _AT_ONCE_S: Final = 1.0
-# A hand-over of records may fail. Or it may be slow: more than `_SHORT_S` seconds pass until the next plan. In both
-# cases the reader hands over no records for the next `_PAUSE` micro-batches: tasks read them.
+# If a hand-over of records fails, or more than `_SHORT_S` seconds pass until the next plan, tasks read the records of
+# the next `_PAUSE` micro-batches.
 _SHORT_S: Final = 2.0
 _PAUSE: Final = 100  # micro-batches
 
@@ -113,7 +112,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(tuple(ranges))]
 
     def _hand_over(self) -> list[Any]:
-        """Returns the records that were read for Spark, and is a reader without records from now on."""
+        """Returns the records that were read for Spark. After that, this reader holds no records."""
         records, self._records = self._records, []
         self.__class__ = LimitedStreamReader
         return records

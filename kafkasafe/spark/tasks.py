@@ -101,8 +101,8 @@ class _Sender:
     Attributes:
         options: Options of the sink.
         grant: The producer id and epoch that the coordinator granted for the transaction.
-        add: Whether the task must add partitions to the transaction. In this case the task adds each partition before
-            its first request to that partition.
+        add: Whether the task itself must add each partition to the transaction, before its first request to that
+            partition.
     """
 
     options: SinkOptions
@@ -334,9 +334,7 @@ class EncodeRows:
     def _numbers(
         self, part: Any, chosen: Any, keys: Any, topic: str, count: int, turn: int
     ) -> npt.NDArray[np.int64]:
-        """Returns each row's partition. It comes from the column `partition`, otherwise from the key, otherwise from
-        `turn`.
-        """
+        """Returns each row's partition: from the column `partition`, otherwise from the key, otherwise from `turn`."""
         total = len(part) if chosen is None else len(chosen)
         numbers = np.full(total, -1, np.int64) if keys is None else arrow_encode.partitions_of(keys, count)
         numbers[numbers < 0] = turn % count

@@ -53,11 +53,11 @@ T = TypeVar("T")
 
 _NO_OFFSET: Final = -1
 _ADDS_ITSELF: Final = 2
-# Used while the coordinator is still ending the previous transaction. This takes milliseconds.
+# Back-off while the coordinator is still ending the previous transaction, which takes milliseconds.
 _SOON: Final = Backoff(0.005, 0.4, least_s=0.0, jitter=0.0)
 
 
-# Error code → (the resource, the permission that each named request needs on it, the permission for all other requests)
+# Error code → (resource, {request: the permission that it needs}, the permission for all other requests)
 _PERMISSIONS: Final[Mapping[int, tuple[str, Mapping[str, str], str]]] = {
     TOPIC_AUTHORIZATION_FAILED: (
         "the topic",
@@ -147,7 +147,7 @@ def retry_for(timeout_s: float, attempt: Callable[[float], T], *, what: str, api
         timeout_s: When to give up, in seconds from now.
         attempt: Makes one attempt. Its argument is the remaining time in seconds.
         what: Name of the request, for error messages; for example "InitProducerId of x".
-        api: Request kind, for the verdict.
+        api: Request kind, for `classify`.
 
     Raises:
         KafkaError: An error that is not retriable; or the last error, if the deadline has passed.
@@ -266,12 +266,12 @@ class TransactionRequests:
         """Aborts the transaction, and announces a new epoch to all leaders. The new epoch fences late batches of the
         transaction.
 
-        With protocol 2, EndTxn does both. With protocol 1, EndTxn would abort the transaction without a new epoch. Then
-        brokers before 3.6 would still append a late batch, and the next transaction on the partition would commit it.
-        So InitProducerId is used, which aborts the transaction and grants a new epoch. But alone, this request would
-        also abort the transaction of a driver that has taken over. So AddOffsetsToTxn is sent first: the coordinator
-        refuses it if another driver has taken over. If another driver takes over between the two requests, then the
-        second request fences the other driver, which fails.
+        With protocol 2, EndTxn aborts the transaction under a new epoch. With protocol 1, EndTxn would grant no new
+        epoch. Then brokers before 3.6 would still append a late batch, and the next transaction on the partition would
+        commit it. So with protocol 1, this method sends InitProducerId, which aborts the transaction and grants a new
+        epoch. But InitProducerId alone would also abort the transaction of a driver that has taken over. So
+        AddOffsetsToTxn is sent first, which the coordinator refuses if another driver has taken over. If another driver
+        takes over between the two requests, InitProducerId fences the other driver, which fails.
 
         Args:
             grant: Grant of the transaction.
@@ -287,12 +287,12 @@ class TransactionRequests:
     def end(
         self, grant: WriterIdentity, *, commit: bool, timeout_s: float | None = None
     ) -> WriterIdentity | None:
-        """Commits or aborts the transaction. If the request stays unanswered, its outcome is unknown. To find out the
-        outcome, call `fence`, and then read the marker.
+        """Commits or aborts the transaction. If the request stays unanswered, call `fence`, and then read the marker,
+        to find out the outcome.
 
         Returns:
-            The grant for the next transaction. With protocol 1 it is None, because the answer to EndTxn contains no
-            epoch: only `fence` grants one.
+            The grant for the next transaction. None with protocol 1, because the answer to EndTxn contains no epoch:
+            only `fence` grants one.
         """
         ended: TransactionEnded = self._ask(
             "EndTxn",

@@ -16,9 +16,9 @@ The order of the steps guarantees this (docs/spark-guarantees.md has the six pro
     MARK         writes the marker inside the transaction
     COMMIT       EndTxn
 
-If a step from OPEN to MARK fails, but a new transaction may succeed, the driver returns to FENCE. FENCE aborts the
-records that were written. Once EndTxn was sent, the driver never aborts. The driver repeats EndTxn until the
-coordinator answers. If the driver gives up, the FENCE of the next driver waits for the outcome.
+If a step from OPEN to MARK fails, but a new transaction may succeed, the driver returns to FENCE. FENCE aborts the open
+transaction. Once EndTxn was sent, the driver never aborts. The driver repeats EndTxn until the coordinator answers. If
+the driver gives up, the FENCE of the next driver waits for the outcome.
 
 After its own commit, a driver may begin the next micro-batch at OPEN. With the brokers' protocol 2 (KIP-890) the answer
 to EndTxn grants the epoch of the next transaction. So FENCE and READ_MARKER would give the driver no new information:
@@ -254,8 +254,8 @@ class MarkerLog:
     """Finds one application id's newest committed marker in a partition's log. The caller reads the whole log with
     `read_uncommitted`.
 
-    `read_committed` would stop at the open transaction of another application id. Such a transaction does not matter
-    here: the fence has already ended all transactions of this id.
+    `read_committed` would stop at the open transaction of another application id. A transaction of another id does not
+    matter: the fence has already ended all transactions of this id.
 
     Args:
         key: Key of this id's records.
@@ -278,7 +278,7 @@ class MarkerLog:
             self.content = value.decode()
 
     def outcome(self, producer_id: int, *, committed: bool) -> None:
-        """Processes the next control record of the log. It ends a producer's transaction."""
+        """Processes the next control record of the log, which ends a producer's transaction."""
         content = self._open.pop(producer_id, None)
         if committed and content is not None:
             self.content = content
@@ -301,7 +301,7 @@ def plan_digest(entry: str) -> str:
         entry: An entry of Spark's offset log: a version, a line of metadata, a line for each source.
 
     Returns:
-        The digest; empty if `entry` does not have this form.
+        The digest; empty if `entry` has another format.
     """
     lines = entry.splitlines()
     try:
@@ -354,8 +354,8 @@ def judge_marker(
     could be wrong.
 
     But the marker can be the batch id plus one for another reason, too: the checkpoint was restored from a copy that is
-    one batch old. Spark then plans that batch again, with other rows. So a batch is skipped only if it is proven to be
-    the committed one: by its entry in Spark's offset log or, if that is not possible, by its number of rows.
+    one batch old. Spark then plans that batch again, with other rows. So the driver skips a batch only if it is proven
+    to be the committed batch: by its entry in Spark's offset log or, if that is not possible, by its number of rows.
 
     Args:
         marker: The marker that was read after the fence, or None.
@@ -400,7 +400,7 @@ def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -
     """Whether a driver may begin a batch at OPEN. The batch then uses the epoch that the driver got in the answer to
     its last commit.
 
-    In all other cases the driver begins at FENCE, then reads the marker and calls `judge_marker`.
+    Otherwise the driver begins the batch at FENCE, then reads the marker and calls `judge_marker`.
 
     Args:
         marker: The marker that this driver committed last.

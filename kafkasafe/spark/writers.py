@@ -55,7 +55,7 @@ _ROWS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """An encoded batch inside a message.
+    """An encoded batch inside a task's message to `commit`.
 
     Attributes:
         topic: Target topic.

@@ -31,7 +31,7 @@ _REASONS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """The result of a drain: what it delivered, and what is still in the directory."""
+    """The result of a drain: the delivered records, and the records that are still in the directory."""
 
     delivered: int
     left: int
@@ -64,7 +64,7 @@ class DeliveryReport:
             return EXIT_FAILED
         rejected = bool(self.rejected)
         if self.ignore_rejected:
-            # Only records that this drain added, and unreadable files, count.
+            # Only records that this drain added to rejected/, and unreadable files, count.
             rejected = self.rejected_now > 0 or any(found.rejected_unreadable for found in self.rejected)
         return EXIT_BROKEN if self.left or self.trouble or rejected or self.lost else 0
 
@@ -140,8 +140,8 @@ def deliver(
     there = _left(lanes, set())
     left = there.records
     refused = max(0, _rejected(lanes) - refused_before)
-    # After `before` was counted, another process may have taken a lane and delivered the lane's records. Do not count
-    # those.
+    # After `before` was counted, another process may have taken a lane and delivered records. Do not count these
+    # records.
     delivered = max(0, min(before - left - refused - drain.dropped, drain.committed))
     return DeliveryReport(
         delivered,
@@ -168,7 +168,7 @@ class _Drain:
         deadline: Monotonic time, in seconds, at which to give up.
 
     Attributes:
-        trouble: Why something was not delivered; empty if everything was.
+        trouble: Why some records were not delivered; empty if all records were delivered.
         lost: See `DeliveryReport`.
         unreachable: See `DeliveryReport`.
         dropped: Number of records in dropped atomic batches.
@@ -256,7 +256,7 @@ def _rejected(lanes: SpoolDirectory) -> int:
 
 
 class _Reasons:
-    """For each partition that is still retried, the reason why the last attempt failed."""
+    """The reason why the last attempt failed, for each partition whose records are still being retried."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
@@ -296,7 +296,7 @@ class _Left:
 
 
 def _left(lanes: SpoolDirectory, mine: set[str]) -> _Left:
-    """Examine the lanes without an owner, and the lanes in `mine`. This process owns the lanes in `mine`."""
+    """Examine the lanes without an owner, and the lanes in `mine`, which this process owns."""
     records, damaged, foreign, work = 0, "", [], False
     for number in lanes.lanes():
         path = lanes.lane_path(number)

@@ -89,7 +89,7 @@ def spool_export(
 
 
 def _form_of(output: Path, form: _Form | None) -> _Form:
-    """The format of the output. Before the spool is read, refuse an output that cannot be written."""
+    """Return the format of the output. Refuse an output that cannot be written, before the spool is read."""
     to_stdout = str(output) == "-"
     if form is None:
         form = "jsonl" if to_stdout else _FORMS.get(output.suffix.lower())
@@ -108,8 +108,8 @@ def _form_of(output: Path, form: _Form | None) -> _Form:
 
 
 class _Records:
-    """The records of some lanes, limited to the wanted statuses. Counts them, and collects descriptions of what cannot
-    be exported.
+    """The records of some lanes, limited to the wanted statuses. Counts these records, and describes the damage that
+    prevents an export.
 
     Args:
         contents: The lanes.
@@ -149,7 +149,7 @@ def _new_file(path: Path) -> Iterator[Any]:
     """Yield a new file. The file gets its name only when it is complete, so even a killed process leaves no partial
     file with that name.
 
-    The context ends only when the file is durable. This is necessary because the user may discard the records next.
+    The context ends only when the file is durable, because the user may discard the records next.
 
     Raises:
         FileExistsError: Another process has created a file with this name meanwhile. That file is kept.
@@ -158,7 +158,8 @@ def _new_file(path: Path) -> Iterator[Any]:
     draft: Path | None = None
     named = False
     try:
-        # Only the spool's user may read the spool, and the same must hold for a copy of it. So the draft has mode 0600.
+        # Only the spool's user may read the spool, and the same must hold for the exported file. So the draft has mode
+        # 0600.
         handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=_DRAFT_PREFIX)
         draft = Path(name)
         with os.fdopen(handle, "w+b") as file:
