@@ -176,8 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with contextlib.suppress(OSError):
             _flush(stream)
             continue
-        # The stream cannot be flushed, so replace it with /dev/null. Otherwise the interpreter would try to flush it at
-        # exit, fail, and change the exit code.
+        # The stream cannot be flushed, so replace it with /dev/null. Otherwise the interpreter would fail to flush the
+        # stream at exit, and change the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)
 

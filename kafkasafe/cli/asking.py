@@ -23,7 +23,7 @@ class Limits(NamedTuple):
 
     Attributes:
         first_answer_s: Time to wait for the first answer of any broker.
-        all_s: Value of --timeout or its default. The command decides what to limit by it.
+        all_s: The command's time limit: the value of --timeout or its default.
     """
 
     first_answer_s: float

@@ -203,8 +203,8 @@ def open_directory(directory: Path) -> SpoolDirectory:
 
 
 def refuse_as_root(directory: Path) -> None:
-    """Refuse to let root change another user's spool directory. Root would create files in it that the other user's
-    producers could not open.
+    """Refuse to let root change another user's spool directory. Root would create files there that the directory's
+    owner could not open.
 
     Raises:
         SpoolError: This process is root, and the directory belongs to another user.
@@ -246,7 +246,7 @@ def lanes_of(
 ) -> Iterator[tuple[SpoolDirectory, int]]:
     """Yields a pair for each lane of an existing directory: the directory, and the lane's number.
 
-    With `wanted`, yields only the lane with this number or name.
+    With `wanted`, yields only the lane with the number or name `wanted`.
     """
     lanes = open_directory(directory) if isinstance(directory, Path) else directory
     numbers = lanes.lanes()
@@ -283,7 +283,7 @@ def inspected(
     """Inspects each lane.
 
     First reads the marks (small entries in the log) of all lanes. A mark in one lane may record that rejected records
-    of another lane were sent again. Such records no longer count as rejected.
+    of another lane were sent again. Records that were sent again no longer count as rejected.
 
     Args:
         directory: The spool directory.

@@ -1,4 +1,4 @@
-"""Rules about settings of topics and brokers. They find settings that break a producer's promises. No I/O."""
+"""Rules that find settings of topics and brokers that break a producer's promises. No I/O."""
 
 from __future__ import annotations
 

@@ -56,10 +56,10 @@ def demo(
 ) -> None:
     """Run a real Kafka with 3 brokers on this machine, and kill everything with kill -9.
 
-    SafeProducer streams numbered records. For comparison, other clients do the same: kafka-python, confluent-kafka, and
-    confluent-kafka fed from an outbox in SQLite. Meanwhile the demo kills and restarts the leader of a partition. It
-    does the same with the producing processes, with all brokers, and with brokers and producers together. Then a plain
-    consumer reads the topics and counts lost, duplicated and reordered records.
+    SafeProducer streams numbered records. For comparison, kafka-python, confluent-kafka, and confluent-kafka fed from
+    an outbox in SQLite stream numbered records, too. Meanwhile the demo kills and restarts the leader of a partition.
+    The demo also kills and restarts the producing processes, all brokers, and brokers and producers together. Then a
+    plain consumer reads the topics and counts lost, duplicated and reordered records.
 
     The first run downloads Kafka's jars into a cache (about 45 MB). This needs Java 17 or later.
     """

@@ -10,8 +10,8 @@ _LONGEST: Final = 10_000
 
 
 class WholeSentences(TyperGroup):
-    """A group of commands. Its help shows the whole first sentence of each command, which Click would cut at the end of
-    the line.
+    """A group of commands whose help shows the whole first sentence of each command. Click would cut the sentence at
+    the end of the line.
     """
 
     def helps(self, ctx: Any) -> list[tuple[str, str]]:

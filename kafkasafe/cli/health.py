@@ -51,7 +51,7 @@ def health(
         typer.Option(
             "--spool-max-bytes",
             metavar="BYTES",
-            help="The producers' option of that name. Without it, the only limit is the free space of the volume.",
+            help="The producers' option of that name. If not given, only the volume's free space is the limit.",
         ),
     ] = None,
     as_json: Json = False,
@@ -61,8 +61,7 @@ def health(
     Run this command as the producers' user: if the user may not write to the directory, the result is NOT READY. A user
     with only read permission can list the waiting records with kafkasafe spool ls. The command only reads, so producers
     may run at the same time. It reads the whole spool. In a program, or for probes every few seconds, use
-    producer.health() instead. This method reads no files. Besides the spool's state, it reports whether the cluster
-    answers.
+    producer.health() instead, which reads no files, and also reports whether the cluster answers.
     """
     max_age_s = None if max_age is None else duration_s(max_age, "--max-age")
     limit = None if spool_max_bytes is None else _limit(spool_max_bytes)

@@ -33,12 +33,14 @@ def lineage(
     high_watermark: Annotated[
         int | None,
         typer.Option(
-            help="The follower's high watermark. It truncates to this offset if the leader knows none of its epochs."
+            help="The follower's high watermark: it truncates to this offset if the leader knows none of its epochs."
         ),
     ] = None,
     strategy: Annotated[
         Strategy,
-        typer.Option(help="The protocol to use: KIP-279's accepted one, or one of its alternatives."),
+        typer.Option(
+            help="The protocol to use: the accepted protocol of KIP-279, or one of its alternatives."
+        ),
     ] = Strategy.KIP279,
     sequence: Annotated[
         str | None,

@@ -14,8 +14,8 @@ EXIT_USAGE: Final = 2
 EXIT_FAILED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
-"""The shell's exit code for a process that SIGPIPE has ended. The process gets this signal when it writes to a pipe
-whose reader has closed it.
+"""The shell's exit code for a process that SIGPIPE has ended. A process gets SIGPIPE when it writes to a pipe whose
+reader has closed it.
 """
 
 
@@ -63,7 +63,7 @@ def show_each(
     Args:
         reports: The reports.
         as_json: Whether to print JSON.
-        draw: Shows a report on a terminal, instead of printing it.
+        draw: Draws a report on a terminal; None: print the report.
     """
     exit_code = 0
     for report in reports:

@@ -21,8 +21,8 @@ class ErrorContext:
     Attributes:
         last_acked_offset: Last offset of the partition that was acknowledged to this producer. None means that no
             record was ever acknowledged; some clients write a negative number instead.
-        log_start_offset: First offset of the partition's log, as the answer gave it; −1 if the protocol version of the
-            answer has no such offset.
+        log_start_offset: First offset of the partition's log, from the answer; −1 if the protocol version of the answer
+            lacks the field.
         resend: True if the batch had been sent before; False if this request was the first one with the batch.
         tiered: Whether the topic keeps older segments in remote storage.
         position: The offset that was to be read (Fetch).

@@ -105,7 +105,7 @@ class Row:
         fix: The action in one sentence.
         at_risk: See `codes.Verdict.data_at_risk`.
         note: See `codes.Verdict.note`.
-        produce: What the code means in an answer to Produce; None if brokers do not send the code in such an answer.
+        produce: What the code means in an answer to Produce; None if brokers never answer Produce with the code.
         kind: The set of codes that are handled like this one; None if no such set has this code.
     """
 
@@ -163,8 +163,8 @@ _FENCE: Final = ErrorAction.FENCE
 _REJECT: Final = ErrorAction.REJECT_RECORD
 _FATAL: Final = ErrorAction.FATAL
 
-# For codes that brokers and controllers send only to each other. A client that gets such a code is connected to the
-# wrong listener.
+# For codes that brokers and controllers send only to each other. A client that gets one is connected to the wrong
+# listener.
 _INTERNAL: Final = (
     "Sent between brokers only: check that bootstrap.servers names the brokers' client listener, then read the"
     " brokers' logs."
@@ -469,8 +469,8 @@ _ROWS: Final = (
         ),
         kind=Kind.SPOILT,
     ),
-    # None of the seven broker versions that were tried sends error 46, but the meaning of this error is clear. The
-    # journal still asks the broker, because the batch may not have passed the high watermark yet.
+    # None of the seven broker versions that were tried sends error 46, but its meaning is clear. The journal still asks
+    # the broker, because the batch may not have passed the high watermark yet.
     _row(
         46,
         "DUPLICATE_SEQUENCE_NUMBER",

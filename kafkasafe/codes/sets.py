@@ -25,7 +25,7 @@ NOT_A_MEMBER_CODES: Final = _of(Kind.NOT_A_MEMBER)
 DESTINATION_CODES: Final = frozenset(
     row.code for row in TABLE.values() if row.produce is not None and row.produce.scope is Scope.DESTINATION
 )
-"""The codes of the rows with `Scope.DESTINATION`. Any request about a topic may get such an error, and the error may be
+"""The codes of the rows with `Scope.DESTINATION`. Any request about a topic may get one of these errors, which may be
 temporary.
 """
 TOPIC_CODES: Final = DESTINATION_CODES - {100}
@@ -56,9 +56,9 @@ GONE_CODES: Final = MISSING_CODES | {1}
 """MISSING_CODES, and OFFSET_OUT_OF_RANGE in Fetch: an offset or its topic does not exist any more."""
 REMOTE_CODES: Final = frozenset({-1, 7, 9})
 """Error codes of a leader whose remote storage is not ready (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT,
-REPLICA_NOT_AVAILABLE. Such a leader may also answer OFFSET_OUT_OF_RANGE, which is not in this set, for an offset that
-the log has. Each of these codes also has other causes. The start of the leader's own part of the log shows whether
-remote storage is the cause.
+REPLICA_NOT_AVAILABLE. A leader whose remote storage is not ready may also answer OFFSET_OUT_OF_RANGE, which is not in
+this set, for an offset that the log has. Each code also has other causes. The start of the leader's own part of the log
+shows whether remote storage is the cause.
 """
 
 # -- Produce -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What an error code of Kafka means for a request, and for a batch that was sent.
 
 `classify_code` decides for `kafkasafe.classify`, and `classify_produce` for the journal after an answer to Produce.
-Both read the table in the module `rows`. The first of these sources that has a verdict decides:
+Both functions read the table in the module `rows`, and take the verdict from one of these sources. The first source
+that has a verdict decides:
 
 1. the known facts about the failed request (`ErrorContext`);
 2. the cell in `BY_API` for this code and this kind of request;
@@ -53,11 +54,11 @@ class Verdict:
     Attributes:
         code: Kafka's error code; None for an exception that has no code.
         name: Kafka's name of the code; `ERROR_<code>` if this version does not know the code; the exception's name if
-            it has no code.
+            the exception has no code.
         api: The kind of request that failed with the error, such as `"list_offsets"`; None for any kind.
         action: What to do.
         data_at_risk: The cluster may have lost acknowledged records, or the consumer may skip records that it has not
-            read. Such an error needs an operator or a repair; a retry alone is not enough.
+            read. An error that puts data at risk needs an operator or a repair; a retry alone is not enough.
         explanation: The fix, in one sentence.
         note: Why the verdict differs from Kafka's own exception class, or what "refresh" means here; often empty.
     """

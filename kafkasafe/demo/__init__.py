@@ -28,7 +28,7 @@ timing. The ledger has one byte per record for each of these facts:
 One of the clients for comparison uses an **outbox**, the usual remedy for a producer that loses records. The
 application commits each record to a table of SQLite. A relay sends the rows with confluent-kafka, waits for the
 acknowledgements, and deletes the rows. If the relay is killed after Kafka's answer, but before the deletion, the next
-relay sends these rows again.
+relay sends the rows again.
 
 The application may rely on **promised** records, and the audit counts how many of them are lost. A record of
 SafeProducer or the outbox is promised once it is durable or acknowledged. A record of another client is promised once

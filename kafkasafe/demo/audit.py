@@ -32,8 +32,8 @@ class Run:
         out_of_order: Number of records out of order: in the log of their partition, they follow a record that was sent
             after them.
         unpromised: Number of records without a promise, because the process was killed too early: during `send` or,
-            with SafeProducer and the outbox, before the record was durable or acknowledged. Such a record may be in the
-            topic once, or not at all.
+            with SafeProducer and the outbox, before the record was durable or acknowledged. A record without a promise
+            may be in the topic once, or not at all.
         unpromised_in_log: Number of records in the topic that were not promised.
         failed: Number of records that the client itself reported as failed.
         seconds: Time from the first record until every record had an outcome.

@@ -1,4 +1,4 @@
-"""The producing process. It contains the clients under test, and records in a ledger what they report."""
+"""The producing process, with the clients under test. Records in a ledger what the clients report."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class _Safe:
             self._producer.flush(timeout_s)
         except kafka_errors.KafkaTimeoutError:
             return False
-        # The spool has now also delivered the records that earlier processes promised. This process has no futures for
-        # those records.
+        # The spool has now also delivered the records that earlier processes promised, for which this process has no
+        # futures.
         former = slice(0, self._begin)
         self._ledger["acked"][former] |= self._ledger["durable"][former]
         self._begin = 0

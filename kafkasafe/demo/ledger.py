@@ -25,7 +25,7 @@ _CELLS: Final = 4
 
 
 class DemoError(KafkaSafeError, RuntimeError):
-    """The demo could not be carried out. This does not mean that records were lost."""
+    """The demo could not be carried out. The error does not mean that records were lost."""
 
 
 class Ledger:

@@ -40,15 +40,15 @@ class ProducerHealth:
     """The health of a producer at one moment.
 
     Attributes:
-        ready: Whether the producer can accept records now. It stays True in an outage of the brokers while the spool
-            has room. Suitable for a readiness probe.
+        ready: Whether the producer can accept records now. `ready` stays True in an outage of the brokers while the
+            spool has room. Suitable for a readiness probe.
         reasons: Why the client is not ready; empty if it is ready.
         warnings: Problems that need attention, but do not prevent the producer from accepting records of other topics.
         alive: False if the producer was closed, or ended by an error: only a new producer can accept records. Suitable
             for a liveness probe.
         connected: Whether the cluster answers.
         network_error: Why no broker can be used; None if the reason is unknown or a broker can be used.
-        waiting_records: Number of records without an outcome. They are in the spool or, with `spool="never"`, in
+        waiting_records: Number of records without an outcome, which are in the spool or, with `spool="never"`, in
             memory.
         oldest_record_age_s: Number of seconds for which the oldest waiting record has waited; 0 if none waits.
         undecidable_batches: Number of batches that wait for `resolve_undecidable`.

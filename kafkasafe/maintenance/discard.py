@@ -1,4 +1,4 @@
-"""Discards rejected records, and notes in the spool that they were discarded. Without this note, the deleted files
+"""Discards rejected records, and notes in the spool that they were discarded. Without such a note, the deleted files
 would be reported as missing.
 """
 

@@ -60,7 +60,7 @@ _ABSENT_S: Final = 20.0
 many seconds.
 """
 _PATIENCE: Final = 12
-"""How many times a log is polled while its replicas lag. After that, the log is judged by its current state."""
+"""How many times a log is polled while its replicas lag, before it is judged by its current state."""
 _LEADERS: Final = 3
 """If another leader is elected while a log is read, the log is read again, but at most this many times in all."""
 
@@ -497,7 +497,8 @@ def _read(
                     lambda reply: transport.offset_for_leader_epoch(topic, partition, epoch, reply),
                 )
             # If the leader does not know the epoch although its log begins before `begin`, this log is not the log in
-            # which the cluster acknowledged the records. Then the condition below is true, and the whole log is read.
+            # which the cluster acknowledged the records. `cut_at` then makes the condition below true, so the whole log
+            # is read.
             cut_at = ended.end_offset if ended.end_offset >= 0 else start.offset
     end = yield from asked("list_offsets", lambda reply: transport.log_end_offset(topic, partition, reply))
     if begin > (end.offset if cut_at < 0 else min(cut_at, end.offset)):

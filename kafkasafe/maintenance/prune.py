@@ -1,5 +1,5 @@
 """Deletes empty lanes, and spool directories without lanes. Client ids that are no longer used, and workers that have
-ended, leave such lanes.
+ended, leave empty lanes behind.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def prune_directory(directory: SpoolDirectory) -> bool:
                 return False
             for name in left:
                 shutil.rmtree(path / name)
-            # Delete FORMAT last. Without it, a directory looks as if FORMAT had been removed by mistake.
+            # Delete FORMAT last. A directory without FORMAT looks as if FORMAT had been removed by mistake.
             for name in sorted(set(names) & _OURS, key=FORMAT_NAME.__eq__):
                 (path / name).unlink()
             path.rmdir()

@@ -104,9 +104,9 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
     if found.torn is not None and not found.groups:
         # The lane has no intact group. Nothing distinguishes a torn first write from damage to complete bytes.
         left += [
-            f"{path.name}: {size} bytes without an intact group. If it was ever in use, restore it from a copy. A"
-            " producer that opens the lane assumes that a crash tore the first write: it continues without the file,"
-            " and keeps a copy in quarantine/"
+            f"{path.name}: {size} bytes without an intact group. If the lane was ever in use, restore the file from a"
+            " copy. A producer that opens the lane assumes that a crash tore the first write: it continues without the"
+            " file, and keeps a copy in quarantine/"
             for path in (found.torn[0], *found.doomed)
             if (size := size_of(files, path))
         ]
@@ -114,7 +114,7 @@ def plan_repair(lane: Path, *, files: Files) -> Plan:
         path, at = found.torn
         size = size_of(files, path)
         if size > at:
-            reason = "nothing proves that it was durable: it is what a crash leaves"
+            reason = "a crash leaves such a tail, and nothing proves that its bytes were durable"
             steps.append(RepairStep("cut", path.name, at, size, reason))
         steps += [
             RepairStep("cut", doomed.name, 0, size_of(files, doomed), "it follows a torn tail")
@@ -194,8 +194,8 @@ def _make_empty(files: Files, directory: Path) -> None:
 
 
 def _restored(files: Files, damage: Damage, found: Log) -> RepairStep | None:
-    """A step that restores bytes 0 to 20 of a batch from its manifest entry. None if the entry's CRC does not match the
-    other bytes.
+    """A step that restores bytes 0 to 20 of a batch from its manifest entry. None if the CRC in the manifest entry does
+    not match the batch's other bytes.
     """
     entry = found.manifest.get((damage.path, damage.start)) if damage.destination else None
     if entry is None or damage.end - damage.start != entry.size_bytes:
@@ -243,7 +243,7 @@ def _why_left(damage: Damage) -> str:
         )
     what = "its records are not delivered" if damage.destination else "its marks are not known"
     if not damage.destination and damage.start == damage.end:
-        what = "records there that are not delivered yet are lost unless they are restored"
+        what = "undelivered records there are lost unless they are restored"
     return (
         f"{damage}: {what}. Restore the file from a copy; on_corrupt='quarantine' gives it up and delivers everything"
         " else"

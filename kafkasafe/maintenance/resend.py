@@ -129,8 +129,8 @@ def bring_back(
 ) -> ResendResult:
     """Returns rejected records to a lane without an owner, in the order of their rejection.
 
-    On return, the records are durable in that lane, and deleted from `rejected/`. The producer that adopts or drains
-    the lane delivers the records.
+    On return, the records are durable in the lane, and deleted from `rejected/`. The producer that adopts or drains the
+    lane delivers the records.
 
     Args:
         directory: The spool directory. Producers may be using it.
@@ -151,7 +151,7 @@ def bring_back(
             try:
                 own, spool, journal = stack.enter_context(_own_lane(directory.take_lane(), clock_ms))
             except SpoolCorruptError:
-                # The lane is damaged, and other commands repair damage. Write to a new lane.
+                # The lane is damaged, and a resend does not repair damage. Write to a new lane.
                 lock = directory.take_lane(max(directory.lanes()) + 1)
                 own, spool, journal = stack.enter_context(_own_lane(lock, clock_ms))
             found = replace(found, lane=own.path.name)
@@ -281,8 +281,8 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
 
 
 def _make_durable(files: Files, log: Log) -> None:
-    """Syncs a log that was read. Some of its marks may not be on disk yet, but only in the page cache. A mark must be
-    durable before the caller relies on it.
+    """Syncs a log that was read. Some marks may be only in the page cache yet, and a mark must be durable before the
+    caller relies on it.
     """
     if log.segments:
         with opened(files, log.segments[-1].path) as handle:

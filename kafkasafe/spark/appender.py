@@ -374,8 +374,8 @@ class Appender:
         half = len(data) // 2
         if self._most_bytes.setdefault(place.topic, half) == half:
             log.info(
-                "Batches for %s are divided: its %s is below their %d bytes. Set kafka.batch.size to at most this"
-                " limit to avoid this.",
+                "Batches for %s are divided: the topic's %s is below the batches' %d bytes. Set kafka.batch.size to at"
+                " most this limit to avoid the division.",
                 place.topic,
                 limit,
                 len(data),

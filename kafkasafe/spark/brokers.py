@@ -23,8 +23,8 @@ from kafkasafe.stats import ConsumerStats
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
-# Shortly after its start, a broker answers UNKNOWN_TOPIC_OR_PARTITION even for topics that exist. So a topic counts as
-# missing only after this number of seconds.
+# A topic counts as missing only after this number of seconds, because brokers answer UNKNOWN_TOPIC_OR_PARTITION even
+# for existing topics shortly after their start.
 MISSING_TOPIC_S: Final = 5.0
 # A plan first asks each leader about all its partitions with one request. After this number of seconds, the plan asks
 # separately about each partition for which no answer has arrived.

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _LEAST_ROWS: Final = 256
-# Each of a job's first 64 tasks may return more bytes than a later task. Otherwise thousands of tasks would fill the
-# driver's memory. The limit for encoded batches works in the same way (`tasks.inline_limit`).
+# Each of a job's first 64 tasks may return more bytes than a later task, because otherwise thousands of tasks would
+# fill the driver's memory. The limit for encoded batches works in the same way (`tasks.inline_limit`).
 _FIRST_TASKS: Final = 64
 _LATER_SHARE: Final = 16
 _PAUSE: Final = 100  # micro-batches
@@ -54,8 +54,8 @@ class Bound(NamedTuple):
 
     Attributes:
         rows: Largest number of rows.
-        row_bytes: Largest size of a row's key, value and topic together, in bytes. After the first 64 tasks of
-            a job, the limit for each task is one sixteenth of this value.
+        row_bytes: Largest size of a row's key, value and topic together, in bytes. After the first 64 tasks of a job,
+            the limit for each task is one sixteenth of `row_bytes`.
     """
 
     rows: int
@@ -70,7 +70,8 @@ def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
     """Decides whether the driver collects the rows of the next micro-batch. If so, returns the limits.
 
     The bound allows each task at least twice as many rows as the whole previous micro-batch had. The limit for one row
-    is at least twice the average size of the previous rows. A task returns at most twice `inline_bytes`.
+    is at least twice the average size of a row of the previous micro-batch. A task returns at most twice
+    `inline_bytes`.
 
     Args:
         previous: Size of the previous micro-batch.
@@ -92,8 +93,8 @@ def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
 def later_size(previous: Size | None, rows: int, sent_bytes: int, *, was_refused: bool) -> Size:
     """Returns the size of a written micro-batch, for `bound_of` the next micro-batch.
 
-    If a row is too large to be collected, the micro-batch needs a second job. More such rows may follow, so the driver
-    then collects no rows for the next 100 micro-batches.
+    If a row is too large to be collected, the micro-batch needs a second job. More large rows may follow, so the driver
+    collects no rows for the next 100 micro-batches.
 
     Args:
         previous: The result for the previous micro-batch; None before the first micro-batch.

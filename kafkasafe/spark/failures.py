@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# Spark puts the reason for a failed task or stage after these words. Elsewhere in the text, the phrases below may come
-# from an error in the query's own code, which repeating the batch does not fix.
+# The words after which Spark puts the reason for a failed task or stage. Elsewhere in the text, the phrases below may
+# come from an error in the query's own code, which repeating the batch does not fix.
 _REASON: Final = re.compile(
     r"(?:most recent failure: Lost task [^\n]*?\(TID \d+\)(?: \([^)\n]*\))?|Most recent failure reason): *\n?"
 )
-# Errors that Spark itself raises when a worker dies. `dead_worker` need not check their stack traces.
+# Errors that Spark itself raises when a worker dies, so `dead_worker` need not check the stack trace.
 _DIED: Final = re.compile(
     r"ExecutorLostFailure|FetchFailed\b|Worker died|Executor heartbeat timed out|Remote RPC client disassociated"
     r"|org\.apache\.spark\.shuffle\.(?:Metadata)?FetchFailedException"
     r"|org\.apache\.spark\.SparkException: Python worker exited unexpectedly"
 )
-# If an executor dies, the shuffle output of its tasks is lost, and Spark runs these tasks again. If their new output
-# differs, and tasks of the next stage have already finished, Spark fails the job. Since version 4.2, Spark compares
-# checksums of the output.
+# If an executor dies, the shuffle output of its tasks is lost, and Spark runs these tasks again. If the new shuffle
+# output differs, and tasks of the next stage have already finished, Spark fails the job. Since version 4.2, Spark
+# compares checksums of the output.
 _CHANGED: Final = re.compile(
     r"Job aborted due to stage failure: (A shuffle map stage with indeterminate output was failed and retried[^\n]*)"
 )

@@ -114,8 +114,8 @@ _FORBIDDEN: Final = {
         f"kafkasafe does not use Java's client; for tokens set {_TOKENS}",
     ),
 }
-# Options of the Java clients that have no effect here. These options are accepted so that a query can switch to
-# kafkasafe without a change of its options.
+# Options of the Java clients that have no effect here, accepted so that a query can switch to kafkasafe without a
+# change of its options.
 _IGNORED: Final = frozenset(
     {
         "allow.auto.create.topics",

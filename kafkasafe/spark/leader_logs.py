@@ -6,9 +6,10 @@ End offsets that go backwards (SPARK-26267, SPARK-27281):
 2. Broker A fails. Broker B becomes the leader, and for a moment it reports that the log ends at 480.
 3. A planner that trusts B's answer writes 480 into the checkpoint. The next batch then reads offsets 480 to 499 again.
 
-To prevent this repetition, the planner first gives the checkpoint's offset to the tracker of `kafkasafe.offsets`. Then
-the tracker checks each end offset. So a range never ends before it begins. Without the checkpoint's offset, the tracker
-of a restarted driver would know no end offset, and would accept B's 480.
+To prevent that offsets 480 to 499 are read again, the planner first gives the checkpoint's offset to the tracker of
+`kafkasafe.offsets`. Then the tracker checks each end offset that a leader reports. So a range never ends before it
+begins. Without the checkpoint's offset, the tracker of a restarted driver would know no end offset, and would accept
+B's 480.
 
 Records that were read and then lost (KIP-279):
 
@@ -16,7 +17,7 @@ Records that were read and then lost (KIP-279):
 2. The leader fails. Broker B, whose log ends at 480, wins an unclean election as leader of epoch 4.
 3. Producers append. B's log ends at 600 when the next batch is planned.
 
-To detect this loss, the planner checks each new leader once, before it plans a range that continues an earlier range.
+To detect such a loss, the planner checks each new leader once, before it plans a range that continues an earlier range.
 The planner asks the leader where the checkpoint's epochs end (OffsetForLeaderEpoch). B answers that epoch 3 ends at
 480. So the records 480 to 499 that the query has read are lost, and the next range begins at 480. Comparing offsets is
 not enough. The new end of the log, 600, is above 500, so a batch from 500 to 600 would look right. But the query would
@@ -119,10 +120,10 @@ class LeaderLogs:
         """Finds the partitions for which `advance` need not be called: it would find no loss, and would return the same
         result as last time.
 
-        This only saves CPU time: most partitions of a large topic have no new records between two plans. The result
-        contains a partition if nothing has changed since the last call of `advance`: neither the leader's answer, nor
-        the values with which `advance` would compare the answer. If there are records to read, the leader must also
-        have answered that the log still holds them.
+        Leaving partitions out only saves CPU time: most partitions of a large topic have no new records between two
+        plans. The result contains a partition if nothing has changed since the last call of `advance`: neither the
+        leader's answer, nor the values with which `advance` would compare the answer. If there are records to read, the
+        leader must also have answered that the log still holds them.
 
         Args:
             start: Where the micro-batch begins.
@@ -154,11 +155,13 @@ class LeaderLogs:
         return found
 
     def forget_unchanged(self) -> None:
-        """Makes the next plan examine all partitions. Call this if other look-ups may have found newer end offsets."""
+        """Makes the next plan examine all partitions, because other look-ups may have found newer end offsets."""
         self._settled.clear()
 
     def advance(self, partition: Partition, was: Mark | None, topic_id: bytes | None) -> Procedure[LogState]:
-        """Finds how far a partition may be read, and whether its log still contains the records read before."""
+        """Finds how far a partition may be read, and whether its log still contains the records that the query has
+        read.
+        """
         self._settled.pop(partition, None)
         info = self._brokers.topic(partition[0])
         if info is not None and partition[1] in info.partitions:
@@ -343,7 +346,7 @@ class LeaderLogs:
                     break
                 epoch = below.leader_epoch
         except LeaderChangedError:
-            # There is another leader. Its epochs stay unknown until the next plan asks it.
+            # There is another leader, whose epochs stay unknown until the next plan asks it.
             return
         runs.reverse()
         self._runs[partition] = (current, runs, max(runs[0][1], 0))

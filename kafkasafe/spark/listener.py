@@ -1,8 +1,8 @@
 """A `StreamingQueryListener` that exports the metrics of streaming queries to Prometheus.
 
 Spark reports how long a batch took and how many rows it read. Spark does not know whether the sink wrote the batch,
-skipped it as a duplicate, or resumed it. Sinks in this process count these outcomes directly. Writers run in other
-processes and send their outcomes through `outcomes.py`.
+skipped it as a duplicate, or resumed it. Sinks in this process count the outcomes of batches directly. Writers run in
+other processes and send their outcomes through `outcomes.py`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class MetricsListener(StreamingQueryListener):
     - `kafkasafe_spark_active_queries`: queries that are running.
     - `kafkasafe_spark_query_failures_total`: query runs that an exception ended.
 
-    Metric families of kafkasafe's source, with the label `topic`. These metrics count only source processes on this
-    machine:
+    Metric families of kafkasafe's source, with the label `topic`, which count only source processes on this machine:
 
     - `kafkasafe_spark_source_events_total{event,reason}`: `held` (a lower end offset was not accepted), `regressed` (a
       lower end offset was accepted, because a loss of records was proven), `lost` (the query skipped lost records).
@@ -143,7 +142,7 @@ class _Collector(Collector):
         self._queries: dict[str, _Query] = {}
 
     def describe(self) -> list[Metric]:
-        """Returns no metric families. Without this method, registering this collector would collect all metrics."""
+        """Returns no metric families. Without `describe`, registering this collector would collect all metrics."""
         return []
 
     def started(self, query_id: str, run_id: str, name: str | None) -> None:

@@ -121,14 +121,15 @@ class MarkerStore:
             raise
 
     def read(self) -> Marker | None:
-        """Reads the marker of the last committed batch. Call this only after `fence`: until then the marker may change.
+        """Reads the marker of the last committed batch. Call `read` only after `fence`: before the fence, the marker
+        may change.
 
         Raises:
             CheckpointMismatchError: The marker cannot be decoded.
         """
         found = self._requests.committed_offset((self._options.marker_topic, 0))
-        # The offsets of a group without members expire (offsets.retention.minutes). If they have expired, read the
-        # marker topic.
+        # The offsets of a group without members expire (offsets.retention.minutes). After the expiry, read the marker
+        # topic.
         content = self._from_topic() if found is None else found[1]
         if content is None:
             return None
@@ -145,8 +146,8 @@ class MarkerStore:
         committed.
 
         The method sends the marker to the marker topic and to the group at the same time, and waits for both answers.
-        If the group refuses the marker, the method still waits a few seconds for the marker topic's answer. Without
-        this wait, the request to the marker topic might arrive after the transaction was aborted, and begin a new
+        If the group refuses the marker, the method still waits a few seconds for the marker topic's answer. Without the
+        wait, the request to the marker topic might arrive after the transaction was aborted, and begin a new
         transaction (before KIP-890).
         """
         send = self._send_to_topic(grant, marker)

@@ -1,4 +1,4 @@
-"""The position of one partition in a checkpoint. See `positions`."""
+"""The position of one partition in a query's checkpoint. See `positions`."""
 
 from __future__ import annotations
 

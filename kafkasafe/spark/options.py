@@ -140,10 +140,12 @@ SOURCE: Final = OptionTable(
     QueryOption(
         "subscribePattern",
         text,
-        help="A regular expression (Python's) for whole names of topics. It may match no topic: then a batch query"
-        " reads no rows, and a stream waits.",
+        help="A regular expression (Python's) for whole names of topics. If it matches no topic, a batch query reads"
+        " no rows, and a stream waits.",
     ),
-    QueryOption("assign", text, help='Partitions, as JSON such as `{"orders":[0,1]}`. They must exist.'),
+    QueryOption(
+        "assign", text, help='Partitions, as JSON such as `{"orders":[0,1]}`. The partitions must exist.'
+    ),
     QueryOption(
         "startingOffsets",
         text,
@@ -153,8 +155,8 @@ SOURCE: Final = OptionTable(
     QueryOption(
         "startingTimestamp",
         whole(),
-        help="Begin with the first record at or after this time (ms since the epoch). It overrides"
-        " `startingOffsetsByTimestamp`, which overrides `startingOffsets`.",
+        help="Begin with the first record at or after this time (ms since the epoch). This option"
+        " overrides `startingOffsetsByTimestamp`, which overrides `startingOffsets`.",
     ),
     QueryOption(
         "startingOffsetsByTimestamp",
@@ -183,8 +185,8 @@ SOURCE: Final = OptionTable(
         whole(1),
         0,
         shown="all",
-        help="the largest number of offsets in a micro-batch. This includes offsets of transaction markers and of"
-        " records that compaction removed. Like `trigger(availableNow=True)`, it needs PySpark 4.2 or later.",
+        help="the largest number of offsets in a micro-batch, including offsets of transaction markers and of"
+        " records that compaction removed. Like `trigger(availableNow=True)`, the option needs PySpark 4.2 or later.",
     ),
     QueryOption(
         "minOffsetsPerTrigger",
@@ -192,8 +194,8 @@ SOURCE: Final = OptionTable(
         0,
         shown="none",
         help="A micro-batch begins only when this number of offsets is available, or `maxTriggerDelay` after the"
-        " previous micro-batch. The first micro-batch of a run does not wait. This needs PySpark 4.2 or later. As in"
-        " Spark's connector, it has no effect with `availableNow` and `once`.",
+        " previous micro-batch. The first micro-batch of a run does not wait. The option needs PySpark 4.2 or later."
+        " As in Spark's connector, the option has no effect with `availableNow` and `once`.",
     ),
     QueryOption(
         "maxTriggerDelay",
@@ -259,8 +261,8 @@ SOURCE: Final = OptionTable(
         whole(0, 64 * 1024 * 1024),
         INLINE_BYTES,
         shown="1 MiB",
-        help="Largest micro-batch, in bytes, whose records the driver itself reads; a single task then gets all of them"
-        " ([below](#small-micro-batches)); 0: never. This needs PySpark 4.2 or later.",
+        help="Largest micro-batch, in bytes, whose records the driver itself reads; a single task then gets all"
+        " records ([below](#small-micro-batches)); 0: never. The option needs PySpark 4.2 or later.",
     ),
     QueryOption(
         "onEvent",
@@ -444,8 +446,8 @@ def _by_partition(name: str, value: str, shape: str, *, least: int) -> dict[tupl
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a dict from a JSON object, and rejects repeated names. Otherwise, if a name occurs
-    twice, the parser would silently drop the first value.
+    """Makes a dict from a JSON object, and rejects repeated names. Python's own parser silently drops the first value
+    of a repeated name.
     """
     found = dict(pairs)
     if len(found) < len(pairs):

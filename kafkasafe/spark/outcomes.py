@@ -1,8 +1,8 @@
 """Sends counts from Spark's helper processes on the driver to the listener in the driver process.
 
 A data source's writer commits in a separate process, and Spark passes no results from that process to the driver
-process. But both processes run on the same machine, as the same user. So the two processes communicate through a
-datagram socket:
+process. But the writer's process and the driver process run on the same machine, as the same user, so they communicate
+through a datagram socket:
 
 1. The listener's process binds a socket in the directory for temporary files.
 2. When a query starts, the listener creates a symbolic link to the socket, named after the query's id.
@@ -138,7 +138,7 @@ class Inbox:
         self._owner = 0
         # Query id → ids of its started runs. Each query id has a link.
         self._runs: dict[str, set[str]] = {}
-        self._jvms: set[int] = set()  # process ids of JVMs; each of them has a link
+        self._jvms: set[int] = set()  # process ids of JVMs, each with a link
 
     def expect_sources(self, jvm: int) -> None:
         """Creates the symbolic link through which a driver's sources find the socket. `jvm` is the process id of the

@@ -185,8 +185,8 @@ _TOGETHER: Final = 64  # number of partitions whose values are encoded together,
 class _Dense:
     """Encodes numbers with known bounds as digits of a mixed radix, so that a number below n takes only log2(n) bits.
 
-    The first offset of an epoch is below the first offsets of all later epochs, and these are below the next offset. So
-    the reader knows the bound of each number before it reads the number.
+    The first offset of an epoch is below the first offset of each later epoch, and below the partition's next offset.
+    So the reader knows the bound of each number before it reads the number.
 
     Args:
         text: The digits, with a comma between groups of partitions.

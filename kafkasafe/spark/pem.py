@@ -29,7 +29,8 @@ def pem_text(value: str) -> str:
     """
     blocks = []
     for kind, body in _BLOCK.findall(value.replace("\\n", "\n")):
-        # A PEM block with headers is a key in the old encrypted format. Its line breaks are significant, so keep them.
+        # A PEM block with headers is a key in the old encrypted format. The line breaks of such a block are
+        # significant, so keep them.
         lines = body.strip() if ":" in body else "\n".join(textwrap.wrap("".join(body.split()), _COLUMNS))
         blocks.append(f"-----BEGIN {kind}-----\n{lines}\n-----END {kind}-----\n")
     return "".join(blocks)
@@ -101,8 +102,8 @@ class PemContext(ssl.SSLContext):
             if pem.key:
                 key = stack.enter_context(_as_file(pem.key))
             assert certificate is not None  # noqa: S101  # checked above: there is a text or a file
-            # If there is no password, pass the function `str`: calling it returns an empty password. Otherwise OpenSSL
-            # would ask for a password on the terminal.
+            # If there is no password, pass the function `str`: calling it returns an empty password. Without a
+            # function, OpenSSL would ask for a password on the terminal.
             self.load_cert_chain(certificate, key, password=pem.password or str)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,7 +111,7 @@ class PemContext(ssl.SSLContext):
 
     def __repr__(self) -> str:
         # Tasks share connections if the `repr` of their options is equal. So equal contexts must have an equal `repr`.
-        # The `repr` contains a hash instead of the key and the password, because these must stay secret.
+        # The `repr` contains a hash instead of the key and the password, which must stay secret.
         secret = repr((self._pem.key, self._pem.password)).encode()
         return f"PemContext({self._pem!r}, {hashlib.sha256(secret).hexdigest()[:16]})"
 

@@ -11,8 +11,8 @@ rules:
 - The planner does not plan with incomplete information. A partition's range is empty if the partition has no leader, or
   if the reported end offset is so low that the tracker does not accept it. The next plan tries again.
 - The planner evaluates the starting options once for each query. The offset that Spark stores as the end of
-  the first micro-batch also says where each range of this batch begins (`positions`). So the batch keeps its ranges
-  when Spark runs it again.
+  the first micro-batch also says where each range of the first micro-batch begins (`positions`). So the first
+  micro-batch keeps its ranges when Spark runs it again.
 """
 
 from __future__ import annotations
@@ -218,10 +218,10 @@ class Planner:
     def opening(self) -> Positions:
         """Plans where the first micro-batch of a run ends, for Spark versions that do not say where that batch begins.
 
-        This method cannot know whether the query is new or restarted. For a new query, the field `first` of each mark
+        `opening` cannot know whether the query is new or restarted. For a new query, the field `first` of each mark
         stores the offset to which the starting options resolve. For a restarted query, the starting options have no
-        effect, so an error in them must not end the query. This method therefore stores such an error in `refused`
-        instead of raising it.
+        effect, so an error in these options must not end the query. `opening` therefore stores such an error in
+        `refused` instead of raising it.
 
         Raises:
             SourceUnavailableError: The brokers do not answer.
@@ -237,8 +237,8 @@ class Planner:
         partitions = self._topics.partitions(fresh=False)
         marks = {}
         for partition, end in self._brokers.ends(partitions).items():
-            # If a partition was created between the two requests, `begins` does not contain it. Such a partition is
-            # read from its first record.
+            # If a partition was created between the two requests, `begins` does not contain it. A partition that is not
+            # in `begins` is read from its first record.
             begin = UNRESOLVED if begins is None else begins.get(partition, Mark(0)).offset
             marks[partition] = Mark(end, first=begin)
         return Positions(marks, self._topics.ids(partitions))
@@ -285,7 +285,7 @@ class Planner:
         offset.
 
         Older versions and Spark's own source wrote marks that do not record where the batch begins. If the starting
-        options still resolve to the same offset as when the batch was planned, the batch begins at this offset. But
+        options still resolve to the same offset as when the batch was planned, the batch begins at that offset. But
         "latest" now resolves to another offset, so the user has to name the beginning of the batch.
         """
         unknown = [
@@ -301,7 +301,7 @@ class Planner:
             mark = end.marks[partition]
             begin = begins.get(partition, Mark(0)).offset
             if mark.first == UNRESOLVED:
-                # This batch has no records of the partition. Records that were appended later belong to the next batch.
+                # The batch has no records of this partition. Records that were appended later belong to the next batch.
                 begins[partition] = Mark(min(begin, mark.offset))
             elif begin > mark.offset or not self._bounds.is_fixed(partition, begin, mark.offset):
                 unsure.append(partition)
@@ -350,13 +350,13 @@ class Planner:
                     lost[partition] = state
                     begin = min(state.begin, planned.offset) if state.why == "recreated" else state.begin
                     marks[partition] = Mark(begin)
-                # Otherwise, retention removed records before they were read. `recheck` finds out which of these records
-                # are in the batch.
+                # A loss of unread records is due to retention, and `recheck` finds out which lost records are in the
+                # batch.
         self._losses.tell({at: mark.offset for at, mark in start.marks.items()}, lost, is_first=False)
         return Positions(marks, start.topic_ids)
 
     def _unwanted(self, start: Positions, partitions: Sequence[Partition]) -> dict[Partition, LogState]:
-        """Returns a state for each partition in `start` that the options no longer name. Such a partition counts as
+        """Returns a state for each partition in `start` that the options no longer name. The partition counts as
         missing, even if it still exists.
         """
         found = {}
@@ -394,8 +394,8 @@ class Planner:
         """Asks each leader for the ends of all its partitions with one request. Then asks for the log start offsets
         that `LeaderLogs.advance` needs.
 
-        This only saves CPU time: `advance` uses these answers instead of sending its first requests. If a leader did
-        not answer about a partition, or answered with an error, `advance` sends its own request.
+        Asking at once only saves CPU time: `advance` uses the answers instead of sending its first requests. If a
+        leader did not answer about a partition, or answered with an error, `advance` sends its own request.
 
         Returns:
             The state of the partitions that `advance` need not examine, because nothing changed since the last plan.

@@ -4,13 +4,14 @@
 {"kafkasafe": 1, "topics": {"orders": {"id": "5f…", "partitions": {"0": {"offset": 42, "epochs": "ks1.…"}}}}}
 ```
 
-`offset` is the next offset to read. `epochs` holds the leader epochs of the records before that offset
-(`kafkasafe.history.epochs.Lineage`). With these epochs, the next plan can check that the records are still in the log.
+`offset` is the next offset to read. `epochs` holds the leader epochs of the records before `offset`
+(`kafkasafe.history.epochs.Lineage`). With the leader epochs, the next plan can check that the records are still in the
+log.
 
-If records were lost before a micro-batch, the end positions of the batch also describe the loss. In this case the range
-begins at the offset `begin`, and not at the end of the previous batch. `why` is the reason, and `lost_first` to
-`lost_last` (inclusive) are the lost offsets. With these fields, a batch has the same range when Spark reads the batch
-again.
+If records were lost before a micro-batch, the end positions of the batch also describe the loss. After a loss, the
+range begins at the offset `begin`, and not at the end of the previous batch. `why` is the reason, and `lost_first` to
+`lost_last` (inclusive) are the lost offsets. The fields about a loss ensure that a batch has the same range when Spark
+reads the batch again.
 
 A micro-batch begins where the previous one ended. But the first micro-batch of a query has no previous one. If the
 checkpoint did not contain the beginning of the first micro-batch, the following could happen:
@@ -21,14 +22,15 @@ checkpoint did not contain the beginning of the first micro-batch, the following
    until the batch is finished. By now, "latest" is 20.
 3. Spark asks the source to read the range from 20 to 15.
 
-To prevent such a range, the end of the first batch also stores where the batch begins in each partition (`begin`). So
-the batch keeps its range even if `startingOffsets` resolves to other offsets later. The initial offset contains no
-positions, only `"initial": true`, which means that the query has not read any record. Storing positions in the initial
-offset would not help, because Spark does not keep the initial offset of a Python source.
+To prevent a range that ends before it begins, the end of the first batch also stores where the batch begins in each
+partition (`begin`). So the batch keeps its range even if `startingOffsets` resolves to other offsets later. The initial
+offset contains no positions, only `"initial": true`, which means that the query has not read any record. Storing
+positions in the initial offset would not help, because Spark does not keep the initial offset of a Python source.
 
 PySpark 4.0 and 4.1 ask where a batch ends without saying where it begins, so the source does not know whether the batch
-is the query's first. With these versions, the first planned end of each run therefore also contains the field `first`.
-If the batch is the query's first, it begins at the offset `first`. For any other batch, the source ignores `first`.
+is the query's first. With PySpark 4.0 and 4.1, the first planned end of each run therefore also contains the field
+`first`. If the batch is the query's first, it begins at the offset `first`. For any other batch, the source ignores
+`first`.
 
 The fields described so far are version 1 of the format. If a topic has many partitions, its marks are packed
 (`packed`), and the JSON has version 2, or version 3 if the packed marks are long. A release of kafkasafe rejects format
@@ -137,8 +139,8 @@ class Positions:
 
 
 INITIAL: Final = Positions({}, initial=True)
-"""The initial offset of every query. This offset contains no positions, because the planner evaluates the starting
-options later.
+"""The initial offset of every query. The initial offset contains no positions, because the planner evaluates the
+starting options later.
 """
 
 
@@ -146,7 +148,7 @@ class Recent:
     """Encodes and decodes positions. Keeps the two latest results, so that the same JSON is not decoded twice.
 
     Spark passes the end of each micro-batch to the source several times: with the request for the batch's ranges, and
-    as the start of the next micro-batch. For 1,000 partitions, decoding takes a third of the time that a plan takes.
+    as the start of the next micro-batch. For 1,000 partitions, decoding takes a third as long as planning.
     """
 
     def __init__(self) -> None:
@@ -188,7 +190,7 @@ def share(sizes: Mapping[Partition, int], limit: int, turn: int) -> dict[Partiti
         sizes: Number of available records, by partition.
         limit: Maximum number of records in total, at least 1.
         turn: A number that differs for each batch. If there are more partitions than `limit`, the batch reads one
-            record from each of `limit` partitions, and this number decides from which.
+            record from each of `limit` partitions, and `turn` decides from which partitions.
     """
     waiting = sorted(partition for partition, size in sizes.items() if size > 0)
     total = sum(sizes[partition] for partition in waiting)

@@ -98,8 +98,8 @@ class QueryTopics:
                 return re.fullmatch(pattern, partition[0]) is not None
 
     def ids(self, partitions: Iterable[Partition]) -> dict[str, bytes]:
-        """Returns topic → id for the topics of these partitions. Leaves out topics without an id. Old brokers do not
-        report ids.
+        """Returns topic → id for the topics of the given partitions. Leaves out topics without an id. Old brokers do
+        not report ids.
         """
         infos = {topic: self._brokers.topic(topic) for topic in {topic for topic, _ in partitions}}
         ids = {topic: id_of(info) for topic, info in infos.items() if info is not None}
@@ -139,7 +139,7 @@ class QueryTopics:
                             raise _topic_error(info.name, verdict)
                 missing = {info.name for info in waiting if info is not None}
                 if not waiting or missing == self._missing or time.monotonic() - began > MISSING_TOPIC_S:
-                    # A missing topic is not an error here: the caller decides what it means.
+                    # A missing topic is not an error here: the caller decides what a missing topic means.
                     self._missing = missing
                     return
             yield Pause(pause_s(tries))

@@ -10,9 +10,10 @@ The log may be truncated between planning and reading:
 2. The leader fails. Broker B, whose log ends at 480, wins an unclean election, and producers append under epoch 4.
 3. The task reads offset 480 and gets a record that differs from the planned record.
 
-To detect such records, the task compares the leader epoch of each record with the epoch in the plan. At the first
-difference, the task stops and reports a loss. The next plan finds the same divergence and continues at that offset.
-The planner's own check is not enough, because the election may happen after the check.
+To detect records that differ from the plan, the task compares the leader epoch of each record with the epoch in the
+plan. At the first difference, the task stops and reports a loss. The next plan finds the same divergence, and continues
+at the offset of the first difference. The planner's own check is not enough, because the election may happen after the
+check.
 """
 
 from __future__ import annotations
@@ -111,9 +112,10 @@ def read_at_once(
         timeout_s: How long to wait for all responses.
 
     Returns:
-        The records as pyarrow.RecordBatch objects. If the result is None, call `read` for each range instead. There are
-        five reasons for None: the records are larger than `max_bytes`; a range needs more than one response; a response
-        is damaged; a broker did not answer or reported an error; or a record's leader epoch is not the planned one.
+        The records as pyarrow.RecordBatch objects. If the result is None, call `read` for each range instead.
+        `read_at_once` returns None for five reasons: the records are larger than `max_bytes`; a range needs more than
+        one response; a response is damaged; a broker did not answer or reported an error; or a record's leader epoch is
+        not the planned one.
     """
     deadline = time.monotonic() + timeout_s
     options = replace(options, fetch_bytes=min(options.fetch_bytes, max_bytes // len(pieces) + 1))
@@ -269,7 +271,7 @@ class _Fetching:
             if answer.next_offset < piece.end:
                 self.ask(answer.next_offset)
             yield answer, position
-            # Do not count the time in which the caller processed this answer as a stall of the brokers.
+            # The time in which the caller processed the answer is not a stall of the brokers.
             self._progress_at = time.monotonic()
             position = answer.next_offset
 

@@ -175,7 +175,8 @@ class _BatchWrite:
         """
         batch, strict = self._batch, self._options.strict
         marker = self._markers.read()
-        # This call itself wrote the marker, but got no answer to its commit. So the marker is not a mismatch.
+        # This call of `write` itself wrote the marker, but got no answer to its commit. So the marker is not a
+        # mismatch.
         if self._sent is not None and marker == self._sent:
             return False
         if batch.count is None:
@@ -219,7 +220,9 @@ class _BatchWrite:
         return event
 
     def _abort(self) -> None:
-        """Aborts the transaction of a batch that has failed. Otherwise readers would wait until it times out."""
+        """Aborts the transaction of a batch that has failed, because readers would otherwise wait until the transaction
+        times out.
+        """
         if self._grant is not None:
             self._transaction.abort(self._grant)
 
@@ -327,9 +330,9 @@ class Session:
             count: Returns the number of rows of the micro-batch. `write` calls `count` only if the marker's other
                 fields do not show whether the batch is committed. None in a batch query, where `txnVersion` alone
                 decides whether to write.
-            remember: Whether to keep the marker forever. If false, the application id must be new. The marker is then
-                stored only as a committed offset of a consumer group, and such an offset expires. `write` then reads
-                the marker only if it has to restart its transaction, for example after a commit that was not answered.
+            remember: Whether to keep the marker forever. `remember=False` requires a new application id. The marker is
+                then stored only as a committed offset of a consumer group, which expires. `write` then reads the marker
+                only if it has to restart its transaction, for example after a commit that was not answered.
 
         Raises:
             CheckpointMismatchError: The marker does not fit the checkpoint. Nothing was written.

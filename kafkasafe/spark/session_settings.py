@@ -38,7 +38,7 @@ def speculates(df: DataFrame) -> bool:
     1. Attempt 0 of a task computes no rows, claims no partition, and ends.
     2. Attempt 1 has computed other rows, because the data frame is not deterministic. Spark ends the attempt, but its
        Python worker has not noticed that yet.
-    3. The driver compares the logs with the reports. After that, but before the commit, the worker of attempt 1 sends
+    3. The driver compares the logs with the reports. Between this check and the commit, the worker of attempt 1 sends
        its rows.
 
     After an exchange, all attempts of a task get the same rows.
@@ -105,7 +105,7 @@ _shared_lock: Final = threading.Lock()
 
 @contextmanager
 def _shared_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[None]:
-    """Changes settings of the session itself. If several threads use this context at once, the last one restores the
+    """Changes settings of the session itself. If several threads use the context at once, the last thread restores the
     original values.
     """
     session = df.sparkSession

@@ -64,8 +64,8 @@ def foreach_batch_sink(
     ```
 
     Readers with `isolation.level=read_committed` see the records of each (`txnAppId`, batch id) exactly once, under the
-    conditions of docs/spark-guarantees.md. When the function returns, the records are committed. Before that, no record
-    of the micro-batch is visible.
+    conditions of docs/spark-guarantees.md. When the function returns, the records are committed. Before the commit, no
+    record of the micro-batch is visible.
 
     The data frame has the columns of Spark's own Kafka sink: `value` (string or binary), and optionally `key` (string
     or binary), `headers` (array of structs of key and value), `topic` (string) and `partition` (int). The sink ignores
@@ -166,8 +166,8 @@ def write_batch(
     """Writes a data frame to Kafka in one transaction: all rows or none.
 
     With the options `txnAppId` and `txnVersion`, a job can be repeated safely, as in Delta. If the same `txnVersion` or
-    a higher one is already committed under this `txnAppId`, the call writes nothing. Without these options, each call
-    writes all rows.
+    a higher one is already committed under this `txnAppId`, the call writes nothing. Without `txnAppId` and
+    `txnVersion`, each call writes all rows.
 
     Args:
         df: As for `foreach_batch_sink`.
@@ -179,7 +179,7 @@ def write_batch(
         The outcome. When the call returns, the rows are committed.
 
     Raises:
-        ConfigError: For the same reasons as in `foreach_batch_sink`. Also if a column is missing or has a wrong type.
+        ConfigError: For the same reasons as in `foreach_batch_sink`, or a column is missing or has a wrong type.
         FencedError: Another call with this `txnAppId` took over. Either all rows of this call are visible or none.
         KafkaError: The rows could not be written. None of them is visible.
     """
@@ -228,8 +228,8 @@ class ForeachBatchSink:
         """Writes a micro-batch, unless it is already committed.
 
         In each micro-batch, Spark expects the state of joins, aggregations and deduplications to be committed
-        (SPARK-52008). Computing the data frame commits this state. So if the query has such state, the sink computes
-        the data frame even of a duplicate micro-batch, without writing it.
+        (SPARK-52008). Computing the data frame commits the state of these operators. So if the query has such
+        operators, the sink computes the data frame even of a duplicate micro-batch, without writing it.
 
         Raises:
             ConfigError: A column is missing or has a wrong type, or the query's id is not available.
@@ -272,7 +272,7 @@ class ForeachBatchSink:
 
 
 class _Turns:
-    """Rejects a second write of the same micro-batch under the same id. Without this check, the sink would lose rows as
+    """Rejects a second write of the same micro-batch under the same id. Without the check, the sink would lose rows as
     follows:
 
     1. A function for foreachBatch splits batch 7 into two data frames. The function writes both with one `txnAppId`,
@@ -331,9 +331,9 @@ class _Job:
         batch_id: Chooses partitions for rows that are not bound to a partition.
         session: The driver's session.
         previous: Size of the previous micro-batch; None if it is unknown. If the previous micro-batch was small, this
-            one probably has few rows. Then the tasks return their rows or batches to the driver, which sends them. In
-            this case one stage of Spark is enough, and no partition needs a claim (see `appender`). If there are more
-            rows than expected, the first job sends nothing, and a second job writes the rows.
+            micro-batch probably has few rows, too. Then the tasks return their rows or batches to the driver, which
+            sends them, so one stage of Spark is enough, and no partition needs a claim (see `appender`). If there are
+            more rows than expected, the first job sends nothing, and a second job writes the rows.
 
     Attributes:
         totals: `bytes` and `retries` of all transactions of the micro-batch.
@@ -445,8 +445,8 @@ class _Job:
                 options=options, grant=grant, add=False, topic=topic, partitions=count, turn=self._batch_id
             )
             return map_in_arrow(df.coalesce(count), write, REPORT_SCHEMA, columns=self._columns), False
-        # With more sending tasks than cores, some tasks would run only after the others. These few tasks would not keep
-        # the brokers busy.
+        # With more sending tasks than cores, some tasks would run only after the others. The last few tasks would not
+        # keep the brokers busy.
         slots = min(count, cores or _MAX_SLOTS) if topic is not None else max(2, parallelism)
         counts = {} if topic is None else {topic: count}
         if not limits_arrow_bytes(df):
@@ -466,8 +466,8 @@ class _Job:
     def _check_stages(self, rows: Sequence[Any]) -> None:
         """Restarts the transaction if a stage ran more than once.
 
-        Tasks of the stage's earlier attempts may still be running. Such tasks could write to partitions that no task
-        of the latest attempt has claimed.
+        Tasks of the stage's earlier attempts may still be running, and could write to partitions that no task of the
+        latest attempt has claimed.
 
         Raises:
             RestartError: A stage ran more than once.

@@ -18,7 +18,7 @@ _COLUMNS: Final = ("key", "value", "headers", "topic", "partition")
 def checked(df: DataFrame, options: SinkOptions) -> tuple[DataFrame, list[str], bool]:
     """Selects the columns that the sink uses, and checks their types.
 
-    Also returns the names of these columns, and whether the columns determine the partition of each row.
+    Also returns the columns' names, and whether the columns determine the partition of each row.
 
     Raises:
         ConfigError: A column is missing or has a wrong type, or `exchange=never` does not fit the columns.

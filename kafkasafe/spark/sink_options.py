@@ -88,14 +88,15 @@ SINK: Final = OptionTable(
     QueryOption(
         "topic",
         text,
-        help="or the first argument of `foreach_batch_sink` and `write_batch`. Without it, the column `topic` names the"
-        " topic of each row.",
+        help="or the first argument of `foreach_batch_sink` and `write_batch`. Without this option, the column `topic`"
+        " names the topic of each row.",
     ),
     QueryOption(
         "txnAppId",
         text,
         shown="query id and topic",
-        help="names the marker. Set it with Spark Connect, and for a second sink on the same topic in one query.",
+        help="names the marker. Set this option with Spark Connect, and for a second sink on the same topic in one"
+        " query.",
     ),
     QueryOption("txnVersion", whole(0, 2**53), help="batch jobs only, with `txnAppId`"),
     QueryOption(
@@ -139,8 +140,8 @@ SINK: Final = OptionTable(
         "kafka.batch.size",
         whole(1, INT32),
         900_000,
-        help="largest batch in bytes, before compression. Set it below the topic's `max.message.bytes`: larger batches"
-        " are divided, which takes time.",
+        help="largest batch in bytes, before compression. Set this option below the topic's `max.message.bytes`:"
+        " larger batches are divided, which takes time.",
     ),
     QueryOption("kafka.max.request.size", whole(1, INT32), 1_048_576, help="largest record"),
     QueryOption(
@@ -170,18 +171,18 @@ SINK: Final = OptionTable(
         whole(0, 256 * 1024 * 1024),
         1024 * 1024,
         help="The writer: up to this size, a task's encoded batches go to the driver in the task's commit message. The"
-        " sink: if the previous micro-batch was smaller than this, the tasks return their rows or batches to the"
+        " sink: if the previous micro-batch was smaller than this size, the tasks return their rows or batches to the"
         " driver. A task returns encoded batches up to this size, or rows up to twice this size"
         " ([below](#how-rows-reach-their-partitions)); 0: never. From the 65th task on, the limit is at most 64 KiB per"
-        " task. This data uses the driver's memory, and counts towards `spark.driver.maxResultSize`.",
+        " task. The returned data uses the driver's memory, and counts towards `spark.driver.maxResultSize`.",
     ),
     QueryOption(
         "stagingTopic",
         text,
         "kafkasafe-spark-staging",
         help="for the writer only. Created when it is first needed: 8 partitions, the brokers' default replication,"
-        " `retention.ms` 6 h, LogAppendTime. If you create it by hand, set `cleanup.policy=delete`, a retention longer"
-        " than a micro-batch takes, and `max.message.bytes` above `kafka.batch.size`.",
+        " `retention.ms` 6 h, LogAppendTime. If you create the topic by hand, set `cleanup.policy=delete`, a retention"
+        " longer than a micro-batch takes, and `max.message.bytes` above `kafka.batch.size`.",
     ),
     QueryOption("mode", text, "transaction", help="`transaction` is the only mode"),
     QueryOption(
@@ -210,7 +211,8 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
     """Checks and converts the options of a sink.
 
     Args:
-        options: Options by Spark's names, which are not case-sensitive. Their values are text, numbers or booleans.
+        options: Options by Spark's names, which are not case-sensitive. The options' values are text, numbers or
+            booleans.
 
     Raises:
         ConfigError: An option is unknown (the message names the most similar one), invalid, or missing.
@@ -237,7 +239,7 @@ def sink_options(options: Mapping[str, Any]) -> SinkOptions:
     compression = Compression[kafka["kafka.compression.type"].upper()]
     level = f"kafka.compression.{compression.name.lower()}.level"
     timeout = kafka.first_given("kafka.max.block.ms", "kafka.default.api.timeout.ms") or "kafka.max.block.ms"
-    # A request carries at least one batch, so it must have room for the largest one.
+    # A request carries at least one batch, so a request must have room for the largest batch.
     connection.setdefault("max_request_size", max(max_record_bytes, batch_bytes))
     return SinkOptions(
         connection=connection,

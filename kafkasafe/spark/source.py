@@ -4,7 +4,7 @@ Spark runs the parts of the source in different processes:
 
 - Short-lived processes on the driver run `KafkaSafeSource`, construct the readers, and run `partitions` of a batch
   reader.
-- One process on the driver runs `latestOffset`, `partitions` and `stop` of a stream reader. This process exists while
+- One process on the driver runs `latestOffset`, `partitions` and `stop` of a stream reader. The process exists while
   the query runs.
 - The executors' workers run `read`.
 

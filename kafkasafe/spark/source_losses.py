@@ -1,4 +1,4 @@
-"""Reports lost records as errors or as events. The query has read these records, or should have read them."""
+"""Reports lost records, which the query has read or should have read, as errors or as events."""
 
 from __future__ import annotations
 

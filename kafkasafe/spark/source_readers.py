@@ -53,8 +53,8 @@ class BatchReader(_Reading, DataSourceReader):
 class StreamReader(_Reading, DataSourceStreamReader):
     """Reader for PySpark 4.0 and 4.1, which ask for the latest offset without saying where the batch begins.
 
-    For a new query, these versions of Spark ask for the end of the first batch before they ask for its start. So on the
-    first request for an end, the reader looks up the start and the end, and returns both.
+    For a new query, Spark 4.0 and 4.1 ask for the end of the first batch before they ask for its start. So on the first
+    request for an end, the reader looks up the start and the end, and returns both.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:

@@ -1,5 +1,5 @@
-"""The staging topic in Kafka. Tasks store encoded batches in the staging topic. A single process reads them, because
-only one process may write to the target topic.
+"""The staging topic in Kafka. Tasks store encoded batches in the staging topic. A single process reads the batches,
+because only one process may write to the target topic.
 
 A staged batch is the value of one record in the staging topic. The task that stages the batch reports the record's
 place (`StagedBatch`) through Spark, not through Kafka. A record that no task reports is garbage, and retention removes
@@ -163,7 +163,7 @@ def _ensure(transport: Cluster, options: SinkOptions) -> int:
                 "retention.ms": str(_RETENTION_MS),
                 "segment.ms": str(_SEGMENT_MS),
                 "segment.bytes": str(_SEGMENT_BYTES),
-                # With this setting, the brokers' clocks, not those of the tasks' machines, determine the age of a
+                # With LogAppendTime, the brokers' clocks, not those of the tasks' machines, determine the age of a
                 # record.
                 "message.timestamp.type": "LogAppendTime",
                 "max.message.bytes": str(largest_bytes + _RECORD_BYTES),

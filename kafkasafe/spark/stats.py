@@ -1,4 +1,4 @@
-"""Counters of sinks, writers and sources for `MetricsListener`. Spark's own progress reports lack these counts.
+"""Counters of sinks, writers and sources for `MetricsListener`, which Spark's own progress reports lack.
 
 Spark reports -1 rows for a foreachBatch sink and does not know which micro-batches were skipped as duplicates.
 """

@@ -1,5 +1,5 @@
-"""The stream reader for PySpark 4.2 and later. These versions tell the reader where a micro-batch begins, and its
-maximum size.
+"""The stream reader for PySpark 4.2 and later. PySpark 4.2 tells the reader where a micro-batch begins, and its maximum
+size.
 
 For small micro-batches, this reader returns not only the plan, but also the records. Spark normally runs a task for
 each range of the plan, in a Python worker. For a small micro-batch, starting the tasks takes longer than reading the
@@ -32,8 +32,8 @@ try:
 except ImportError:  # a later PySpark
     _HandsOver = None  # type: ignore[assignment,misc]
 
-# The largest micro-batch whose records the reader hands over with the plan. Spark serializes such records one by one,
-# so for 5000 records a plan with tasks is faster.
+# The largest micro-batch whose records the reader hands over with the plan. Spark serializes handed-over records one by
+# one, so for 5000 records a plan with tasks is faster.
 _FEW_RANGES: Final = 16
 _FEW_OFFSETS: Final = 2000
 _AT_ONCE_S: Final = 1.0
@@ -95,7 +95,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         self._planner.stop_at_latest()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
-        """Returns the log end offsets that the latest plan found. Spark adds them to the query's progress."""
+        """Returns the log end offsets that the latest plan found, which Spark adds to the query's progress."""
         seen = self._planner.seen
         return None if seen is None else seen.encode()
 
@@ -108,18 +108,18 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
             return super()._inputs(ranges)
         self._records, self._handed_at = records, time.monotonic()
         self.__class__ = _Handing
-        # If Spark loses the records, it reads these ranges in a task.
+        # If Spark loses the records, a task reads these ranges.
         return [InputPartition(tuple(ranges))]
 
     def _hand_over(self) -> list[Any]:
-        """Returns the records that were read for Spark. After that, this reader holds no records."""
+        """Returns the records that this reader holds for Spark, and forgets them."""
         records, self._records = self._records, []
         self.__class__ = LimitedStreamReader
         return records
 
     def _after_hand_over(self) -> None:
-        """Checks whether Spark quickly took the records of the last micro-batch from this reader. If not, this reader
-        hands over no records for the next micro-batches: tasks read them.
+        """Checks whether Spark quickly took the records of the last micro-batch from this reader. Otherwise tasks, not
+        this reader, read the records of the next micro-batches.
         """
         # Whether Spark took the records that this reader held for it. False only if a future PySpark does not call
         # `getCache`.
@@ -163,7 +163,7 @@ if _HandsOver is not None:
     class _Handing(LimitedStreamReader, _HandsOver):
         """The class of a reader is changed to this one while the reader holds the records of a micro-batch for Spark.
 
-        Spark first calls `partitions`. Then it asks the reader for records, but only if the reader is an instance of
+        Spark first calls `partitions`. Then Spark asks the reader for records, but only if the reader is an instance of
         `_HandsOver`, a private class of PySpark.
         """
 

@@ -8,7 +8,7 @@ A job has one of three shapes:
   driver, which sends them.
 - *Direct*, if any row may go to any partition. Each task sends its rows to one partition, which no other task uses.
 - *With an exchange*, if rows are bound to partitions by a key or by the column `partition`. The tasks of a first stage
-  only encode rows into batches. A failure in this stage has no effect in Kafka, and Spark repeats the task. Then
+  only encode rows into batches. A failure in the first stage has no effect in Kafka, and Spark repeats the task. Then
   Spark moves the encoded batches between tasks, so that one task sends all batches of a partition.
 
 Spark pickles the classes of this module by name, so kafkasafe must be installed on the workers.
@@ -65,7 +65,7 @@ ENCODED_SCHEMA: Final = (
 
 _PIECE_BYTES: Final = 8 * 1024 * 1024
 # The first batch that a task appends to a partition is small: it is the task's claim (see `kafkasafe.spark.appender`).
-# If the batches go through an exchange, the encoder makes such a small first batch only for partitions with more than
+# If the batches go through an exchange, the encoder makes a small first batch only for partitions with more than
 # `_HEAD_FROM` rows. With fewer rows, it is cheaper to let the sender split the first batch.
 _HEAD_FROM: Final = 1024
 # Each of the first 64 tasks may send up to `inlineBytes` to the driver. Each later task may send at most 64 KiB,
@@ -146,7 +146,7 @@ class _Sender:
                     appender.append(*place, data)
             reports = appender.finish()
             if context.attemptNumber() and not reports:
-                # This attempt has no rows, so it claims no partition. An earlier attempt may still write to that
+                # This attempt has no rows, so it claims no partition. An earlier attempt may still write to its
                 # partition.
                 raise RestartError("A task was started again and now has no rows")  # noqa: TRY301
         except RestartError as spoilt:

@@ -105,7 +105,7 @@ class Pending:
     """A request that has been sent, and its answer once it has arrived.
 
     Args:
-        send: Function that sends the request. Its argument is a function to call with the answer.
+        send: Sends the request. The argument of `send` is a function to call with the answer.
     """
 
     def __init__(self, send: Callable[[Reply[Any]], None]) -> None:
@@ -145,7 +145,7 @@ def retry_for(timeout_s: float, attempt: Callable[[float], T], *, what: str, api
 
     Args:
         timeout_s: When to give up, in seconds from now.
-        attempt: Makes one attempt. Its argument is the remaining time in seconds.
+        attempt: Makes one attempt. The argument of `attempt` is the remaining time in seconds.
         what: Name of the request, for error messages; for example "InitProducerId of x".
         api: Request kind, for `classify`.
 
@@ -211,8 +211,8 @@ class TransactionRequests:
     # --- the transaction ---
 
     def fence(self, transaction_timeout_ms: int, *, timeout_s: float | None = None) -> WriterIdentity:
-        """Fences all older holders of the transactional id, and ends their open transaction. Returns only after that
-        transaction has ended.
+        """Fences all older holders of the transactional id, and ends their open transaction. Returns only after the
+        open transaction has ended.
 
         Args:
             transaction_timeout_ms: Time in ms after which the cluster aborts a transaction that is still open.
@@ -232,8 +232,8 @@ class TransactionRequests:
         places = list(partitions)
 
         def place(answer: PartitionsAdded) -> str:
-            # Name the partition that caused the failure. A partition that failed only because another one failed comes
-            # last in this order.
+            # Name the partition that caused the failure. A partition that failed only because another partition failed
+            # is sorted last.
             codes = sorted(answer.error_codes.items(), key=lambda item: item[1] == OPERATION_NOT_ATTEMPTED)
             return next((f", {topic}-{number}" for (topic, number), code in codes if code), "")
 
@@ -267,11 +267,11 @@ class TransactionRequests:
         transaction.
 
         With protocol 2, EndTxn aborts the transaction under a new epoch. With protocol 1, EndTxn would grant no new
-        epoch. Then brokers before 3.6 would still append a late batch, and the next transaction on the partition would
-        commit it. So with protocol 1, this method sends InitProducerId, which aborts the transaction and grants a new
-        epoch. But InitProducerId alone would also abort the transaction of a driver that has taken over. So
-        AddOffsetsToTxn is sent first, which the coordinator refuses if another driver has taken over. If another driver
-        takes over between the two requests, InitProducerId fences the other driver, which fails.
+        epoch. Without a new epoch, brokers before 3.6 would still append a late batch, and the next transaction on the
+        partition would commit it. So with protocol 1, this method sends InitProducerId, which aborts the transaction
+        and grants a new epoch. But InitProducerId alone would also abort the transaction of a driver that has taken
+        over. So AddOffsetsToTxn is sent first, which the coordinator refuses if another driver has taken over. If
+        another driver takes over between the two requests, InitProducerId fences the other driver, which fails.
 
         Args:
             grant: Grant of the transaction.

@@ -24,8 +24,7 @@ After its own commit, a driver may begin the next micro-batch at OPEN. With the 
 to EndTxn grants the epoch of the next transaction. So FENCE and READ_MARKER would give the driver no new information:
 
 1. Driver A commits batch 6. The answer says that the transaction has ended, and grants epoch 8.
-2. All tasks of batch 6 have epoch 7. After the commit, the coordinator and the leaders refuse this epoch, as after
-   FENCE.
+2. All tasks of batch 6 have epoch 7. After the commit, the coordinator and the leaders refuse epoch 7, as after FENCE.
 3. No driver can commit under this id without FENCE, and each FENCE grants an epoch above 8. So while epoch 8 is valid,
    no marker is newer than the one that A wrote.
 4. Driver B takes over before A begins batch 7. Then the coordinator refuses A's OPEN, because B's epoch is newer. A
@@ -94,9 +93,9 @@ TRANSITIONS: Final[Mapping[Step, Mapping[Event, Step]]] = {
     Step.WRITE: {Event.DONE: Step.VERIFY, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
     Step.VERIFY: {Event.DONE: Step.MARK, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
     Step.MARK: {Event.DONE: Step.COMMIT, Event.BROKEN: Step.FENCE, Event.REFUSED: Step.FAILED},
-    # BROKEN: the coordinator answered that this transaction cannot be committed, because it timed out. This answer does
-    # not prove that the batch is not committed, because an earlier attempt may have committed it. Only the marker, read
-    # after FENCE, shows this.
+    # BROKEN: the coordinator answered that this transaction cannot be committed, because it timed out. BROKEN does not
+    # prove that the batch is not committed, because an earlier attempt may have committed the batch. Only the
+    # marker, read after FENCE, shows whether the batch is committed.
     Step.COMMIT: {
         Event.DONE: Step.WRITTEN,
         Event.UNKNOWN: Step.FENCE,
@@ -117,8 +116,8 @@ class MicroBatch:
 
     Args:
         max_restarts: How often the attempt may return to FENCE before it fails.
-        goes_on: Whether the attempt begins at OPEN. In this case the attempt uses the epoch that the coordinator
-            granted in its answer to the driver's last commit.
+        goes_on: Whether the attempt begins at OPEN, with the epoch that the coordinator granted in its answer to the
+            driver's last commit.
 
     Attributes:
         step: The next thing to do.
@@ -230,7 +229,7 @@ class Marker:
         """Decodes the text that `encode` returns. Also decodes markers of version 1.
 
         Raises:
-            ValueError: The text is not a marker. The caller must not treat such a text as a missing marker.
+            ValueError: The text is not a marker. The caller must not treat an invalid text as a missing marker.
         """
         try:
             fields = json.loads(text or "")
@@ -285,7 +284,7 @@ class MarkerLog:
 
     @property
     def undecided(self) -> bool:
-        """Whether one of this id's own transactions has no outcome yet."""
+        """Whether a transaction of this application id has no outcome yet."""
         return bool(self._open)
 
 
@@ -294,8 +293,8 @@ def plan_digest(entry: str) -> str:
     the end of each source.
 
     The offsets alone do not identify the input, so the time is part of the digest. For example, an offset of a file
-    source is a position in a list of files in the checkpoint. If the checkpoint was restored from a copy, its list may
-    differ, and then the same position stands for other files.
+    source is a position in a list of files in the checkpoint. In a checkpoint that was restored from a copy, the list
+    may differ, and the same position may stand for other files.
 
     Args:
         entry: An entry of Spark's offset log: a version, a line of metadata, a line for each source.
@@ -333,7 +332,7 @@ class MarkerVerdict(enum.Enum):
     GAP = "gap"
     """Batches before this one were never written to this topic."""
     ROLLED_BACK = "rolled back"
-    """Batches after this one are committed: the checkpoint is older than the topic."""
+    """Batches after this batch are committed: the checkpoint is older than the topic."""
 
 
 def judge_marker(
@@ -350,12 +349,12 @@ def judge_marker(
     Spark stores the plan of a batch durably before it runs the batch. Spark repeats only the last planned batch, with
     the same input. So if the checkpoint is intact, the marker has two possible values: the batch's id (the batch is not
     written yet), or that id plus one (the batch is written, but Spark has not recorded this). Any other value means
-    that the checkpoint and the topic do not belong together. In that case, both writing the batch and skipping it
-    could be wrong.
+    that the checkpoint and the topic do not belong together: then both writing the batch and skipping it could be
+    wrong.
 
-    But the marker can be the batch id plus one for another reason, too: the checkpoint was restored from a copy that is
-    one batch old. Spark then plans that batch again, with other rows. So the driver skips a batch only if it is proven
-    to be the committed batch: by its entry in Spark's offset log or, if that is not possible, by its number of rows.
+    But the marker is also the batch id plus one if the checkpoint was restored from a copy that is one batch old. Spark
+    then plans that batch again, with other rows. So the driver skips a batch only if it is proven to be the committed
+    batch: by its entry in Spark's offset log or, if that is not possible, by its number of rows.
 
     Args:
         marker: The marker that was read after the fence, or None.

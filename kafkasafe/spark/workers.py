@@ -43,9 +43,9 @@ def warn_of_other_python(spark: SparkSession) -> None:
     The usual cause is `venv/bin/python script.py` without an activated environment: Spark takes `python3` from PATH,
     and the workers fail with `ModuleNotFoundError`.
 
-    Once in each process, the check runs the interpreter that the workers would use. No warning is logged if that
-    interpreter has the same version and all modules that kafkasafe needs. The check is made only with a `local` master,
-    because this process cannot see the interpreters on a cluster's nodes.
+    Once in each process, the check runs the interpreter that the workers would use. No warning is logged if the
+    workers' interpreter has the same version and all modules that kafkasafe needs. The check is made only with a
+    `local` master, because this process cannot see the interpreters on a cluster's nodes.
     """
     context = spark_context(spark)
     if context is None or not str(context.master).startswith("local"):
@@ -93,11 +93,11 @@ def spare_collections() -> None:
     Tasks call this function. Only the first call in a process has an effect.
 
     In a reused worker, `pyspark.daemon` runs a full garbage collection after each task. A garbage collection visits all
-    modules of PySpark, pyarrow, kafka-python and kafkasafe. This work takes longer than a small task. And it is
-    useless, because these modules are never freed.
+    modules of PySpark, pyarrow, kafka-python and kafkasafe. This visit takes longer than a small task, and is useless,
+    because modules are never freed.
 
-    This has a drawback: besides the modules, all objects that exist at the time of the call are hidden from the
-    collector. If such an object is part of a reference cycle, it is never freed, even when nothing uses it any more.
+    The call has a drawback: besides the modules, all objects that exist at the time of the call are hidden from the
+    collector. If a hidden object is part of a reference cycle, it is never freed, even when nothing uses it any more.
 
     In a process that is not a reused worker, the function does nothing.
     """

@@ -196,7 +196,7 @@ def _partition_count(options: SinkOptions, topic: str) -> int:
 
 
 class _Kept:
-    """Holds the encoded batches of a task in memory. If they exceed a size limit, writes them to the staging topic
+    """Holds the encoded batches of a task in memory. Above a size limit, writes the batches to the staging topic
     instead.
     """
 

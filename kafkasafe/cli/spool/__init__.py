@@ -43,7 +43,7 @@ app = typer.Typer(
     " set-aside, discard and prune change anything.",
 )
 
-# The order of these lines is the order in `kafkasafe spool --help`.
+# `kafkasafe spool --help` shows the commands in the order of these lines.
 app.command("ls", epilog=DAMAGED_OR_REJECTED)(spool_ls)
 app.command("show", epilog=DAMAGED_OR_REJECTED)(spool_show)
 app.command("verify", epilog=DAMAGED)(spool_verify)

@@ -34,7 +34,7 @@ def contents_of(
     """Context manager that yields the content of each lane. Rejected records that were sent again do not count as
     rejected.
 
-    In this context, records stay readable even if the lane's owner delivers them and deletes their segment.
+    Inside the context, records stay readable even if the lane's owner delivers them and deletes their segment.
 
     Args:
         directory: The spool directory.

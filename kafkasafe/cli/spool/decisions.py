@@ -129,8 +129,8 @@ def _wanted(directory: Path, given: Sequence[str] | None) -> tuple[list[_Wanted]
 
     Returns:
         A tuple of the batches, the names of skipped lanes, and the names of damaged lanes. A lane is skipped if a
-        process owns it. A damaged lane may have contained more atomic batches. With `given`, all given batches
-        were found, so damaged lanes do not matter and are not named.
+        process owns it. A damaged lane may have contained more atomic batches. With `given`, the result names no
+        damaged lanes, because all given batches were found.
     """
     lanes = open_directory(directory)
     refuse_as_root(directory)

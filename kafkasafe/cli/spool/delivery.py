@@ -46,8 +46,8 @@ class DeliveryReport:
     none.
     """
     dropped: int = 0
-    """Number of records of dropped atomic batches. These records are not kept in rejected/. They will be produced
-    again, because each batch's consumer group reads the batch's input again.
+    """Number of records of dropped atomic batches. Dropped records are not kept in rejected/. The application produces
+    them again, because each batch's consumer group reads the batch's input again.
     """
     rejected_now: int = 0
     """Number of records that this drain added to rejected/."""
@@ -129,7 +129,7 @@ def deliver(
     there = _left(lanes, set())
     before = there.records
     if not there.work:
-        # Nothing is undelivered, so no broker is needed.
+        # All records are delivered, so no broker is needed.
         return DeliveryReport(0, 0, _all_rejected(lanes), there.foreign, "", time.monotonic() - began)
     refused_before = _rejected(lanes)
     options = {**options, "on_undecidable": on_undecidable}
@@ -286,7 +286,7 @@ class _Left:
     Attributes:
         damaged: A description of the damage; empty if none exists.
         foreign: Names of the lanes that other processes own.
-        work: Whether a producer that owned these lanes would have work to do.
+        work: Whether a producer would have work to do if it owned these lanes.
     """
 
     records: int

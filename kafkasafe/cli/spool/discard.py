@@ -37,7 +37,9 @@ def spool_discard(
     ] = False,
     apply: Annotated[
         bool,
-        typer.Option("--apply", help="Discard them. Without it, only print what would be discarded."),
+        typer.Option(
+            "--apply", help="Discard the records. Without --apply, only print what would be discarded."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:

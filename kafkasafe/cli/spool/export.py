@@ -108,7 +108,7 @@ def _form_of(output: Path, form: _Form | None) -> _Form:
 
 
 class _Records:
-    """The records of some lanes, limited to the wanted statuses. Counts these records, and describes the damage that
+    """The records of some lanes, limited to the wanted statuses. Counts the exported records, and describes damage that
     prevents an export.
 
     Args:
@@ -152,7 +152,7 @@ def _new_file(path: Path) -> Iterator[Any]:
     The context ends only when the file is durable, because the user may discard the records next.
 
     Raises:
-        FileExistsError: Another process has created a file with this name meanwhile. That file is kept.
+        FileExistsError: Another process has created a file with this name meanwhile. The other process's file is kept.
         OSError: The file cannot be written.
     """
     draft: Path | None = None

@@ -20,8 +20,8 @@ _CLOSE_S: Final = 5.0
 
 
 class OpenSpool:
-    """Takes the lanes of a spool directory that have no owner, and runs the thread that delivers them (the pump).
-    Accepts no records.
+    """Takes the lanes of a spool directory that have no owner, and runs the thread that delivers their records. Accepts
+    no records.
 
     Args:
         options: Options of a producer.

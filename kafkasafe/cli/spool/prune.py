@@ -44,7 +44,8 @@ def spool_prune(
         ),
     ] = "7d",
     apply: Annotated[
-        bool, typer.Option("--apply", help="Delete them. Without it, only print what would be deleted.")
+        bool,
+        typer.Option("--apply", help="Delete the lanes. Without --apply, only print what would be deleted."),
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -32,7 +32,7 @@ def spool_repair(
     directory: Directory,
     lane: LaneName = None,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Apply the plan. Without it, only print the plan.")
+        bool, typer.Option("--apply", help="Apply the plan. Without --apply, only print the plan.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -61,7 +61,7 @@ def spool_show(
     if position is not None and not rows:
         raise typer.BadParameter(f"no batch begins at position {position}", param_hint="--position")
     if as_json:
-        # The JSON output is a list of batches, so it has no place for these lines.
+        # The JSON output is a list of batches, without a place for unreadable lanes.
         for line in unreadable_lines(troubles):
             print(line, file=sys.stderr)
     lines = [*_batch_lines(rows), *map(unit_line, units)]
