@@ -120,8 +120,8 @@ def classify_code(code: int, api: str | None = None, context: ErrorContext = NO_
         elif api is not None:
             cell = BY_API.get((api, code), cell)
     cell = in_context(code, cell, api, context) or cell
-    # A row's note explains why the row's action differs from Kafka's exception class. So the note does not apply to a
-    # cell with another action.
+    # A row's note explains why the row's action differs from Kafka's exception class. So a row's note does not apply to
+    # a cell with another action.
     note = cell.note or (row.note if row is not None and cell.action is row.action else "")
     return Verdict(code, name, api, cell.action, cell.at_risk, cell.fix, note)
 

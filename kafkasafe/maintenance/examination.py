@@ -138,8 +138,8 @@ class LaneContent:
         return tuple(missing_text(name, records) for name, records in self.missing.items())
 
     def without(self, resent: Collection[m.Resent]) -> LaneContent:
-        """The same content without the resent files of `rejected/`. Marks in another lane's log show which files were
-        resent.
+        """Returns the lane's content without the resent files of `rejected/`. Marks in another lane's log show which
+        files were resent.
         """
         gone = {mark.file for mark in resent if mark.lane == self.name}
         if not any(name in gone for name in (*self.missing, *(kept.path.name for kept in self.rejected))):

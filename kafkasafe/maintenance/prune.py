@@ -142,8 +142,8 @@ def prune_lane(directory: SpoolDirectory, number: int) -> str:
     except LaneBusyError as error:
         return f"in use by process {error.pid}"
     try:
-        # While this process holds the lock, no other process writes to the lane. So the checked content is exactly the
-        # deleted content.
+        # While this process holds the lock, no other process writes to the lane. So this function deletes exactly the
+        # content that it checks.
         if kept := _content(directory, lane, _resent(directory)):
             return kept
         doomed = directory.path / f"{_DOOMED}{lane.name}-{os.getpid()}"

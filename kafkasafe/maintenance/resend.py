@@ -281,7 +281,7 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
 
 
 def _make_durable(files: Files, log: Log) -> None:
-    """Syncs a log that was read. Some marks may be only in the page cache yet, and a mark must be durable before the
+    """Syncs a log that was read. Some marks may still be only in the page cache, and a mark must be durable before the
     caller relies on it.
     """
     if log.segments:

@@ -1,8 +1,8 @@
 """Appends the batches of one task to partitions, in an open transaction or without a transaction.
 
-The driver owns the transaction; a task only has a `WriterIdentity`. If the identity has no transactional id, there is
-no transaction. On each partition the task sends one batch at a time. So if a resent batch is in the leader's log
-already, it is the newest batch of its producer there, and the leader recognises the duplicate even after a restart.
+The driver owns the transaction; a task only has a `WriterIdentity`. If the `WriterIdentity` has no transactional id,
+there is no transaction. On each partition the task sends one batch at a time. So if a resent batch is in the leader's
+log already, it is the newest batch of its producer there, and the leader recognises the duplicate even after a restart.
 
 The first batch of a task on a partition is its *claim* of the partition. The claim solves this problem:
 
@@ -195,7 +195,7 @@ class Appender:
         grant: The transaction's grant. The transaction must already contain the partitions. If the grant's
             transactional id is empty, the appender uses no transaction, and the grant holds an idempotent producer's
             own id and epoch.
-        options: Options of the sink or writer. The appender uses three of them: the time limit for one batch, the time
+        options: Options of the sink or writer. The appender uses three options: the time limit for one batch, the time
             limit for a broker's wait for its replicas, and the number of pending bytes above which `append` blocks.
         claims: Whether to write claims and read them back. False if no other attempt can have the grant.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged

@@ -87,14 +87,14 @@ class Brokers:
         return self._transport
 
     def note(self, problem: Exception) -> None:
-        """Remembers why an attempt failed. If a time-out follows, its message names this error."""
+        """Remembers why an attempt failed. The message of a later time-out names this error."""
         self._last_problem = problem
 
     def watch(self, partition: Partition) -> Callable[[Exception], None]:
         """Returns a function that receives the errors of look-ups about one partition, and passes them to `note`.
 
         A plan uses metadata that may be a few seconds old. Old metadata may still contain a deleted topic. A look-up
-        for such a topic would repeat its request until the plan's time is over. So the function raises
+        for a deleted topic would repeat its request until the plan's time is over. So the function raises
         PartitionGoneError if brokers answer UNKNOWN_TOPIC_OR_PARTITION and the partition has been absent from the
         metadata for `MISSING_TOPIC_S` seconds.
         """

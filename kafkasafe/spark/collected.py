@@ -91,7 +91,7 @@ def bound_of(previous: Size, inline_bytes: int) -> Bound | None:
 
 
 def later_size(previous: Size | None, rows: int, sent_bytes: int, *, was_refused: bool) -> Size:
-    """Returns the size of a written micro-batch, for `bound_of` the next micro-batch.
+    """Returns the size of a written micro-batch. `bound_of` needs this size for the next micro-batch.
 
     If a row is too large to be collected, the micro-batch needs a second job. More large rows may follow, so the driver
     collects no rows for the next 100 micro-batches.

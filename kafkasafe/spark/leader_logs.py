@@ -219,8 +219,8 @@ class LeaderLogs:
     def recheck(
         self, partition: Partition, begin: int, last: int, lineage: Lineage, topic_id: bytes | None
     ) -> Procedure[LogState]:
-        """Checks that the log still holds a planned range. A range needs this check if an earlier run planned the
-        range, or if the partition has a new leader.
+        """Checks that the log still holds a planned range. A range needs the check if an earlier run planned the range,
+        or if the partition has a new leader.
         """
         info = self._brokers.topic(partition[0])
         if info is not None and partition[1] in info.partitions:

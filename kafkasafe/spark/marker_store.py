@@ -128,8 +128,8 @@ class MarkerStore:
             CheckpointMismatchError: The marker cannot be decoded.
         """
         found = self._requests.committed_offset((self._options.marker_topic, 0))
-        # The offsets of a group without members expire (offsets.retention.minutes). After the expiry, read the marker
-        # topic.
+        # The offsets of a group without members expire (offsets.retention.minutes). Then only the marker topic has the
+        # marker.
         content = self._from_topic() if found is None else found[1]
         if content is None:
             return None
@@ -146,9 +146,8 @@ class MarkerStore:
         committed.
 
         The method sends the marker to the marker topic and to the group at the same time, and waits for both answers.
-        If the group refuses the marker, the method still waits a few seconds for the marker topic's answer. Without the
-        wait, the request to the marker topic might arrive after the transaction was aborted, and begin a new
-        transaction (before KIP-890).
+        If the group refuses the marker, the method still waits a few seconds for the marker topic's answer. A request
+        to the marker topic that arrives after the abort could begin a new transaction (before KIP-890).
         """
         send = self._send_to_topic(grant, marker)
         attempts = [Pending(send)]

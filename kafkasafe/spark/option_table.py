@@ -1,4 +1,4 @@
-"""Tables of a query's options, with one row for each option. The parser and the docs use the same row."""
+"""Tables of a query's options, with one row for each option. The parser and the docs both use the tables."""
 
 from __future__ import annotations
 

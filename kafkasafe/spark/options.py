@@ -53,7 +53,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Offsets. Each one is `EARLIEST`, `LATEST` or a number.
+    """Offsets, each given as `EARLIEST`, `LATEST` or a number.
 
     Either `everywhere` holds one offset for all partitions, or `each` maps each partition to its own offset.
     """

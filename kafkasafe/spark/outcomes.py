@@ -50,7 +50,9 @@ def _directory() -> Path:
 
 
 def _is_ours(directory: Path) -> bool:
-    """Returns whether only this user can access the directory. In /tmp, another user may have created it first."""
+    """Returns whether only this user can access the directory. In /tmp, another user may have created the directory
+    first.
+    """
     try:
         found = directory.lstat()
     except OSError:

@@ -180,7 +180,7 @@ class Planner:
             for partition, state in found.items():
                 if self._target.get(partition, state.begin) < state.begin:
                     # When the target was set, a leader reported an end offset that was too low. The tracker of end
-                    # offsets could not notice this, because it did not have the checkpoint's offsets yet.
+                    # offsets could not notice the mistake without the checkpoint's offsets.
                     self._target[partition] = state.end
                 state.stop_at(self._target.get(partition, state.begin))
         # A missing partition is reported, but needs no micro-batch.
@@ -216,12 +216,12 @@ class Planner:
         self._target = self._brokers.ends(self._topics.partitions(fresh=True))
 
     def opening(self) -> Positions:
-        """Plans where the first micro-batch of a run ends, for Spark versions that do not say where that batch begins.
+        """Plans where the first micro-batch of a run ends, for Spark versions that do not say where a batch begins.
 
         `opening` cannot know whether the query is new or restarted. For a new query, the field `first` of each mark
         stores the offset to which the starting options resolve. For a restarted query, the starting options have no
-        effect, so an error in these options must not end the query. `opening` therefore stores such an error in
-        `refused` instead of raising it.
+        effect, so an error in these options must not end the query. `opening` stores the error in `refused` instead of
+        raising it.
 
         Raises:
             SourceUnavailableError: The brokers do not answer.
@@ -321,10 +321,11 @@ class Planner:
 
     def _compared(self, start: Positions, end: Positions) -> Positions:
         """Compares the logs with the records that an earlier run has read, if `opening` planned the batch. `opening`
-        itself could not compare, because it has no parameter `start`.
+        has no parameter `start`, so it could not compare the logs.
 
         Returns:
-            A copy of `start`. For a partition that lost records, it holds the offset of the first record that differs.
+            A copy of `start`. For a partition that lost records, the copy holds the offset of the first record that
+            differs.
 
         Raises:
             DataLossError: Records that were read are lost, and `failOnDataLoss` is true.

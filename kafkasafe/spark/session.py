@@ -3,7 +3,7 @@
 Each transaction also contains a marker, which names the next batch id. So a later driver knows which batches are
 committed.
 
-`kafkasafe.spark.txn` decides and explains the order of the steps. `Session.write` runs all of them for one micro-batch.
+`kafkasafe.spark.txn` decides and explains the order of the steps. `Session.write` runs all steps for one micro-batch.
 `sink_transaction` and `marker_store` execute the single steps.
 """
 
@@ -85,7 +85,8 @@ class _BatchWrite:
 
     Args:
         machine: Decides the next step.
-        grant: The grant (producer id and epoch) from the driver's last commit; None if the micro-batch needs a new one.
+        grant: The grant (producer id and epoch) from the driver's last commit; None if the micro-batch needs a new
+            grant.
     """
 
     def __init__(

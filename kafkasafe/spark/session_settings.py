@@ -33,13 +33,14 @@ def limits_arrow_bytes(df: DataFrame) -> bool:
 
 
 def speculates(df: DataFrame) -> bool:
-    """Returns whether Spark may run two attempts of a task at once. Without an exchange (a shuffle), this is not safe:
+    """Returns whether Spark may run two attempts of a task at once. Two attempts at once are not safe without an
+    exchange (a shuffle):
 
     1. Attempt 0 of a task computes no rows, claims no partition, and ends.
     2. Attempt 1 has computed other rows, because the data frame is not deterministic. Spark ends the attempt, but its
        Python worker has not noticed that yet.
-    3. The driver compares the logs with the reports. Between this check and the commit, the worker of attempt 1 sends
-       its rows.
+    3. The driver compares the logs with the reports. Between the comparison and the commit, the worker of attempt 1
+       sends its rows.
 
     After an exchange, all attempts of a task get the same rows.
     """

@@ -228,8 +228,8 @@ class ForeachBatchSink:
         """Writes a micro-batch, unless it is already committed.
 
         In each micro-batch, Spark expects the state of joins, aggregations and deduplications to be committed
-        (SPARK-52008). Computing the data frame commits the state of these operators. So if the query has such
-        operators, the sink computes the data frame even of a duplicate micro-batch, without writing it.
+        (SPARK-52008). Computing the data frame commits this state. So if the query has a join, an aggregation or a
+        deduplication, the sink computes the data frame even of a duplicate micro-batch, without writing it.
 
         Raises:
             ConfigError: A column is missing or has a wrong type, or the query's id is not available.
@@ -275,8 +275,8 @@ class _Turns:
     """Rejects a second write of the same micro-batch under the same id. Without the check, the sink would lose rows as
     follows:
 
-    1. A function for foreachBatch splits batch 7 into two data frames. The function writes both with one `txnAppId`,
-       one after the other or in two threads.
+    1. A function for foreachBatch splits batch 7 into two data frames. The function writes both data frames with one
+       `txnAppId`, one after the other or in two threads.
     2. The first write commits, and its marker says that batch 7 is committed.
     3. The second write finds that marker. The sink mistakes the second write for a repetition, and skips its rows.
     """

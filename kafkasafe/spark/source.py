@@ -4,11 +4,11 @@ Spark runs the parts of the source in different processes:
 
 - Short-lived processes on the driver run `KafkaSafeSource`, construct the readers, and run `partitions` of a batch
   reader.
-- One process on the driver runs `latestOffset`, `partitions` and `stop` of a stream reader. The process exists while
-  the query runs.
+- One process on the driver, which exists while the query runs, runs `latestOffset`, `partitions` and `stop` of a stream
+  reader.
 - The executors' workers run `read`.
 
-Spark pickles a reader to pass it to these processes, and an open connection cannot be pickled. So a reader connects
+Spark pickles a reader to pass it to another process, and an open connection cannot be pickled. So a reader connects
 only when it sends its first request.
 """
 

@@ -118,8 +118,8 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         return records
 
     def _after_hand_over(self) -> None:
-        """Checks whether Spark quickly took the records of the last micro-batch from this reader. Otherwise tasks, not
-        this reader, read the records of the next micro-batches.
+        """Checks whether Spark quickly took the records of the last micro-batch from this reader. If Spark did not,
+        tasks read the records of the next micro-batches.
         """
         # Whether Spark took the records that this reader held for it. False only if a future PySpark does not call
         # `getCache`.
@@ -161,7 +161,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
 if _HandsOver is not None:
 
     class _Handing(LimitedStreamReader, _HandsOver):
-        """The class of a reader is changed to this one while the reader holds the records of a micro-batch for Spark.
+        """A reader's class is `_Handing` while the reader holds the records of a micro-batch for Spark.
 
         Spark first calls `partitions`. Then Spark asks the reader for records, but only if the reader is an instance of
         `_HandsOver`, a private class of PySpark.

@@ -146,7 +146,7 @@ class _Sender:
                     appender.append(*place, data)
             reports = appender.finish()
             if context.attemptNumber() and not reports:
-                # This attempt has no rows, so it claims no partition. An earlier attempt may still write to its
+                # This attempt has no rows, so it claims no partition. An earlier attempt may still write to the task's
                 # partition.
                 raise RestartError("A task was started again and now has no rows")  # noqa: TRY301
         except RestartError as spoilt:
@@ -236,7 +236,7 @@ class DirectWrite(_Sender):
 
     Attributes:
         topic: Topic name.
-        partitions: Number of partitions. The job has at most this number of tasks.
+        partitions: Number of partitions, and maximum number of the job's tasks.
         turn: A number that differs between batches. Without `turn`, jobs with fewer tasks than partitions would always
             write to the same partitions.
     """
@@ -357,7 +357,8 @@ class EncodeRows:
 
 @dataclass(frozen=True)
 class EncodeInline:
-    """The function that `mapInArrow` runs if the tasks only encode batches, and the driver collects and sends these.
+    """The function that `mapInArrow` runs if the tasks only encode batches, and the driver collects and sends the
+    batches.
 
     If a task's batches are larger than `inline_limit`, the task yields a single row with slot -1 instead. This limits
     the driver's memory. The row with slot -1 tells the driver that another job must write the rows.

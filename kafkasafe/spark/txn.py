@@ -6,7 +6,8 @@ drivers and tasks may die at any point, and Spark may compute the same micro-bat
 that holds the micro-batch's records also holds a *marker*, which is the next batch id. A later driver reads the marker
 to see whether the micro-batch was committed.
 
-The order of the steps guarantees this (docs/spark-guarantees.md has the six properties and the crash tables):
+The order of the steps guarantees exactly-once delivery (docs/spark-guarantees.md has the six properties and the crash
+tables):
 
     FENCE        InitProducerId locks older drivers and their tasks out and ends their open transaction
     READ_MARKER  reads the marker; before the fence the marker could still change
@@ -26,7 +27,7 @@ to EndTxn grants the epoch of the next transaction. So FENCE and READ_MARKER wou
 1. Driver A commits batch 6. The answer says that the transaction has ended, and grants epoch 8.
 2. All tasks of batch 6 have epoch 7. After the commit, the coordinator and the leaders refuse epoch 7, as after FENCE.
 3. No driver can commit under this id without FENCE, and each FENCE grants an epoch above 8. So while epoch 8 is valid,
-   no marker is newer than the one that A wrote.
+   no marker is newer than A's marker.
 4. Driver B takes over before A begins batch 7. Then the coordinator refuses A's OPEN, because B's epoch is newer. A
    does not know what B wrote, so A goes back to FENCE and reads the marker (`Event.LAPSED`).
 

@@ -93,11 +93,12 @@ def spare_collections() -> None:
     Tasks call this function. Only the first call in a process has an effect.
 
     In a reused worker, `pyspark.daemon` runs a full garbage collection after each task. A garbage collection visits all
-    modules of PySpark, pyarrow, kafka-python and kafkasafe. This visit takes longer than a small task, and is useless,
-    because modules are never freed.
+    modules of PySpark, pyarrow, kafka-python and kafkasafe. Visiting the modules takes longer than a small task, and is
+    useless, because modules are never freed.
 
-    The call has a drawback: besides the modules, all objects that exist at the time of the call are hidden from the
-    collector. If a hidden object is part of a reference cycle, it is never freed, even when nothing uses it any more.
+    Hiding objects has a drawback: besides the modules, all objects that exist at the time of the call are hidden from
+    the collector. If a hidden object is part of a reference cycle, it is never freed, even when nothing uses it any
+    more.
 
     In a process that is not a reused worker, the function does nothing.
     """

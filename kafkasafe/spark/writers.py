@@ -4,8 +4,8 @@ Spark runs the methods of a writer in different processes:
 
 - Short-lived processes on the driver construct the writer.
 - The executors' workers run `write`, which encodes rows and has no effect on the target topic.
-- A process on the driver runs `commit`, which executes the protocol of `session.py`. Only this process appends to the
-  target topic. Spark reuses the process for later micro-batches, so the process keeps its connections.
+- A process on the driver runs `commit`, which executes the protocol of `session.py`. No other process appends to the
+  target topic. Spark runs later commits in the same process, so the process keeps its connections.
 
 docs/spark-guarantees.md explains this design and lists what happens after a crash.
 """

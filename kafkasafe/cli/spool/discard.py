@@ -45,9 +45,9 @@ def spool_discard(
 ) -> None:
     """Delete rejected records for good, and note their deletion in the spool.
 
-    Export them first if you may need them: kafkasafe spool export --status rejected. If files were deleted by hand
-    before, the command notes this too. Until then, ls and verify report such files as MISSING. Producers may run at the
-    same time.
+    Export the records first if you may need them: kafkasafe spool export --status rejected. If files were deleted by
+    hand before, the command notes this too. Until this is noted, ls and verify report the deleted files as MISSING.
+    Producers may run at the same time.
     """
     lanes = open_directory(directory)
     if apply:

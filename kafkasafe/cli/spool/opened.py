@@ -29,7 +29,7 @@ class OpenSpool:
         client_id: Client id of the command.
         on_event: Gets each event, on the pump's thread.
         deadline: Monotonic time, in seconds, at which the command gives up. At the end of the context, the wait for
-            deliveries ends at this time at the latest.
+            deliveries ends at the deadline at the latest.
         decide: Instruction to only end atomic batches; None: deliver everything.
 
     Raises:

@@ -51,10 +51,10 @@ def spool_prune(
 ) -> None:
     """Delete lanes that hold nothing and that no process owns, and spool directories without lanes.
 
-    Such lanes and directories are left by client ids that are no longer used, and by workers that have ended. The
+    Client ids that are no longer used, and workers that have ended, leave empty lanes and directories behind. The
     command never deletes waiting or rejected records, damaged data, or data in quarantine. A lane also remembers the
-    records that were acknowledged last. Without the lane, no one would notice if the cluster lost these records. If
-    they were kept by `retain_acked_*`, no one could send them again.
+    records that were acknowledged last. Without the lane, a later loss of these records in the cluster is not noticed,
+    and records that `retain_acked_*` kept cannot be sent again.
     """
     age_s = duration_s(older_than, "--older-than")
     if directory is None and not tree:
