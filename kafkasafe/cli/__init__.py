@@ -184,8 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """In this context, SIGTERM and SIGHUP end a command in the same way as Ctrl-C: the command removes partial files,
-    and stops the processes that it has started. A second signal ends the process at once.
+    """Inside the context, SIGTERM and SIGHUP end a command in the same way as Ctrl-C: the command removes partial
+    files, and stops the processes that it has started. A second signal ends the process at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -94,7 +94,7 @@ def doctor(
     """Show whether each undelivered batch is in the log, with proof, and which topic settings break a promise.
 
     The command changes nothing, so producers may run at the same time. Without --bootstrap-servers (or --config) it
-    reads only the spool. In this case, a batch that may have been sent is NOT KNOWN.
+    reads only the spool, and a batch that may have been sent is NOT KNOWN.
 
     COMMITTED: the log contains a batch header with the batch's id, at the offset that is shown. A batch is also
     COMMITTED if its part of the log was deleted, but the leader still remembers the batch's sequence. NOT IN THE LOG:

@@ -67,8 +67,8 @@ def offsets(
 ) -> None:
     """Show end offsets. A shown offset goes back only if it is proven that records are lost.
 
-    If a broker reports a lower offset, but nothing proves a loss, the command keeps the old value. The answer may be
-    outdated, or may come from a new leader that is still catching up. If the leader's epochs or the topic's id prove
+    If a broker reports a lower offset, but nothing proves a loss, the command keeps the old value. The lower offset may
+    be outdated, or may come from a new leader that is still catching up. If the leader's epochs or the topic's id prove
     that records are lost, the command shows the lower offset (REGRESSED).
     """
     interval_s, limits = duration_s(interval, "--interval"), limits_of(timeout, _TIMEOUT)

@@ -105,7 +105,7 @@ def _out_of_order(context: ErrorContext) -> Cell | None:
 def _unknown_producer(context: ErrorContext) -> Cell | None:
     """Error 59 (KAFKA-5793, brokers before 2.5): has retention removed the producer's records, or were they lost?
 
-    The rule is that of Kafka 2.3.1's `TransactionManager.canRetry`. If no record was ever acknowledged, the producer
+    This function follows Kafka 2.3.1's `TransactionManager.canRetry`. If no record was ever acknowledged, the producer
     sends all its records again, so none is lost.
     """
     start, acked = context.log_start_offset, context.last_acked_offset

@@ -830,8 +830,8 @@ _ROWS: Final = (
         _REFRESH,
         "Start again from bootstrap.servers (KIP-1102), then retry.",
         note=(
-            "In Kafka, the class of this error is not retriable. But in this case Kafka's clients ignore the class:"
-            " they bootstrap again, and continue."
+            "In Kafka, the class of this error is not retriable. But Kafka's clients ignore the class of"
+            " REBOOTSTRAP_REQUIRED: they bootstrap again, and continue."
         ),
     ),
     _row(130, "STREAMS_INVALID_TOPOLOGY", _FATAL, "Correct the Streams topology that was sent."),

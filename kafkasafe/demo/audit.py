@@ -29,8 +29,8 @@ class Run:
         lost: Promised records that are not in the topic.
         acked_lost: Lost records that had been acknowledged.
         duplicated: Number of additional copies of records in the topic, whether promised or not.
-        out_of_order: Number of records out of order: in the log of their partition, they follow a record that was sent
-            after them.
+        out_of_order: Number of records out of order: in the log of the partition, a record that was sent later precedes
+            them.
         unpromised: Number of records without a promise, because the process was killed too early: during `send` or,
             with SafeProducer and the outbox, before the record was durable or acknowledged. A record without a promise
             may be in the topic once, or not at all.

@@ -179,7 +179,7 @@ def write_batch(
         The outcome. When the call returns, the rows are committed.
 
     Raises:
-        ConfigError: For the same reasons as in `foreach_batch_sink`, or a column is missing or has a wrong type.
+        ConfigError: An option is invalid (see `foreach_batch_sink`), or a column is missing or has a wrong type.
         FencedError: Another call with this `txnAppId` took over. Either all rows of this call are visible or none.
         KafkaError: The rows could not be written. None of them is visible.
     """

@@ -121,8 +121,7 @@ class LimitedStreamReader(StreamReader, SupportsTriggerAvailableNow):
         """Checks whether Spark quickly took the records of the last micro-batch from this reader. If Spark did not,
         tasks read the records of the next micro-batches.
         """
-        # Whether Spark took the records that this reader held for it. False only if a future PySpark does not call
-        # `getCache`.
+        # Whether Spark took the records from this reader. False only if a future PySpark does not call `getCache`.
         was_taken = type(self) is LimitedStreamReader
         if (self._handed_at is not None and time.monotonic() - self._handed_at > _SHORT_S) or not was_taken:
             self._pause = _PAUSE

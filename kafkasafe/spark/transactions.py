@@ -1,7 +1,8 @@
 """The requests of a Kafka transaction. Each request has a method that blocks until the answer arrives.
 
-KafkaProducer's own transactions belong to one process. Here, any process that knows the transactional id, the producer
-id and the epoch can take a step. So a driver can begin and end a transaction that tasks on other machines fill.
+KafkaProducer's own transactions belong to one process. With this module, any process that knows the transactional id,
+the producer id and the epoch can take a step. So a driver can begin and end a transaction that tasks on other machines
+fill.
 
 Each method repeats its request until it succeeds, until `kafkasafe.classify` says that the error is permanent, or until
 the deadline has passed. All requests can be repeated: until the coordinator grants a newer epoch, a repeated request

@@ -65,10 +65,10 @@ def spool_commit(
     """Commit the staged atomic batches of lanes that no process owns, and do nothing else.
 
     EndTxn is sent with the transactional id, producer id and epoch from the spool. The producer that staged the batch
-    would send the same request. So if the batch is already committed, the request changes nothing. The command does not
+    would send the same request. So if the batch is already committed, EndTxn changes nothing. The command does not
     commit a batch in four cases: the batch is not staged; an earlier batch on one of its partitions is not committed
     either; its transaction timed out; or it shares its transaction with a batch that was not named. The next producer,
-    or kafkasafe spool drain, delivers such a batch.
+    or kafkasafe spool drain, delivers a batch that this command does not commit.
     """
     _decide_and_show(directory, batch, servers, config, timeout, aborts=False, as_json=as_json)
 
@@ -236,7 +236,7 @@ class DecisionReport:
         rows: The atomic batches to decide, as `unit_rows` returns them.
         wanted: Number of undecided batches found.
         foreign: Names of lanes that were skipped, because a process owns them.
-        damaged: Names of damaged lanes. The lost parts of these lanes may have contained further batches.
+        damaged: Names of damaged lanes, whose lost parts may have contained further batches.
         unreachable: Whether no broker could be used.
         aborts: Whether the command aborts batches. If the command commits batches, `left` includes dropped batches.
     """

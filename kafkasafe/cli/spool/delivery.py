@@ -47,7 +47,7 @@ class DeliveryReport:
     """
     dropped: int = 0
     """Number of records of dropped atomic batches. Dropped records are not kept in rejected/. The application produces
-    them again, because each batch's consumer group reads the batch's input again.
+    the records again, because each batch's consumer group reads the batch's input again.
     """
     rejected_now: int = 0
     """Number of records that this drain added to rejected/."""

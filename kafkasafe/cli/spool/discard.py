@@ -46,7 +46,7 @@ def spool_discard(
     """Delete rejected records for good, and note their deletion in the spool.
 
     Export the records first if you may need them: kafkasafe spool export --status rejected. If files were deleted by
-    hand before, the command notes this too. Until this is noted, ls and verify report the deleted files as MISSING.
+    hand before, the command notes this too. Until the deletion is noted, ls and verify report the files as MISSING.
     Producers may run at the same time.
     """
     lanes = open_directory(directory)

@@ -57,8 +57,8 @@ def spool_drain(
 ) -> None:
     """Deliver what producers left in a spool directory, and end when nothing is left.
 
-    If a running process owns a lane, the command skips the lane, and does not wait for that process. It delivers the
-    records as a SafeProducer does at the application's next start: in order, exactly once.
+    If a running process owns a lane, the command skips the lane, and does not wait for that process. The command
+    delivers the records as a SafeProducer does at the application's next start: in order, exactly once.
     """
     began = time.monotonic()
     limit_s = duration_s(timeout, "--timeout")

@@ -51,8 +51,8 @@ def spool_resend(
 
     The records move from rejected/ back into the spool, in the order in which they were rejected. Each record moves
     exactly once, even if this command is killed and run again. With --bootstrap-servers (or --config) the command then
-    delivers them, as kafkasafe spool drain does. Otherwise the next producer that uses the directory delivers them.
-    Producers may use the directory while this command runs.
+    delivers the records, as kafkasafe spool drain does. Without a cluster, the next producer that uses the directory
+    delivers the records. Producers may use the directory while this command runs.
     """
     began = time.monotonic()
     limit_s = duration_s(timeout, "--timeout")
