@@ -1,9 +1,9 @@
 """Validates the options of SafeProducer and SafeConsumer. The error message for an unknown option suggests a similar
 known option.
 
-`table` has one row for each option. Each row is a field of a configuration. `values` checks one value, `sizes` checks
-the spool's sizes, `names` checks the names of options, and `connection` checks the options that both clients have.
-`producer` and `consumer` validate all options of a client.
+`table` has one row for each option. Each row is a field of `ProducerConfig` or `ConsumerConfig`. `values` checks one
+value, `sizes` checks the spool's sizes, `names` checks the names of options, and `connection` checks the options that
+both clients have. `producer` and `consumer` validate all options of a client.
 """
 
 from kafkasafe.config.consumer import validate_consumer

@@ -37,9 +37,7 @@ _SECRET_TEXTS: Final = ("sasl_plain_username", "sasl_plain_password", "ssl_passw
 
 
 def check_connection(options: Mapping[str, Any]) -> None:
-    """Refuse wrong values that kafka-python would accept silently. Also refuse wrong values for which kafka-python's
-    own error would not tell the user what to do.
-    """
+    """Refuse wrong values that kafka-python would accept silently, or reject with an unclear error."""
     protocol = options["security_protocol"]
     if protocol not in _PROTOCOLS:
         # For an unknown name, kafka-python would raise no error and connect without encryption.
@@ -68,7 +66,7 @@ def unprotected(options: Mapping[str, Any]) -> Iterator[tuple[list[str], str]]:
     """Yield the given options that have no effect, because `security_protocol` does not use them: first the SASL
     options, then the TLS options.
 
-    Call this function after `check_connection`. kafka-python itself does not report such options.
+    Call this function after `check_connection`. kafka-python itself does not report options without an effect.
 
     Yields:
         The options' names, and the reason.
@@ -124,7 +122,7 @@ def _proxy(options: Mapping[str, Any], name: str) -> None:
         if parts is not None and parts.scheme in _PROXIES and parts.hostname and parts.port:
             return
     except ValueError:
-        # The text is not a URL, or has no port.
+        # The text is not a URL, or the URL has no port.
         pass
     # The message must not contain the value, because the value may contain a password.
     raise ConfigError(f"{name} must be SCHEME://HOST:PORT, where SCHEME is one of {', '.join(_PROXIES)}")
@@ -162,13 +160,13 @@ _CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any], str], object]]] = {
     "proxy_url": optional(_proxy),
     "socks5_proxy": optional(_proxy),
 }
-"""Checks of options that both clients have. Without these checks, a wrong value would make kafka-python raise an error
-that does not name the option, or no connection would succeed.
+"""Checks of options that both clients have. Without these checks, kafka-python would raise an error that does not name
+the option, or would fail to connect.
 """
 
 
 def _near_protocol(given: str) -> str:
-    """Guess the intended protocol. The guess never drops SASL, and never replaces TLS with plain text."""
+    """Guess the intended protocol: with SASL if the name contains SAS, and with TLS unless a word begins with PLAIN."""
     words = set(re.split(r"[^A-Z]+", given.upper()))
     if any("SAS" in word for word in words):
         return "SASL_PLAINTEXT" if any(word.startswith("PLAIN") for word in words) else "SASL_SSL"

@@ -42,7 +42,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
             ignored(name, options[name], reason)
     for names, reason in unprotected(every):
         ignored_together(names, reason)
-    # kafka-python treats any other word as "none" and logs a warning.
+    # kafka-python treats an unknown `auto_offset_reset` as "none", and only logs a warning.
     reset = options.get("auto_offset_reset", "latest")
     if str(reset) not in {"smallest", "largest"}:
         choice("earliest", "latest", "none")({"auto_offset_reset": str(reset).lower()}, "auto_offset_reset")

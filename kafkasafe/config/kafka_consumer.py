@@ -1,8 +1,8 @@
-"""Checks of KafkaConsumer's own options. kafka-python makes some of these checks only after connecting, and never makes
-the others.
+"""Checks of KafkaConsumer's own options. kafka-python checks some of these options only after connecting, and the
+others never.
 
-Without these checks, a consumer with an unusable value would start. It would fail only at its first `poll()` or in a
-rebalance, with an error that does not name the option.
+Without these checks, a consumer with an unusable value would fail only at its first `poll()` or in a rebalance, with an
+error that does not name the option.
 """
 
 from __future__ import annotations

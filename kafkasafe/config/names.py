@@ -25,8 +25,8 @@ _NO_848: Final = (
     "kafka-python lacks the group protocol of KIP-848; groups use the classic protocol, which Kafka 4 still"
     " supports"
 )
-# Advice for options of kafka-python 1.4 to 2.3 and of other clients. For these options, the error message does not
-# suggest a similar name, because the option with the most similar name has an unrelated meaning.
+# Advice for options of kafka-python 1.4 to 2.3 and of other clients. The error message gives this advice in place of
+# the most similar option, which has an unrelated meaning.
 REMOVED: Final[dict[str, str]] = {
     "group_protocol": f"{_NO_848}. Leave it out",
     "group_remote_assignor": f"{_NO_848}. To choose assignors, set partition_assignment_strategy",
@@ -71,7 +71,7 @@ def check_names(
 
 
 def _page(name: str) -> str:
-    """Return the address of a documentation page. It is a URL if the package's metadata names one, otherwise a path."""
+    """Return the address of a documentation page: a URL if the package's metadata names one, otherwise a path."""
     try:
         urls = importlib.metadata.metadata("kafkasafe").get_all("Project-URL") or []
     except importlib.metadata.PackageNotFoundError:
@@ -83,7 +83,7 @@ def _page(name: str) -> str:
 
 
 def with_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options. Sizes that are given as strings are converted to numbers."""
+    """Return the options, with sizes converted from strings to numbers."""
     found = dict(options)
     for name, value in options.items():
         if (name in _SIZES or name.endswith("_bytes")) and isinstance(value, str):

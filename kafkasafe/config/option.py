@@ -25,16 +25,16 @@ _ROW: Final = "option"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """All data about one option, except its text. The text is in `kafkasafe.options`, where editors find it.
+    """All data about one option, except its text. `kafkasafe.options` has the text, so that editors show it.
 
-    The end of the name is the unit: `_ms` milliseconds, `_bytes` bytes.
+    An option's name ends in its unit: `_ms` milliseconds, `_bytes` bytes.
 
     Attributes:
         check: Function that gets all options and the option's name. Returns the field's value, or raises ConfigError.
-        files_only: Whether the option concerns files. Such an option cannot be combined with `spool="never"`.
+        files_only: Whether the option concerns files, so that it cannot be combined with `spool="never"`.
         in_memory: The value that the field has if `spool="never"`.
-        unset: Function that computes the field's value if the option is None. The function gets the
-            values of the fields in all earlier rows of the table.
+        unset: Function that computes the field's value if the option is None, from the fields in earlier rows of the
+            table.
     """
 
     name: str

@@ -33,8 +33,8 @@ _NOWHERE: Final = Path("memory")
 _OLDEST_BROKERS: Final = (0, 11)
 """The oldest version of brokers that support batch ids."""
 _TYPED_BY_ROW: Final = frozenset({"acks", "max_in_flight_requests_per_connection"})
-"""Options of kafka-python that `check_types` leaves out. Each of them has a row in `ProducerConfig`, and the check in
-that row has a better error message.
+"""Options of kafka-python that `check_types` leaves out, because `ProducerConfig` has a row with a better check for
+each.
 """
 
 
@@ -80,9 +80,7 @@ def _check_renamed(options: Mapping[str, Any]) -> None:
 
 
 def _check_version(options: Mapping[str, Any]) -> None:
-    """Refuse an `api_version` that stands for brokers without support for batch ids. With such a setting, no record
-    could be sent, not even to brokers of the newest version.
-    """
+    """Refuse an `api_version` below 0.11, because such brokers do not support batch ids."""
     version = options["api_version"]
     if isinstance(version, str) and version != "auto":
         version = tuple(map(int, version.split(".")))
@@ -130,8 +128,7 @@ def _place(fields: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
         given, is_default = spool_dir(options["spool_dir"], fields["client_id"], options["bootstrap_servers"])
         real = resolved(given)
         if ".." in given.parts and not given.exists():
-            # If a directory before `..` in the path is missing, the path cannot be opened. So use the resolved path
-            # from the start.
+            # Use the resolved path from the start: a path with `..` after a missing directory cannot be opened.
             given = real
     return {"spool_dir": real, "spool_dir_given": given, "spool_dir_is_default": is_default}
 

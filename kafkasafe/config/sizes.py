@@ -12,8 +12,8 @@ MIB: Final = 1024 * 1024
 MIN_SPOOL_BYTES: Final = 16 * MIB
 LEAST_RECORD_BYTES: Final = 1024
 MEMORY_SEGMENT_BYTES: Final = MIB
-"""In memory, segments contain mostly marks (small entries). Memory is freed one whole segment at a time, so small
-segments free the memory of delivered records earlier than large ones.
+"""In memory, segments contain mostly marks (small entries). The spool frees memory one whole segment at a time, so
+small segments free the memory of delivered records earlier.
 """
 _SPOOL_BYTES: Final = 1024 * MIB
 _REJECTED_BYTES: Final = 256 * MIB
@@ -27,10 +27,10 @@ def default_spool_bytes(above: Mapping[str, Any]) -> int:
 
 
 def default_segment_bytes(above: Mapping[str, Any]) -> int:
-    """Return the default of `spool_segment_bytes`. A segment must have room for one record of the maximum size.
+    """Return the default of `spool_segment_bytes`, with room for at least one record of the maximum size.
 
     Raises:
-        ConfigError: The spool is too small for such segments.
+        ConfigError: The spool is too small for segments that hold a record of the maximum size.
     """
     record, spool = above["max_record_bytes"], above["spool_max_bytes"]
     segment: int = max(min(64 * MIB, spool // 8), 2 * MIB)
@@ -50,7 +50,7 @@ def default_rejected_bytes(above: Mapping[str, Any]) -> int:
 
 
 def batch_bytes(options: Mapping[str, Any], name: str) -> int:
-    """Return the batch size limit. It is never above the record size limit."""
+    """Return the batch size limit, which is never above the record size limit."""
     record = number(least=LEAST_RECORD_BYTES)(options, "max_request_size")
     return min(max(number(least=0)(options, name), 1), record)
 

@@ -19,10 +19,10 @@ _LAYERS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
 def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any) -> tuple[Path, bool]:
     """Return the spool directory (absolute) and whether it is the default one.
 
-    The option takes precedence, then the environment variable. The default is a directory in the user's state
-    directory. This default depends on client id and cluster address, because records that were spooled for one cluster
-    must never be delivered to another. If an earlier producer spelled the same cluster's address differently, its
-    default directory was another one. `siblings.py` finds that directory by the cluster id.
+    The option takes precedence over the environment variable. The default is a directory in the user's state directory.
+    The default's name depends on client id and cluster address, because records that were spooled for one cluster must
+    never be delivered to another. `siblings.py` finds the directory of an earlier producer that spelled the same
+    cluster's address differently.
     """
     chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
     if chosen is not None:
@@ -53,7 +53,7 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
 
 
 def resolved(path: Path) -> Path:
-    """Resolve symbolic links once. So the spool stays in one directory, even if a deployment changes a link later."""
+    """Resolve symbolic links once: the spool stays in one directory even if a deployment changes a link later."""
     try:
         return path.resolve()
     except (OSError, RuntimeError) as error:  # a loop of links
@@ -61,13 +61,13 @@ def resolved(path: Path) -> Path:
 
 
 def take_locks_early() -> None:
-    """Take two locks early: Python's import lock, and the lock in `tempfile`. Otherwise, the first producer of a
-    process would take these locks when it is opened. This could block a forked child:
+    """Take Python's import lock and the lock in `tempfile` now, not when the first producer is opened. Otherwise a
+    forked child could block:
 
-    1. Another thread opens a producer, and holds such a lock.
+    1. A thread opens a producer, and holds the import lock.
     2. The program forks.
-    3. The child opens a producer too, and waits for the lock for ever, because the thread that holds it does not exist
-       in the child.
+    3. The child opens a producer too, and waits for the import lock for ever, because the thread that holds the lock
+       does not exist in the child.
     """
     import platformdirs  # noqa: F401 - the default of spool_dir
 

@@ -43,13 +43,12 @@ from kafkasafe.record.batch import Compression
 
 _INT32: Final = 0x7FFF_FFFF
 
-# `KAFKA_DEFAULTS` has KafkaProducer's own defaults. `OTHER_DEFAULTS` has the defaults that kafkasafe changes, with the
-# reasons.
+# `KAFKA_DEFAULTS` has KafkaProducer's own defaults. `OTHER_DEFAULTS` has the defaults that kafkasafe changes, and why.
 KAFKA_DEFAULTS: Final[dict[str, Any]] = dict(KafkaProducer.DEFAULT_CONFIG)
 OTHER_DEFAULTS: Final[dict[str, Any]] = {
-    # A pending record is safe on disk, so the producer has no reason to give it up.
+    # A pending record is safe on disk, so no delivery timeout is needed.
     "delivery_timeout_ms": None,
-    # The default of Kafka 4's own producer (KIP-1030). `get()`, `durable()` and `flush()` end this wait early.
+    # The default of Kafka 4's own producer (KIP-1030). `get()`, `durable()` and `flush()` end the linger time early.
     "linger_ms": 5,
     # Each batch needs one fsync, one checksum and one request, so the cost per record is lowest with large batches.
     "batch_size": 1_000_000,
@@ -75,15 +74,15 @@ class Decide:
 class ProducerConfig:
     """The validated options of a SafeProducer. A field made with `option` is a row of the table.
 
-    The rows are checked from top to bottom. If the check or the `unset` function of a row reads another option, the row
-    must stand below that option's row.
+    The rows are checked from top to bottom. A row whose check or `unset` function reads another option must come after
+    that option's row.
 
     Attributes:
         kafka: All of KafkaProducer's options, for the connections.
         client_id: Client id, never empty.
-        spool_dir: Real path of the spool directory. Its symbolic links were resolved once, at the start.
-        spool_dir_given: The absolute path as the user gave it. The next producer will resolve the symbolic links in
-            this path again.
+        spool_dir: Path of the spool directory, with symbolic links resolved at the start.
+        spool_dir_given: The absolute path as the user gave it, with symbolic links that the next producer will resolve
+            again.
         spool: "always": a record is on disk before it is sent. "on_error": a record is written to disk if the cluster
             does not acknowledge it within `spool_after_s`, if the buffer is full, or if the producer closes. "never":
             the producer writes no files.
@@ -125,8 +124,8 @@ class ProducerConfig:
     key_serializer: Any = option("key_serializer", KAFKAS, converter("serialize"))
     value_serializer: Any = option("value_serializer", KAFKAS, converter("serialize"))
 
-    # Options that KafkaProducer does not have. (`spool_dir` and the two fields after it have no rows: one function
-    # determines all three.)
+    # Options that KafkaProducer does not have. (One function sets `spool_dir` and the two fields after it, which have
+    # no rows.)
     spool: Literal["always", "on_error", "never"] = option(
         "spool", "always", choice("always", "on_error", "never")
     )
@@ -195,9 +194,8 @@ class ProducerConfig:
     def custom_partitioner(self) -> bool:
         """Whether the partitioner that the user gave has to be called.
 
-        kafka-python's own two partitioners need not be called. For a given key, both choose the same partition. For
-        records without a key, kafkasafe itself chooses the partition: all such records of one batch go into one
-        partition.
+        kafka-python's own two partitioners need not be called, because both choose the same partition for a key.
+        kafkasafe itself chooses one partition for all records of a batch that have no key.
         """
         return type(self.partitioner) not in {DefaultPartitioner, StickyPartitioner}
 
@@ -211,10 +209,10 @@ class ConsumerConfig:
         on_divergence: "raise", "seek", or a callable that gets the event and returns the offset at which to continue.
         on_event: Gets each `kafkasafe.events.ConsumerEvent`.
         offsets_path: File that keeps the highest end offsets across restarts; None: no file.
-        offsets_hold_timeout_s: How long the consumer keeps the old end offset if a new one is lower without a known
-            reason. After this time, the consumer reports the case as unproven.
+        offsets_hold_timeout_s: How long the consumer ignores an end offset that is lower without a known reason, before
+            it reports the lower offset as unproven.
         lineage_path: File for the history of the records that were read, so that the history survives a restart; None:
-            this history is stored only with committed offsets.
+            commits alone store the history.
         prometheus: Whether prometheus-client's default registry collects the metrics.
         remote_storage_timeout_s: If remote storage could not be read for this long, `poll` raises an error; None: it
             never raises this error.

@@ -17,8 +17,8 @@ from kafkasafe.record.batch import Compression
 MAX_LANES: Final = 1000
 DEFAULT_CLIENT_ID: Final = "kafkasafe"
 MOST_IN_FLIGHT: Final = 5
-"""A broker remembers a producer's last five batches. With more than five batches in flight, the broker could not
-recognise a repeated batch.
+"""A broker remembers a producer's last five batches. With more than five batches of a producer in flight, the broker
+could not recognise a repeated batch.
 """
 _COMPRESSION: Final = {
     None: Compression.NONE,
@@ -36,9 +36,7 @@ _TEXT_BYTES: Final = 0x7FFF
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 Check: TypeAlias = Callable[[Mapping[str, Any], str], Any]
-"""A function that gets all options and the name of one option. It returns the value to store in the configuration's
-field for this option.
-"""
+"""A function that gets all options and one option's name, and returns the value for the configuration's field."""
 
 
 def number(*, least: int, most: int | None = None) -> Callable[[Mapping[str, Any], str], int]:
@@ -56,7 +54,7 @@ def number(*, least: int, most: int | None = None) -> Callable[[Mapping[str, Any
 
 
 def seconds(*, least: int, per: int = 1000) -> Callable[[Mapping[str, Any], str], float]:
-    """Return a check for whole numbers. It also converts the number to seconds: `per` units are one second."""
+    """Return a check for whole numbers that converts them to seconds: `per` units are one second."""
     whole = number(least=least)
     return lambda options, name: whole(options, name) / per
 
@@ -75,7 +73,7 @@ def duration(options: Mapping[str, Any], name: str) -> float:
 
 
 def optional(check: Check, *absent: Any) -> Check:
-    """Return a check that also accepts None and the values in `absent`. For all of these, the check returns None."""
+    """Return a check that also accepts None and the values in `absent`, and returns None for them."""
     return lambda options, name: None if options[name] in (None, *absent) else check(options, name)
 
 
@@ -170,8 +168,7 @@ def nameable(option: str, path: Path) -> Path:
     """Return the path. Refuse a path that this process cannot encode as a file name.
 
     Raises:
-        ConfigError: The path has a null character; or it cannot be encoded, because the process has the locale C, or
-            another locale without UTF-8.
+        ConfigError: The path has a null character, or characters that the locale of the process cannot encode.
     """
     try:
         if b"\0" in os.fsencode(path):
@@ -185,24 +182,22 @@ def nameable(option: str, path: Path) -> Path:
 
 
 def is_topic_name(value: str) -> bool:
-    """Return whether Kafka permits this name for a topic. The same rule applies to the instance ids of static group
-    members.
-    """
+    """Return whether Kafka permits this name for a topic, or as the instance id of a static group member."""
     return _TOPIC_NAME.fullmatch(value) is not None and value not in {".", ".."}
 
 
 def sendable(name: str, value: str) -> str:
-    """Refuse a string that Kafka's protocol cannot carry. The spool stores these strings too, with the same limit.
+    """Refuse a string that Kafka's protocol cannot carry. The spool has the same size limit for strings.
 
-    Without this check, each request with the string would fail. Writing the string to the spool would also fail, and
-    that error would end the producer.
+    Without this check, the error would occur only in a request, or in a write to the spool, which would end the
+    producer.
 
     Args:
         name: Name of the option or of the method's argument, for the error message.
         value: The string. It is returned.
 
     Raises:
-        ConfigError: The string cannot be encoded, or is too long.
+        ConfigError: The string is not valid UTF-8, or has more than 32,767 bytes.
     """
     try:
         size = len(value.encode())
@@ -214,7 +209,7 @@ def sendable(name: str, value: str) -> str:
 
 
 def divergence(options: Mapping[str, Any], name: str) -> Any:
-    """Return the consumer's reaction to a divergence: a word or a function."""
+    """Return the value of `on_divergence`: "raise", "seek" or a function."""
     return options[name] if callable(options[name]) else choice("raise", "seek")(options, name)
 
 

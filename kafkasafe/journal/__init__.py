@@ -1,30 +1,30 @@
 """The two-phase journal: decides what happens to each batch from its seal to its commit, without I/O.
 
-Theory of operation
--------------------
-The *shell* is the code that does the I/O for the journal: `delivery/engine`. It passes events to the journal (`seal`,
-`persisted`, `acked`, `refused`, `lost`, `judged` ...) and then takes `ready()`: the actions that are due. The contract
-is that of etcd's raft: *persist before you send, send before you resolve*.
+Theory of operation ------------------- The *shell* is the code that does the I/O for the journal: `delivery/engine`.
+The shell passes events to the journal (`seal`, `persisted`, `acked`, `refused`, `lost`, `judged` ...) and then calls
+`ready()` for the actions that are due. The contract is the same as in etcd's raft: *persist before you send, send
+before you resolve*.
 
-    1. The shell calls `ready()`. It writes the batches and marks of `ready().persist` as one group, makes the group
-       durable, and calls `persisted()`. Before that call, `ready()` returns no request and no final fate that depends
-       on the group.
+    1. The shell calls `ready()`, writes the batches and marks of `ready().persist` as one group, makes the group
+       durable, and calls `persisted()`. Before `persisted()`, `ready()` returns no request and no final fate that
+       depends on the group.
     2. The shell calls `ready()` again. `sends` has the batches to send in Produce requests. All requests under one
        batch id carry the same bytes. `asks` has the questions to the cluster. `waits` has the partitions for which the
        shell calls `retry()` after a pause. `resolved` has the batches whose fate is final and durable.
 
 Three tables say what follows an event. `Batch.on` looks up the next state of a batch in `STATE`. `Progress.on` looks up
 the next activity of a partition in `FLOW`, and the next activity of a topic whose partitions are not known in
-`UNASSIGNED_FLOW`. An event that a table does not allow is a bug, and raises IllegalMoveError. A batch of an earlier
+`UNASSIGNED_FLOW`. An event without an entry in its table is a bug, and raises IllegalMoveError. A batch of an earlier
 incarnation gets its state from the log (`recovery`). A batch of a unit (an atomic batch) begins in the state JOINED.
 
 Order and the window. A partition's batches are sent in the order in which they were sealed. At any time, at most
 `window` (five) sent batches of a partition lack a durable commit mark. The first batch under a producer id and epoch is
-sent alone: the next one waits until the broker acknowledges it. The first batch after a pause is also sent alone, if
-the broker may have dropped our producer state in the pause. The reason: a broker without producer state accepts *any*
-base sequence. So if the first of two batches failed, the second could overtake it. After any failure the partition
-*settles*: the journal sends nothing new until every request in flight has an outcome. If every failed batch is proven
-absent from the log, the journal sends these batches again, in order. Otherwise it asks the cluster first.
+sent alone: the next batch waits until the broker acknowledges the first. The first batch after a pause is also sent
+alone, if the broker may have dropped our producer state in the pause. A broker without our producer state accepts *any*
+base sequence. So if the first of two batches failed, the broker could append the second one before the first. After any
+failure the partition *settles*: the journal sends nothing new until every request in flight has an outcome. If every
+failed batch is proven absent from the log, the journal sends the failed batches again, in order. Otherwise the journal
+first asks the cluster whether the failed batches are in the log.
 
 The journal uses no clock, no randomness and no I/O. The caller passes, as arguments, the time (`now`, in seconds since
 an arbitrary epoch) and the cluster's answers.
@@ -56,10 +56,10 @@ object uses:
     members     batches of units                        lives       order across incarnations and lanes
     recovery    the log of earlier incarnations         machine     the next step of each partition
 
-`state` has the settings and the class `JournalState`. One `JournalState` holds all objects that own state, and all
-objects that make decisions share it. `journal` has the facade: `Journal` makes all objects, passes each event to the
-one that handles it, and collects the resulting actions. `views` has the read-only queries of `Journal.views`, for
-callers outside the journal.
+`state` has the settings and the class `JournalState`. All objects that make decisions share one `JournalState`, which
+holds all objects that own state. `journal` has the facade: `Journal` makes all objects, passes each event to the object
+that handles it, and collects the resulting actions. `views` has the read-only queries of `Journal.views`, for callers
+outside the journal.
 """
 
 from kafkasafe.journal.acked import EpochCheck

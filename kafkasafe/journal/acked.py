@@ -1,7 +1,7 @@
 """The acknowledged batches of a partition, and what the journal knows about losses: a suspicion, checks, known gaps.
 
-Recovery rebuilds the same state that the earlier incarnation had. `losses` decides what raises a suspicion, and what
-happens then.
+After a restart, recovery rebuilds this state from the spool. `losses` decides what raises a suspicion, and how a
+suspicion ends.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class AckedLog:
         baseline_offset: The partition's log contains no batch of this lane before this offset; -1 if unknown.
         last_acked_offset: Offset of the last acknowledged record (inclusive), -1 before the first acknowledgement.
         clear_offset: Up to this offset (inclusive), each batch of this lane in the log is finished, and its outcome is
-            durable. The offset can be lower than `last_acked_offset`, because the broker may acknowledge a batch while
-            an earlier one is in doubt.
+            durable. `clear_offset` can be lower than `last_acked_offset`, because the broker may acknowledge a batch
+            while an earlier batch is in doubt.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
         topic_id: Id of the topic to which the offsets belong.
         last_acked_id: Id of the newest batch that is in the log below the high watermark.
-        acked: Committed batches in the order of their commits: those that are still in the spool, and a few older ones.
+        acked: Committed batches that are still in the spool, and a few older ones, in the order of their commits.
         commits: (position, base offset) of acknowledged batches that no mark names yet.
-        forgotten_offset: The journal does not remember batches before this offset, except those in `acked`.
+        forgotten_offset: The journal remembers no batches before this offset except the batches in `acked`.
         released: Offsets of batches that have left the spool.
-        known_from: Each acknowledged batch that is still in the log, but that the journal does not remember, is before
-            this offset. -1 when unknown.
-        told_position: Position of the last batch whose id the journal wrote into separate marks. These marks stay in
-            the spool when the batch is deleted. A higher position does not mean a later delivery: a part of a divided
-            batch, or a copy of a batch, can be written after a batch that is delivered later.
-        unwritten: How many baselines are being written to the disk.
-        void: How many of the baselines that are being written belong to an earlier log: the lane changed to another log
-            during the writes. These baselines are the oldest ones.
+        known_from: Each acknowledged batch that the log has, but that the journal has forgotten, is before this offset.
+            -1 when unknown.
+        told_position: Spool position of the last batch whose id the journal wrote into separate marks, which stay in
+            the spool when the batch is deleted. A higher spool position does not mean a later delivery: a part or a
+            copy of a batch can be written after a batch that is delivered later.
+        unwritten: How many values of `baseline_offset` are being written to the disk.
+        void: How many of the `unwritten` baselines, the oldest ones, belong to a log that this lane no longer writes
+            to.
     """
 
     baseline_offset: int = -1
@@ -99,8 +99,8 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Record that the oldest of the baselines that are being written is now durable. Returns False if this
-        baseline belongs to a log that the journal has forgotten in the meantime.
+        """Record that the oldest unwritten baseline is now durable. Returns False if `forget` has dropped that
+        baseline's log.
         """
         self.unwritten -= 1
         if not self.void:
@@ -109,8 +109,8 @@ class AckedLog:
         return False
 
     def begin_before(self, first_offset: int) -> None:
-        """Lower the baseline to the offset of a unit's batch, if that offset is lower. Units are sent without waiting
-        for the baseline, so the log may have batches of units at offsets below the baseline.
+        """Lower the baseline to the offset of a unit's batch, if no batch is acknowledged yet. The journal sends units
+        without waiting for the baseline, so the log may have batches of units before the baseline.
         """
         if self.last_acked_offset < 0 <= first_offset < self.baseline_offset:
             self.baseline_offset = first_offset
@@ -124,19 +124,19 @@ class AckedLog:
         self.leader_epoch = leader_epoch
 
     def acknowledge(self, base_offset: int, count: int) -> None:
-        """Record that a batch was acknowledged at this offset (-1: at an unknown one)."""
+        """Record that the cluster acknowledged a batch at this base offset (-1: unknown)."""
         if base_offset > self.last_acked_offset:
             self.know_from(base_offset)
         if base_offset >= 0:
             self.last_acked_offset = base_offset + count - 1
 
     def find(self, base_offset: int, count: int) -> None:
-        """Record that a batch was found at this offset. Batches at higher offsets may already be acknowledged."""
+        """Record that the log has a batch at this base offset, perhaps below batches that are already acknowledged."""
         self.last_acked_offset = max(self.last_acked_offset, base_offset + count - 1)
 
     def know_from(self, base_offset: int) -> None:
-        """Set `known_from` to this offset, if it is unknown. Each acknowledged batch that the journal has forgotten was
-        acknowledged earlier than the batch at this offset.
+        """Set `known_from` to this offset, if `known_from` is unknown. The cluster acknowledged all forgotten batches
+        before the batch at this offset.
         """
         if self.known_from < 0:
             self.known_from = base_offset
@@ -150,7 +150,7 @@ class AckedLog:
     # -- durable -------------------------------------------------------------------------------------------------------
 
     def commit(self, batch: Batch) -> None:
-        """Put the batch's offset into the next COMMITTED mark."""
+        """Name the acknowledged batch in the next COMMITTED mark."""
         self.commits.append((batch.position, batch.base_offset))
 
     def take_commits(self) -> tuple[tuple[int, int], ...]:
@@ -160,9 +160,7 @@ class AckedLog:
         return commits
 
     def clear(self, base_offset: int, count: int) -> None:
-        """Record that the first unfinished batch is now finished, and is in the log at this offset (-1: at an unknown
-        one).
-        """
+        """Record that the first unfinished batch is now finished, and is in the log at this offset (-1: unknown)."""
         if base_offset >= 0:
             self.clear_offset = base_offset + count - 1
 
@@ -170,22 +168,20 @@ class AckedLog:
         """Remember a committed batch with an id, so that a survey can search for it if the log may have lost it."""
         if batch.identity is None:
             return
-        # Without a known offset, use the lowest possible one.
+        # If the offset is unknown, use the lowest possible offset.
         batch.place_at(batch.base_offset if batch.base_offset >= 0 else self.next_place)
         self.acked.append(batch)
         self.trim(released_before)
 
     @property
     def next_place(self) -> int:
-        """The lowest possible offset of a committed batch whose offset is unknown. It is right after the previous
-        batch.
-        """
+        """The lowest possible offset of a committed batch whose offset is unknown: right after the previous batch."""
         if not self.acked:
             return max(self.baseline_offset, 0)
         return self.acked[-1].place + self.acked[-1].count
 
     def trim(self, released_before: int) -> None:
-        """Drop batches that have left the spool. The last `_REMEMBERED` batches stay, because they show where a loss
+        """Drop batches that have left the spool. Keep the last `_REMEMBERED` batches, because they show where a loss
         begins.
         """
         while len(self.acked) > _REMEMBERED and self.acked[0].position < released_before:
@@ -194,8 +190,8 @@ class AckedLog:
             self.known_from = max(self.known_from, batch.place + batch.count)
 
     def tell(self, position: int) -> None:
-        """Set `told_position`: the position of the batch whose id separate marks repeat. -1: it is not certain that
-        such marks are on disk.
+        """Set `told_position`, the position of the batch whose id separate marks repeat; -1 if these marks may not be
+        on disk.
         """
         self.told_position = position
 
@@ -206,16 +202,14 @@ class AckedLog:
         self.acked = deque(batch for batch in self.acked if batch.handle not in handles)
 
     def take_out(self, positions: Sequence[int], given_up: Sequence[int]) -> list[Batch]:
-        """Drop the lost batches. `positions` and `given_up` contain their positions. Returns the batches at
-        `positions`, in the same order.
-        """
+        """Drop the lost batches at `positions` and `given_up`. Returns the batches at `positions`, in order."""
         lost = {batch.position: batch for batch in self.acked if batch.position >= 0}
         gone = {*positions, *given_up}
         self.acked = deque(batch for batch in self.acked if batch.position not in gone)
         return [lost[position] for position in positions if position in lost]
 
     def end_at(self, end_offset: int) -> None:
-        """Record where the log ends. The caller has already taken out the lost batches."""
+        """Record where the log ends. Call `take_out` for the lost batches first."""
         last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
         self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
         if all(batch.identity != self.last_acked_id for batch in self.acked):
@@ -223,8 +217,8 @@ class AckedLog:
         self.baseline_offset = min(self.baseline_offset, end_offset)
 
     def confirm_until(self, end_offset: int) -> None:
-        """Set `last_acked_offset` after a survey that found no loss. The survey may have found batches at offsets other
-        than the acknowledged ones.
+        """Set `last_acked_offset` after a survey that found no loss, but perhaps batches at other offsets than the
+        acknowledged ones.
         """
         known = max(
             (batch.base_offset + batch.count - 1 for batch in self.acked), default=self.last_acked_offset
@@ -237,7 +231,7 @@ class AckedLog:
         """Take over the state from a mark."""
         self.baseline_offset = mark.baseline_offset
         self.clear_offset = mark.last_acked_offset
-        # The mark's offset does not include batches that the broker acknowledged while an earlier batch was unfinished.
+        # The STATE mark does not count batches that the broker acknowledged while an earlier batch was unfinished.
         self.last_acked_offset = max(self.last_acked_offset, mark.last_acked_offset)
         self.leader_epoch = mark.leader_epoch
         self.topic_id = mark.topic_id
@@ -245,7 +239,7 @@ class AckedLog:
             self.forgotten_offset = mark.last_acked_offset + 1
 
     def read_released(self, base_offset: int, *, clear: bool) -> None:
-        """Record the offset that a mark gives for a batch that has left the spool. The record count of this batch is
+        """Record the offset that a mark gives for a batch that the spool has deleted. The batch's record count is
         unknown.
 
         Args:
@@ -262,19 +256,21 @@ class AckedLog:
             self.forgotten_offset = ANYWHERE
 
     def read_ended(self, base_offset: int, count: int, *, clear: bool) -> None:
-        """Record the offset that a mark gives for a batch of an ended unit. `clear`: see `read_released`."""
+        """Record the offset that a mark gives for a batch of an ended unit. See `read_released` for `clear`."""
         self.know_from(base_offset)
         self.last_acked_offset = base_offset + count - 1
         if clear:
             self.clear_offset = self.last_acked_offset
 
     def recall(self, batch: Batch) -> None:
-        """Remember only this batch. Recovery read this batch's id from marks, but knows no ids of earlier batches."""
+        """Remember only this batch. Recovery read the batch's id from marks, but knows no ids of earlier batches."""
         self.acked = deque((batch,))
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop the batches that are lost for good: they are after the log's `last_offset`, and have left the spool."""
+        """Drop the batches that are lost for good: the log ends at `last_offset`, before them, and the spool has
+        deleted them.
+        """
         self.released.cut(last_offset + 1)
         self.acked = deque(
             batch
@@ -288,9 +284,8 @@ class EpochCheck:
     """A question after a change of leader: in the new leader's log, does the former leader's epoch end after
     `last_acked_offset`?
 
-    If not, the shell calls `suspect()`. If the new leader does not know the former leader's epoch, the shell compares
-    offsets instead: it calls `suspect()` unless the new leader's log starts after `last_acked_offset`. If the log
-    starts after that offset, retention explains why the epoch is unknown.
+    If not, the shell calls `suspect()`. If the new leader does not know the former leader's epoch, the shell calls
+    `suspect()` unless the new leader's log starts after `last_acked_offset`: then retention explains the unknown epoch.
 
     Attributes:
         destination: Destination number.
@@ -311,9 +306,9 @@ class Suspicion:
         cause: The sign that raised the suspicion.
         evidence: Human-readable.
         last_acked_offset: The last offset that was acknowledged before the suspicion (inclusive).
-        from_offset: The suspected loss includes at least the records from this offset on; -1 when unknown.
+        from_offset: The log may have lost all records from this offset on, and perhaps earlier ones; -1 when unknown.
         leader_epoch: Leader epoch of the last acknowledgement before the suspicion, -1 when unknown.
-        overlaps: A batch was acknowledged, or found, at an offset that is not higher than the last acknowledged one.
+        overlaps: The cluster acknowledged or found a batch at or before the last acknowledged offset.
     """
 
     cause: Cause
@@ -331,17 +326,17 @@ class LossCase:
     Attributes:
         suspicion: The first suspicion. Later suspicions are merged into it (see `add`). None: nothing suggests that the
             log has lost batches.
-        asked: The check in progress. The journal makes one check for each change of leader, and only one at a time.
-        due: The checks to make after `asked`, in this order. A survey makes all of them unnecessary. No mark records
-            that a check has passed, so recovery makes the checks of all the changes of leader in the lane's log again.
-        explained: A gap in the log's sequences is expected, because batches were damaged, rejected, skipped or lost.
-            The journal then reports no further gap.
-        hole: The notice about a gap, for the user. The journal gives this notice if a survey finds no loss of
-            acknowledged batches.
-        gaps: The sequence gaps that the journal expects; after each gap, a batch of an earlier incarnation waits. The
-            key is the id of the first batch after the gap (producer id, epoch, base sequence), the value is the first
-            missing sequence. Each new segment repeats the gaps. Otherwise the spool could delete the marks that explain
-            a gap before the batch after the gap is delivered.
+        asked: The check in progress. The journal makes one check for each change of leader, one at a time.
+        due: The checks to make after `asked`, in this order, unless a survey makes them unnecessary. No mark records
+            that a check has passed, so recovery repeats the checks for all changes of leader in the lane's log.
+        explained: A gap in the log's sequences is expected, because batches were damaged, rejected, skipped or lost, so
+            the journal reports no further gap.
+        hole: The notice about a gap, for the user, which the journal gives if a survey finds no loss of acknowledged
+            batches.
+        gaps: The sequence gaps that the journal expects, each before a waiting batch of an earlier incarnation. Maps
+            the id of the first batch after the gap (producer id, epoch, base sequence) to the first missing sequence.
+            Each new segment repeats the gaps, because the spool may delete the marks that explain a gap before the
+            batch after the gap is delivered.
     """
 
     suspicion: Suspicion | None = None
@@ -353,7 +348,7 @@ class LossCase:
 
     @property
     def is_open(self) -> bool:
-        """Whether acknowledged batches may have to be sent again."""
+        """Whether a suspicion or a check is open, so that the journal may have to send acknowledged batches again."""
         return self.suspicion is not None or self.asked is not None or bool(self.due)
 
     def open(self, suspicion: Suspicion) -> None:
@@ -361,15 +356,15 @@ class LossCase:
         self.suspicion = suspicion
 
     def add(self, known: Suspicion, from_offset: int, *, overlaps: bool) -> None:
-        """Merge another sign of a loss into the open suspicion `known`. The suspected loss begins at the lower of the
-        known offsets.
+        """Merge a new suspicion into the open suspicion `known`. The suspected loss begins at the lower of the two
+        offsets.
         """
         if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
             known = replace(known, from_offset=from_offset)
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """Record where a batch was found. The batch's offsets may overlap those of batches that were acknowledged
+        """Record where a batch was found. Its offsets may overlap the offsets of batches that were acknowledged
         earlier.
         """
         if self.suspicion is not None and base_offset <= last_acked_offset:
@@ -389,11 +384,11 @@ class LossCase:
     # -- changes of leader ---------------------------------------------------------------------------------------------
 
     def check(self, check: EpochCheck) -> None:
-        """Add a check for a change of leader. The checks for earlier changes may still be unanswered."""
+        """Add a check for a change of leader. Earlier checks may still be unanswered."""
         self.due.append(check)
 
     def next_check(self) -> EpochCheck:
-        """Begin the next check. The caller makes sure that a check is due and that none is in progress."""
+        """Begin the next check. A check must be due, and none in progress."""
         self.asked = self.due.pop(0)
         return self.asked
 
@@ -431,8 +426,8 @@ class LossCase:
             before = identity
 
     def read_gaps(self, entries: Sequence[m.Identity]) -> None:
-        """Take over the expected gaps from a mark. The mark has two entries for each gap: the first missing sequence,
-        and the first sequence after the gap.
+        """Take over the expected gaps from a mark, which has the first missing sequence of each gap, and the first
+        sequence after it.
         """
         for begin, end in zip(entries[::2], entries[1::2], strict=False):
             self.gaps[end.producer_id, end.producer_epoch, end.base_sequence] = begin.base_sequence
@@ -449,16 +444,16 @@ class LossCase:
         self.hole = hole
 
     def take_hole(self) -> Hole | None:
-        """Called when a survey has ended: return the notice about a gap, and set `hole` to None. The journal gives the
-        notice to the user only if the survey found no loss.
+        """At the end of a survey, return the notice about a gap, and set `hole` to None. The journal gives the notice
+        to the user only if the survey found no loss.
         """
         hole, self.hole = self.hole, None
         return hole
 
 
 def _first_missing(before: BatchId | None, identity: BatchId) -> int:
-    """The first sequence that may be missing between the batch ids `before` and `identity`. If the ids do not show this
-    sequence, the result is 0, because the sequences of each producer id and epoch begin at 0.
+    """The first sequence that may be missing between the batch ids `before` and `identity`: 0 if `before` is unknown or
+    has another producer id or epoch, because sequences begin at 0 for each producer id and epoch.
     """
     if before is None or before.producer != identity.producer:
         return 0

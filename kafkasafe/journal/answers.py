@@ -1,6 +1,6 @@
 """Handles the outcomes of requests and questions (acknowledged, lost, refused, damaged), and the ends of pauses.
 
-`verdicts` handles the judgement of batches in doubt, and `losses` the result of a survey.
+`verdicts` handles answers about batches in doubt, and `losses` the results of surveys.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TIMEOUTS: Final = 2
 
 
 class Answers:
-    """Handles answers, and requests without an answer."""
+    """Handles the answers to requests and questions, and requests without an answer."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Answers:
         Args:
             batch: The batch.
             sent: The request may have reached a broker.
-            code: Error code 3, 17 or 29 if the metadata has one of these for the destination, else 0.
+            code: Error code 3, 17 or 29 if the metadata has such an error for the destination, else 0.
             message: Human-readable text.
             now: The current time in seconds.
             timed_out: The request timed out, because the link is slow, or the broker hangs.
@@ -126,10 +126,10 @@ class Answers:
     def damaged(self, batch: Batch, message: str) -> None:
         """Record that a batch's bytes are damaged on disk, so the batch can be neither sent nor divided.
 
-        A damaged batch of a unit ends its unit, because a unit is delivered as a whole or not at all.
+        If the batch belongs to a unit, the unit ends too, because a unit is delivered as a whole or not at all.
 
         Args:
-            batch: The batch; the shell has saved its damaged bytes elsewhere, durably.
+            batch: The batch, whose damaged bytes the shell has already saved elsewhere, durably.
             message: Human-readable text.
         """
         if batch.unit is not None:
@@ -183,10 +183,9 @@ class Answers:
         final = verdict.action is AnswerAction.REJECT_BATCH and scope is Scope.NONE
         if batch.gathered and (final or scope is Scope.BATCH):
             partition.keep_apart()
-        # Each answer is about one request only. If an older request with the same batch got no answer, a broker may
-        # still append that request. While that is possible, an answer that the batch was not appended does not prove
-        # that the batch will never be in the log. An error answer to a probe proves nothing either: a probe repeats a
-        # batch that an earlier request has already put into the leader's log.
+        # Each answer is about one request only. While a broker may still append an older, unanswered request with the
+        # same batch, an error answer does not prove that the batch will never be in the log. An error answer to a probe
+        # proves nothing either: a probe repeats a batch that an earlier request has already put into the leader's log.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)
@@ -194,8 +193,8 @@ class Answers:
             batch.refuse(code, text, bad_records, unconfirmed=True)
         elif alone and (
             (verdict.absent and not final and not lasting)
-            # No other request contained this batch, and the broker refused this request because an earlier batch is
-            # missing. So the batch was not appended.
+            # The only request with this batch failed because an earlier batch is missing, so the batch was not
+            # appended.
             or (
                 code == OUT_OF_ORDER_SEQUENCE_NUMBER
                 and not batch.unanswered
@@ -223,8 +222,8 @@ class Answers:
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
-        """Record where the partition's log ended before our first batch. The first send waits until this offset is
-        durable.
+        """Record where the partition's log ended before our first batch. The journal sends that batch when this offset
+        is durable.
         """
         partition = self._partitions[destination]
         if partition.progress.flow is not Flow.ASKING_BASELINE:
@@ -238,7 +237,8 @@ class Answers:
         self._out.ready.persist.after.append(BaselineDurable(destination))
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
-        """Record that the cluster did not answer a question, so the journal asks again after a pause.
+        """Record that the cluster did not answer a question. The journal asks again after a pause, or rejects the
+        destination's batches if the cluster has refused the destination for too long.
 
         Args:
             destination: Destination number.
@@ -269,8 +269,8 @@ class Answers:
 
         Args:
             destination: Destination number.
-            view: The leader's producer state for the batch's producer id; None if the leader has no such state, or
-                cannot return it.
+            view: The leader's producer state for the batch's producer id; None if the leader has none, or cannot return
+                it.
         """
         partition = self._partitions[destination]
         if not partition.progress.is_confirming:
@@ -291,7 +291,7 @@ class Answers:
         self._packer.touch(partition)
 
     def _note_producer_state(self, partition: Partition, code: int, log_start_offset: int) -> None:
-        """Record what an error shows about the broker's producer state."""
+        """Record that the producer is fenced, or suspect a loss if the broker has lost its producer state."""
         if code in FENCED_CODES:
             partition.doubt.fence()
         if (
@@ -300,8 +300,8 @@ class Answers:
             and log_start_offset <= partition.log.last_acked_offset
         ):
             # Retention drops the state of a producer only with that producer's last record (KAFKA-5793). Old brokers
-            # return -1 as log start offset, so the journal cannot tell whether retention caused the error. So error 59
-            # from an old broker always raises a suspicion.
+            # return -1 as log start offset, so error 59 from an old broker raises a suspicion even if retention caused
+            # the error.
             evidence = (
                 f"the broker does not know the producer, though its log starts at {log_start_offset} and offset"
                 f" {partition.log.last_acked_offset} was acknowledged"
@@ -318,7 +318,7 @@ class Answers:
             return self._refusals.note_refusal(partition, code, text, scope, now)
         if batch is not partition.queue.head:
             return False
-        # No earlier batch waits for an answer, so the error is about this batch alone.
+        # No earlier batch can have caused the first batch's error, so an error without a scope ends the refusal.
         if scope is not Scope.BATCH:
             self._refusals.clear_refusal(partition)
             return False
@@ -329,8 +329,8 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether it helps to wait after error 32 (invalid timestamp). It does if the batch's timestamps are now too
-        far in the future, but become acceptable before the journal's time limit for refused batches is over.
+        """Whether to wait after error 32 (invalid timestamp): whether the batch's timestamps are now too far in the
+        future, but become acceptable within the journal's time limit for refused batches.
         """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

@@ -25,7 +25,7 @@ class BatchState(enum.Enum):
     JOINED = "joined"
     """The batch is part of a unit (an atomic batch), and `units` delivers it."""
     PREPARED = "prepared"
-    """The batch has an id and may be sent. The batch and its id are durable, unless `durable_first` is off."""
+    """The batch has an id and may be sent. The batch and its id are durable if `durable_first` is on."""
     SENT = "sent"
     IN_DOUBT = "in_doubt"
     ACKED = "acked"
@@ -37,7 +37,7 @@ class BatchState(enum.Enum):
     REJECTED = "rejected"
     REPLACED = "replaced"
     UNDECIDABLE = "undecidable"
-    """The journal cannot determine whether the batch is in the log, so the user decides."""
+    """The journal cannot determine whether the batch is in the log, so the user decides whether to send it again."""
 
     __hash__ = object.__hash__  # Enum's own __hash__ is Python code, too slow to run at each event
 
@@ -52,10 +52,10 @@ class BatchEvent(enum.Enum):
     ID_IN_MEMORY = "id in memory"
     """The batch got an id, and the journal may send it before it is on disk."""
     ID_TAKEN_BACK = "id taken back"
-    """The batch was not appended under its id, and will get another one."""
+    """The broker did not append the batch under its id, so the batch will get another id."""
     SENDS = "sends"
-    """The journal sends a request with the batch. If the batch is in doubt, the request is a probe: it only shows
-    whether the replicas have the batch.
+    """The journal sends a request with the batch. If the batch is in doubt, the request is a probe, which shows whether
+    the replicas have the batch.
     """
     ACKNOWLEDGED = "acknowledged"
     NOT_APPENDED = "not appended"
@@ -65,8 +65,8 @@ class BatchEvent(enum.Enum):
     REFUSED = "refused"
     """The broker did not append the batch, and the reason is permanent."""
     PASSED_BY = "passed by"
-    """A refused batch is sent again when its turn comes, because the refusal was about another id, or about a gap
-    before the batch.
+    """The journal will send the refused batch again when its turn comes, because the broker refused another id, or
+    refused a gap before the batch.
     """
     MAY_BE_THERE = "may be there"
     """A broker may have appended the batch, because this or an earlier incarnation may have sent it."""
@@ -75,7 +75,7 @@ class BatchEvent(enum.Enum):
     ABSENT = "absent"
     """The batch is not in the log."""
     ABSENT_CONDEMNED = "absent and condemned"
-    """The batch is not in the log. The journal asked only because it wants to reject or divide the batch."""
+    """The log does not have the batch, which the journal wants to reject or divide."""
     UNKNOWABLE = "unknowable"
     """The journal cannot determine whether the batch is in the log."""
     RESENT = "resent"
@@ -83,10 +83,9 @@ class BatchEvent(enum.Enum):
     RESENT_UNCHOSEN = "resent without a partition"
     """The user decided to send an undecidable batch whose partition has not been chosen yet."""
     SKIPPED = "skipped"
-    """The user decided to take an undecidable batch as delivered."""
+    """The user decided to treat an undecidable batch as delivered."""
     COMMITTED = "committed"
-    """The mark that records the acknowledgement is durable, or no mark is needed, because the batch was never on disk.
-    """
+    """The mark that records the acknowledgement is durable, or the batch was never on disk and needs no mark."""
     LOST = "lost"
     """The cluster lost the acknowledged batch, and the journal sends it again."""
     KEPT = "kept"
@@ -158,16 +157,15 @@ STATE: Final[dict[BatchState, dict[BatchEvent, BatchState]]] = {
 
 
 DAMAGED: Final = -3
-"""The code of a batch whose bytes are damaged in the spool; not one of Kafka's."""
+"""The code of a batch whose bytes are damaged in the spool; not a Kafka error code."""
 TOO_SLOW: Final = -4
-"""The code of a batch that timed out too often and will be divided; not one of Kafka's."""
+"""The code of a batch that timed out too often and will be divided; not a Kafka error code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The reason why the cluster refused a batch, or why the journal will reject it. Also contains what the journal
-    still has to find out about the batch. Nearly all batches have `NO_FAULT`. A batch keeps its fault when it is sent
-    again. The journal neither packs nor merges a batch whose `code` is not 0.
+    """Why the cluster refused a batch, or why the journal will reject it. Nearly all batches have `NO_FAULT`. A batch
+    keeps its fault when it is sent again. The journal does not pack or merge a batch whose `code` is not 0.
     """
 
     code: int = 0
@@ -181,26 +179,26 @@ class Fault:
     set only in REFUSED and the final states, and only if `code` is set. The broker may name records that do not exist.
     """
     unconfirmed: bool = False
-    """The broker says (by a refusal, or by error 59) that it did not append the batch; the producer state has not been
-    checked yet. Invariant: true only in REFUSED, PREPARED and IN_DOUBT, and only if the batch has an id.
+    """The broker says (by a refusal, or by error 59) that it did not append the batch, and the journal has not checked
+    the broker's producer state yet. Invariant: true only in REFUSED, PREPARED and IN_DOUBT, and only if the batch has
+    an id.
     """
     condemned: bool = False
-    """The journal rejects or divides the batch as soon as the cluster proves that the batch is not in the log.
-    The proof makes the batch REFUSED. Invariant: if true, `code` is not 0, and the batch is in one of three situations.
-    It is IN_DOUBT. Or it is SENT, and the request is a probe. Or it is UNDECIDABLE or REJECTED, and its previous state
-    was IN_DOUBT.
+    """The journal rejects or divides the batch as soon as the cluster proves that the batch is not in the log. The
+    proof makes the batch REFUSED. Invariant: if true, `code` is not 0, and the batch is IN_DOUBT, or SENT as a probe,
+    or UNDECIDABLE or REJECTED directly after IN_DOUBT.
     """
     overdue: bool = False
-    """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. The field
+    """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. `overdue`
     stays set, and the parts of a divided batch inherit it.
     """
     doomed: bool = False
-    """The broker named every record as bad, so the journal rejects the batch when its turn comes, without another try.
-    Invariant: the batch is REJECTED, or it is SEALED and has no id.
+    """The broker named every record of the batch as bad, so the journal will reject the batch in its turn, without
+    sending it. Invariant: the batch is REJECTED, or it is SEALED and has no id.
     """
 
     def after(self, event: BatchEvent, to: BatchState) -> Fault:
-        """The batch's fault after `event`. The event has changed the batch's state to `to`."""
+        """The batch's fault after `event`, which has changed the batch's state to `to`."""
         if to is BatchState.ACKED:
             return replace(self, condemned=False)
         if to is BatchState.IN_DOUBT:
@@ -219,9 +217,8 @@ NO_FAULT: Final = Fault()
 class Batch:
     """One batch of one destination.
 
-    The text below a field says in which states the field is set. An invariant holds between any two calls of the
-    journal, once recovery has read the spool. tests/journal/test_batch_invariants.py checks each invariant on seeded
-    histories.
+    The docstring of each field says in which states the field is set. After recovery, the invariants hold between any
+    two calls of the journal. tests/journal/test_batch_invariants.py checks each invariant on seeded histories.
     """
 
     handle: int
@@ -243,8 +240,8 @@ class Batch:
     """Id of the batch, None while it has none.
 
     Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED; the id then covers `count` records. Never set in JOINED,
-    because the unit's batches get their sequences in the unit's transaction. A SEALED batch may have an id that is not
-    durable yet.
+    because the batches of a unit get their sequences in the unit's transaction. A SEALED batch may have an id that is
+    not durable yet.
     """
     state: BatchState = BatchState.SEALED
     """See `STATE`."""
@@ -253,11 +250,12 @@ class Batch:
     durable: bool = False
     """The batch is on disk, even if its id is not. Invariant: set iff `position` >= 0."""
     writing: bool = False
-    """The disk is writing the batch, which must not change until it has its position. Invariant: not set while durable.
+    """The disk is writing the batch, which must not change until its position is known. Invariant: not set while
+    durable.
     """
     owed: bool = False
-    """This batch replaces other batches that are on disk with the same records. If the process ended before this batch
-    is durable, recovery would restore the replaced batches. Invariant: never true for a batch that recovery read.
+    """This batch replaces other batches with the same records, which are on disk. If the process ends before this batch
+    is durable, recovery restores the replaced batches. Invariant: never true for a batch that recovery read.
     """
     former_life: bool = False
     """Recovery read the batch, so an earlier incarnation may have sent it. Never changes."""
@@ -265,12 +263,12 @@ class Batch:
     # -- requests
 
     unanswered: bool = False
-    """A request with this batch, under its present id, got no answer. So a broker may have appended the batch, or may
+    """A request with this batch, under its present id, got no answer, so a broker may have appended the batch, or may
     still append it.
 
-    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In those three states, the journal may give the
-    batch another id, or copy it to `rejected/`. If a broker then appended an earlier request, the batch would be in the
-    log twice, or both in the log and in `rejected/`.
+    Invariant: set in IN_DOUBT; not set in SEALED, JOINED and REFUSED. In SEALED, JOINED and REFUSED, the journal may
+    give the batch another id, or copy it to `rejected/`. If a broker then appended the unanswered request, the batch
+    would be in the log twice, or both in the log and in `rejected/`.
     """
     timeouts: int = 0
     """How many requests with the batch timed out while the batch was the first of its queue. Invariant: at most
@@ -279,9 +277,8 @@ class Batch:
     base_offset: int = -1
     """Base offset of the batch in the partition, -1 while unknown. Invariant: -1 unless ACKED or COMMITTED."""
     place: int = -1
-    """`base_offset`, or a lower bound if that offset is unknown. A batch that is sent again after a loss keeps the
-    value from before the loss. Invariant: in COMMITTED, set iff the batch has an id; in other states, set only if
-    `revived` is true.
+    """`base_offset`, or a lower bound of it. A batch that is sent again after a loss keeps the value from before the
+    loss. Invariant: in COMMITTED, set iff the batch has an id; in other states, set only if `revived` is true.
     """
     revived: bool = False
     """The cluster acknowledged and then lost the batch, so the journal sends the batch again. Invariant: if set, `unit`
@@ -294,29 +291,29 @@ class Batch:
     # -- other batches
 
     parent: Batch | None = None
-    """The divided batch that this one is a part of, or the first of the batches that were merged into this one. This
+    """The divided batch that contained this batch, or the first of the batches that were merged into this batch. This
     batch takes the parent's place in the order. Invariant: the parent is REPLACED.
     """
     rank: tuple[int, ...] = ()
-    """Sorts durable batches of a partition in the order in which their records were accepted. Invariant: empty iff
-    `position` is -1.
+    """Sort key of a partition's durable batches: the order in which the journal accepted their records. Invariant:
+    empty iff `position` is -1.
     """
     heirs: int = 0
     """Number of unfinished batches whose `parent` is this batch. Invariant: 0 unless REPLACED."""
     origin: int = -1
-    """Spool position where the batch's records were first written. -1: `rank` begins with that position, or the records
-    are only in memory (see `written_at`). Invariant: lower than `position`, unless `position` is -1.
+    """Spool position where the batch's records were first written; -1 if `rank` begins with that position, or if the
+    records are only in memory (see `written_at`). Invariant: lower than `position`, unless `position` is -1.
     """
     gathered: bool = False
     """The batch was merged from several waiting batches. Invariant: if set, `owed` is set."""
     unit: u.Unit | None = None
-    """The unit to which the batch belongs. A unit is delivered as a whole or not at all. Invariant: always set
-    in JOINED, sometimes in ACKED and the final states, never in other states.
+    """The unit (atomic batch) to which the batch belongs. Invariant: always set in JOINED, sometimes in ACKED and the
+    final states, never in other states.
     """
     given: tuple[tuple[int, int, int], ...] | None = None
-    """Sequences of consecutive records for which the caller gave the partition, in the form of `marks.Given`. The
-    partitions of the batch's other records are not chosen yet. None if the batch needs no such mark. Invariant: if this
-    field is set, the batch has no id.
+    """Ranges of records for which the caller gave the partition, in the form of `marks.Given`. The partitions of the
+    batch's other records are not chosen yet. None if the batch needs no GIVEN mark. Invariant: if `given` is set, the
+    batch has no id.
     """
 
     # -- its place in the spool ----------------------------------------------------------------------------------------
@@ -353,14 +350,14 @@ class Batch:
         self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
 
     def copied(self, position: int) -> None:
-        """Record that a copy at this position replaces the batch. The batch keeps its rank, and so its place in the
-        order.
+        """Record that a copy at this position replaces the batch. The batch keeps its rank, and therefore its place in
+        the order.
         """
         self.parent = None
         self.position = position
 
     def read_place(self, rank: tuple[int, ...], origin: int) -> None:
-        """Set the batch's rank and the position where its records were first written. Both come from a mark."""
+        """Take over, from a mark, the batch's rank and the position where its records were first written."""
         self.rank, self.origin = rank, origin
 
     # -- units, parents and parts --------------------------------------------------------------------------------------
@@ -375,7 +372,7 @@ class Batch:
         parent.add_heir()
 
     def inherit(self, parent: Batch, *, doomed: bool) -> None:
-        """Make the batch a part of `parent`, which was refused. Recovery derives the part's place from the parent's
+        """Make the batch a part of the refused batch `parent`. Recovery derives the part's place from the parent's
         position alone.
         """
         blame = parent.fault
@@ -383,8 +380,8 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the batch into which several batches are merged. The merged batch has the sequences of all these
-        batches. In the queue, the merged batch takes the place of `first`, the first of these batches.
+        """Make this the merged batch for several batches, with the sequences of all of them. In the queue, the merged
+        batch takes the place of the first merged batch, `first`.
         """
         self.identity = identity
         self.gathered = self.owed = True
@@ -406,7 +403,7 @@ class Batch:
         self.identity = identity
 
     def take_back_id(self) -> None:
-        """Remove the batch's id. No broker has appended a request under that id, and none can do so any more."""
+        """Remove the batch's id. No broker has appended, or can still append, a request under that id."""
         self.identity = None
         self.unanswered = False
 
@@ -420,8 +417,8 @@ class Batch:
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
-        """Set `unanswered`: whether a request without an answer may have put this batch into the log under its present
-        id, or may still do so.
+        """Set `unanswered`: whether an unanswered request may have put, or may still put, this batch into the log under
+        its present id.
         """
         self.unanswered = possible
 
@@ -438,7 +435,7 @@ class Batch:
         self.place = offset
 
     def relocate(self, base_offset: int) -> None:
-        """Set the base offset at which a survey found the batch. The acknowledgement named another one."""
+        """Set the base offset at which a survey found the batch, although the acknowledgement named another offset."""
         self.base_offset = self.place = base_offset
 
     def revive(self) -> None:
@@ -468,8 +465,8 @@ class Batch:
         *,
         unconfirmed: bool = False,
     ) -> None:
-        """Record a permanent refusal. The refusal may name bad records. `unconfirmed`: the journal still has to confirm
-        the refusal.
+        """Record a permanent refusal, which may name bad records. `unconfirmed`: the journal still has to confirm the
+        refusal.
         """
         self.on(BatchEvent.REFUSED)
         self.fault = replace(
@@ -504,7 +501,9 @@ class Batch:
     # -- its state -----------------------------------------------------------------------------------------------------
 
     def on(self, event: BatchEvent) -> None:
-        """Change the state as `STATE` says for this event. Raises IllegalMoveError if `STATE` has no entry for it."""
+        """Change the state as `STATE` says for this event. Raises IllegalMoveError if `STATE` has no entry for the
+        event.
+        """
         to = STATE[self.state].get(event)
         if to is None:
             raise IllegalMoveError(f"{event.name} cannot happen to a batch that is {self.state.name}: {self}")

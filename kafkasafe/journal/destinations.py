@@ -1,8 +1,7 @@
 """Destinations: partitions, and topics whose partitions are not known yet. Also the table of a lane's destinations.
 
-A destination holds the batches for one address, in delivery order. It also holds objects for the other state of that
-address, for example its refusals. (The module `kafkasafe.record.partition` is about something else: the choice of a
-partition for a key.)
+A destination holds the batches for one address in delivery order, and the other state of the address, for example its
+refusals. (The module `kafkasafe.record.partition` is unrelated: it chooses the partition for a key.)
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ class Destination:
     progress: Progress = field(default_factory=Progress)
     queue: PartitionQueue = field(default_factory=PartitionQueue)
     log: AckedLog = field(default_factory=AckedLog)
-    """In an unassigned topic, `log` has only the topic's id, and the commit marks of batches that the user decided to
-    treat as delivered.
+    """In an unassigned topic, `log` has only the topic's id, and commits of batches that the user decided to treat as
+    delivered.
     """
     refusal: RefusalTimer = field(default_factory=RefusalTimer)
     rejection: Rejection = field(default_factory=Rejection)
     unsure_before: int = -1
-    """Damage destroyed marks about batches before this position, so the journal cannot determine whether these batches
+    """Damage destroyed marks about batches before this position, so the journal cannot determine which of the batches
     were sent.
     """
 
     def dequeue(self, batch: Batch) -> None:
-        """Remove a batch from the queue, because its commit mark is durable."""
+        """Remove a batch with a durable commit mark from the queue."""
         if self.queue.remove(batch):
             self.log.clear(batch.base_offset, batch.count)
 
@@ -55,9 +54,9 @@ class Destination:
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:
-        """Record that the user asked the journal to send a batch again, and so accepts duplicates.
+        """Record that the user decided to send a batch again, and therefore accepts duplicates.
 
-        From then on, it does not matter whether an earlier incarnation sent the other batches.
+        After this decision, the journal no longer needs to know whether an earlier incarnation sent the other batches.
         """
         self.unsure_before = -1
 
@@ -86,7 +85,7 @@ class Partition(Destination):
     def forget_acknowledged(self) -> None:
         """Forget acknowledged batches, because the log is now that of another cluster or another topic.
 
-        Waiting batches stay in the queue. They can keep their ids, because no other batch ever gets the same ids.
+        Waiting batches stay in the queue and keep their ids, because no other batch ever gets the same ids.
         """
         self.log.forget()
         self.doubt.forget_cut()
@@ -95,8 +94,8 @@ class Partition(Destination):
 
 
 _DIVIDE_BYTES: Final = 1024 * 1024
-"""In one step, the journal divides batches with about this many bytes in total. It does not divide all waiting batches
-at once: after a long outage, they may not fit in memory, and the disk may have no room for a second copy of them.
+"""In one step, the journal divides batches with about this many bytes in total. After a long outage, all waiting
+batches together may not fit in memory, and the disk may have no room for a second copy of them.
 """
 _DIVISIBLE: Final = frozenset({BatchState.SEALED, BatchState.JOINED})
 
@@ -109,14 +108,14 @@ class UnassignedTopic(Destination):
 
     @property
     def may_divide(self) -> bool:
-        """Whether the topic's batches may be divided once the partitions are known. While one of the topic's batches
-        is being rejected or is undecidable, none of them may be divided.
+        """Whether the topic's batches may be divided once the partitions are known. None of the topic's batches may be
+        divided while one of them is being rejected or is undecidable.
         """
         return self.progress.flow is Flow.NEW
 
     def divisible(self) -> Iterator[Batch]:
-        """The batches to divide next, in queue order. The caller stops at a batch that is not on disk, so that no later
-        batch overtakes it.
+        """The batches to divide next, in queue order. The caller must stop at the first batch that is not on disk, so
+        that no later batch overtakes that batch.
         """
         size = 0
         for batch in self.queue.near:

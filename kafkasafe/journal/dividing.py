@@ -1,4 +1,4 @@
-"""Divides one batch into several that take its place. All the new batches are written in one separate group.
+"""Divides one batch into several batches that take its place. The journal writes all parts in one separate group.
 
 `machine`, `rejecting` and `members` decide when a batch has to be divided.
 """
@@ -30,8 +30,8 @@ class Divider:
         self._units = state.units
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
-        """Record that a batch was divided (see `Divide`). The children take the batch's place together: the spool gets
-        all of them or none.
+        """Record that a batch was divided (see `Divide`). The children replace the batch together: the spool gets all
+        children or none.
 
         Args:
             batch: The divided batch.
@@ -62,7 +62,7 @@ class Divider:
                 self._sealer.enqueue(child)
             else:
                 if destination == batch.destination:
-                    # The batch is too large. Its parts take its place, like the parts of a refused batch.
+                    # The batch is too large. The parts take the batch's place, like the parts of a refused batch.
                     child.join(batch.unit)
                     child.stand_for(batch)
                     partition.queue.insert(place + index, child)
@@ -79,12 +79,12 @@ class Divider:
             persist.keep_whole()
             if batch.is_copy and not kept:
                 # The segment that contains the MOVED mark can be deleted while the spool still contains the children.
-                # So this additional mark says where the children's records were first written. Of the two REPLACED
-                # marks, readers use the position in the first one.
+                # So an additional REPLACED mark says where the children's records were first written. Readers use the
+                # position in the first of the two REPLACED marks.
                 persist.marks.append(m.Replaced(batch.written_at, first, len(made)))
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:
-                # The segment that contains the unit's first UNIT mark can be deleted while the spool still contains
+                # Repeat the UNIT mark, because the spool can delete the segment with the unit's first UNIT mark before
                 # these batches.
                 persist.marks.extend(unit_marks(batch.unit, first, len(made)))
         batch.on(BatchEvent.DIVIDED)

@@ -1,4 +1,5 @@
-"""Unanswered requests of a partition: where to read the log, and how long the broker may still append a late request.
+"""Unanswered requests of a partition: where to read the log for their batches, and how long a broker may still append
+these requests.
 
 `verdicts` decides what an answer of the cluster means for the batches in doubt.
 """
@@ -13,13 +14,13 @@ class Doubt:
     """The state of one partition's unanswered requests.
 
     Attributes:
-        fenced: A newer epoch of our producer id exists, so another process may own a copy of this spool. If the log
-            does not have a batch, the user must decide about it.
+        fenced: A newer epoch of our producer id exists, so another process may own a copy of this spool. The user must
+            decide about each batch in doubt that the log does not have.
         sequence_refused: The leader refuses the sequence of a batch in doubt.
         dead_at: Until this time (seconds), a broker may still append an unanswered request of ours.
         asked_at: When the pending question was asked (seconds); the answer reflects the log at that time or later.
         asked_from: The offset from which the log is read to answer the pending question.
-        rescan_from: The lowest offset at which a batch in doubt may be, if the log may have been truncated below an
+        rescan_from: The lowest possible offset of a batch in doubt, if the log may have been truncated below an
             acknowledged batch; otherwise -1.
     """
 
@@ -37,16 +38,20 @@ class Doubt:
 
     @property
     def is_early(self) -> bool:
-        """Whether the broker could still append a late request when the question was asked."""
+        """Whether a broker could still append a late request when the journal asked its question."""
         return self.asked_at < self.dead_at
 
     @property
     def is_partial(self) -> bool:
-        """Whether the answer is incomplete: after asking, the journal found that it must read from a lower offset."""
+        """Whether the answer is incomplete, because the journal asked before it knew that the log must be read from a
+        lower offset.
+        """
         return 0 <= self.rescan_from < self.asked_from
 
     def ask(self, now: float, from_offset: int) -> None:
-        """Record when the journal asks the cluster about batches in doubt, and from which offset the log is read."""
+        """Record when the journal asks the cluster about batches in doubt, and from which offset the engine reads the
+        log.
+        """
         self.asked_at, self.asked_from = now, from_offset
 
     def survey(self, now: float) -> None:
@@ -58,14 +63,14 @@ class Doubt:
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:
-        """Record that a request got no answer. The broker may append the request until `dead_at`. A request of an
-        earlier incarnation may arrive even later, if that incarnation had a longer request timeout.
+        """Record that a request got no answer, and that the broker may append the request until `dead_at`. A request of
+        an earlier incarnation with a longer request timeout may arrive even later.
         """
         self.dead_at = max(self.dead_at, dead_at)
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept. Do this only if a broker could still append a
-        request when the sleep began (at `before`).
+        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request when the
+        sleep began (at `before`).
         """
         if self.dead_at > before:
             self.dead_at += seconds
@@ -75,7 +80,7 @@ class Doubt:
         self.fenced = True
 
     def unfence(self) -> None:
-        """Reset `fenced`, because the batches that were in doubt have a verdict now."""
+        """Reset `fenced`, because every batch that was in doubt has an outcome now."""
         self.fenced = False
 
     def refuse_sequence(self) -> None:
@@ -87,18 +92,18 @@ class Doubt:
         self.fenced = self.sequence_refused = False
 
     def cut(self, from_offset: int) -> None:
-        """Record that the log may have lost the records at and after `from_offset`; -1: the offset is unknown."""
+        """Record that the log may have lost the records from `from_offset` on; -1: the offset is unknown."""
         if from_offset >= 0 and not 0 <= self.rescan_from <= from_offset:
             self.rescan_from = from_offset
 
     def read_again(self, from_offset: int) -> None:
-        """Record that the log ends before an acknowledged batch. To answer the next question, the engine reads the log
-        from `from_offset`, or from `rescan_from` if that is already set and lower.
+        """Record that the log ends before an acknowledged batch. For the next question, the engine reads the log from
+        the lower of `from_offset` and `rescan_from`.
         """
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 
     def forget_cut(self) -> None:
-        """Reset `rescan_from`. There are two reasons for this call: every batch that was sent has been found or is
-        proven absent, or the lane now writes to another log.
+        """Reset `rescan_from`, because every sent batch is found or proven absent, or because the lane now writes to
+        another log.
         """
         self.rescan_from = -1

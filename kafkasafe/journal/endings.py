@@ -1,5 +1,5 @@
-"""Applies the consequences of a group that became durable. Only this module finishes batches. A batch is
-finished as soon as the mark with its outcome is durable, or at once if the batch was never on disk.
+"""Applies the consequences of a group that became durable. Only this module finishes batches: as soon as the mark with
+the batch's outcome is durable, or at once if the batch was never on disk.
 """
 
 from __future__ import annotations
@@ -60,22 +60,21 @@ class Durability:
                 # The broker acknowledged the batch while the disk was writing it.
                 self.finish(self._all[batch.destination], batch)
         for group in persist.units:
-            # A unit without batches is only a mark. The journal does not know the mark's position, but the mark is at
-            # `begin` or later. The unit's position must not be after the mark. Otherwise it could be in the next
-            # segment, and the spool could delete the mark's segment too early.
+            # A unit without batches is only a mark. The journal knows only that the mark is at `begin` or later. With a
+            # later position for the unit, the spool could delete the mark's segment too early.
             self._units.written(group.unit, min((b.position for b in group.batches), default=begin))
         for consequence in persist.after:
             self._follow(consequence)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """Record that these batches could not be written. The acknowledged batches among them are finished now,
-        although they are not on disk. (With `durable_first`, there are none, because a batch is acknowledged only after
-        it is written.)
+        """Record that these batches could not be written. Batches that the cluster has already acknowledged are
+        finished now, although they are not on disk. (With `durable_first`, the journal sends a batch only after writing
+        it, so this cannot happen.)
 
-        But a failed write may leave a readable copy on disk until the next group is written. If the process is killed
-        before the next write, the next process reads the copy, treats the batch as in doubt, and finds it in the log.
-        It searches for the right id: the copy has the id under which the batch was acknowledged, because a batch gets
-        no other id, and is neither divided nor merged, while it is `writing`.
+        A failed write may leave a readable copy on disk until the next group is written. If the process is killed
+        before that, the next process reads the copy, treats the batch as in doubt, and finds it in the log. The copy
+        has the id under which the batch was acknowledged, because a batch gets no other id, and is not divided or
+        merged, while it is `writing`.
         """
         self._writes_fail = True
         for batch in batches:
@@ -95,10 +94,9 @@ class Durability:
             case BaselineDurable(destination):
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
-                    # This happens for one of two reasons. The baseline may belong to a log that the journal has
-                    # forgotten. Or the journal asked for the baseline twice (for example before and after a move to
-                    # another cluster). In that case, the partition no longer waits for a baseline: it has used the
-                    # other baseline, or the other question failed and the partition pauses.
+                    # The baseline belongs to a log that the journal has forgotten. Or the journal asked for the
+                    # baseline twice (for example before and after a move to another cluster), and the partition has
+                    # used the other baseline, or pauses because the other question failed.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:
@@ -108,7 +106,7 @@ class Durability:
                 self._packer.touch(partition)
             case BatchesIdentified(destination, batches):
                 for batch, identity in batches:
-                    # Skip a batch whose id the journal took back in the meantime.
+                    # Skip a batch whose id the journal took back during the write.
                     if batch.state is BatchState.SEALED and batch.identity is identity:
                         batch.on(BatchEvent.ID_DURABLE)
                 self._packer.touch(self._partitions[destination])
@@ -129,7 +127,7 @@ class Durability:
                 self._out.ready.sends.extend(self._quiescence.taken_back())
 
     def finish(self, partition: Destination, batch: Batch) -> None:
-        """Commit an acknowledged batch. The batch is finished when its commit mark is durable."""
+        """Commit an acknowledged batch, which is finished when its commit mark is durable."""
         partition.log.pass_id(batch.identity)
         if batch.writing and (not self._writes_fail or batch in self._skipped):
             return  # the mark needs the batch's position, which is not known yet: `persisted` calls this again
@@ -142,9 +140,9 @@ class Durability:
         self._out.ready.persist.after.append(BatchEnded(batch, Fate.COMMITTED))
 
     def skip(self, partition: Destination, batch: Batch) -> None:
-        """Commit a batch that the user decided to treat as delivered. While the disk is writing the batch, the journal
-        does not commit it yet. Otherwise a failed write could leave a copy without a commit mark on disk. The next
-        process would send that copy if it did not find the batch in the partition's log.
+        """Commit a batch that the user decided to treat as delivered. The journal does not commit a batch while the
+        disk writes it. Otherwise a failed write could leave a copy without a commit mark on disk, and the next process
+        would send the copy unless it found the batch in the partition's log.
         """
         if batch.writing:
             self._skipped.add(batch)

@@ -1,7 +1,8 @@
-"""What a destination does: its flows and events, the transition tables `FLOW` and `UNASSIGNED_FLOW`, and `Progress`.
+"""The states (*flows*) of a destination, their events, the transition tables `FLOW` and `UNASSIGNED_FLOW`, and
+`Progress`.
 
-This module makes no decisions: `machine` decides what a partition does next in each flow. An event for which the table
-has no entry is a bug, and raises IllegalMoveError.
+`machine` decides what a partition does next in each flow. An event for which the table has no entry is a bug, and
+raises IllegalMoveError.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ class Flow(enum.Enum):
     NEW = "new"
     """The lane has never sent to the partition, so the journal asks for the end offset before it sends anything."""
     ASKING_BASELINE = "asking for the baseline"
-    """The journal waits for `baseline()`, and then for the log's end offset to become durable in the spool."""
+    """The journal waits for `baseline()`, and then until the log's end offset is durable in the spool."""
     FLOWING = "flowing"
     PROBING = "probing"
-    """The leader has batches in doubt. The journal sends the newest of them again, to find out whether the replicas
+    """The leader has all batches in doubt. The journal sends the newest one again, to find out whether the replicas
     have it.
     """
     SETTLING = "settling"
@@ -38,8 +39,8 @@ class Flow(enum.Enum):
     settles.
     """
     RECONFIRMING = "confirming again"
-    """Like CONFIRMING, but no pause follows. Either the partition has already paused after the failure, or the refused
-    batch was divided, and this division cancelled the pause.
+    """Like CONFIRMING, but no pause follows: the partition has already paused, or the division of the refused batch
+    cancelled the pause.
     """
     ASKING = "asking"
     """Batches are in doubt, and the journal waits for `judged()`."""
@@ -59,20 +60,21 @@ class FlowEvent(enum.Enum):
     """The events of a partition."""
 
     RECOVERED = "recovered"
-    """Recovery has read the spool. An earlier incarnation used the partition, and none of its batches is in doubt."""
+    """Recovery has read the spool. An earlier incarnation used the partition, and left no batch in doubt."""
     RECOVERED_IN_DOUBT = "recovered in doubt"
     """Recovery has read the spool. An earlier incarnation may have sent batches that are not finished."""
     MARKS_LOST = "marks lost"
-    """Damage destroyed marks about the next batch, so the journal cannot determine whether the batch was sent."""
+    """Damage on disk destroyed marks about the next batch, so the journal cannot determine whether the batch was sent.
+    """
     BATCH_QUEUED = "batch queued"
-    """A batch waits, and the baseline is not known. The baseline is the offset at which the log ended before this lane
-    sent its first batch.
+    """A batch waits, and the baseline is not known: the offset at which the log ended before this lane sent its first
+    batch.
     """
     BASELINE_DURABLE = "baseline durable"
     """The baseline (an offset, see BATCH_QUEUED) is durable in the spool."""
     BASELINE_DURABLE_SUSPECTED = "baseline durable but suspected"
-    """Like BASELINE_DURABLE, but the log may already have lost acknowledged batches. These are batches of units,
-    because only units are sent before the baseline is durable.
+    """Like BASELINE_DURABLE, but the log may already have lost acknowledged batches of units. (Only units are sent
+    before the baseline is durable.)
     """
     FAILED = "failed"
     """A request ended without an acknowledgement."""
@@ -81,23 +83,22 @@ class FlowEvent(enum.Enum):
     SUSPECTED = "suspected"
     """The log may have lost acknowledged batches."""
     OLD_HEAD = "old head"
-    """The next batch is so old that the leader may forget this producer right after appending the batch. So the journal
-    first finds out whether the log already has the batch.
+    """The next batch is so old that the leader may forget this producer right after appending it. The journal first
+    finds out whether the log already has the batch.
     """
     LATE_REQUEST = "late request"
-    """A broker may still append a request whose answer was lost, so the journal waits until that is impossible."""
+    """A broker may still append a request whose answer was lost. The journal waits until no broker can do so."""
     PAUSE_DUE = "pause due"
     """No request is in flight any more. At least one request failed, and no pause has followed yet."""
     PAUSE_OVER = "pause over"
-    """The pause is over, or is cut short because the partition is proven not to exist."""
+    """The pause is over, or ends early because the partition is proven not to exist."""
     SURVEYS = "surveys"
     """A survey of the log begins."""
     JUDGED_EARLY = "judged early"
-    """Batches were judged too early: a broker could still append a request that contains them. So the batches are in
-    doubt again.
+    """Batches are in doubt again: the journal asked about them while a broker could still append a request with them.
     """
     CONFIRMS = "confirms"
-    """A broker's refusal has to be compared with the producer state of that broker."""
+    """The journal has to compare a broker's refusal with the broker's producer state."""
     DECIDED = "decided"
     """The journal knows for each batch whether the log has it."""
     DECIDED_UNBEGUN = "decided without a baseline"
@@ -131,13 +132,13 @@ class FlowEvent(enum.Enum):
     DAMAGED = "damaged"
     """The bytes of a batch that is not in flight are damaged on disk, so the batch can only be rejected."""
     KEPT = "kept"
-    """Copies of all rejected batches are durable in `rejected/`. In an unassigned topic, the event also occurs if some
-    copies could not be written. The journal then tries these batches again later.
+    """Copies of all rejected batches are durable in `rejected/`. In an unassigned topic, the event also occurs if the
+    shell could not write some copies. The journal then tries again later.
     """
     NOT_KEPT = "not kept"
     """A copy could not be written."""
     NOTHING_TO_KEEP = "nothing to keep"
-    """The topic was created before the next portion was copied."""
+    """The topic was created before the shell copied the next portion of rejected batches."""
     DIVIDED = "divided"
     """A batch was divided."""
     FORGOTTEN = "forgotten"
@@ -258,8 +259,8 @@ FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
     flow: {FlowEvent.DIVIDED: flow, **follows, FlowEvent.FORGOTTEN: Flow.NEW}
     for flow, follows in _ROWS.items()
 }
-"""The next flow for each flow and event. In any flow, the partition may be forgotten, or a batch may be divided. A
-division changes only the flows SETTLING and CONFIRMING. In both, it cancels the pause that follows a failure.
+"""The next flow for each flow and event. FORGOTTEN and DIVIDED may occur in any flow. DIVIDED changes only the flows
+SETTLING and CONFIRMING, where it cancels the pause after a failure.
 """
 _UNASSIGNED: Final = {
     FlowEvent.MARKS_LOST: Flow.UNDECIDABLE,
@@ -278,7 +279,7 @@ UNASSIGNED_FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
         FlowEvent.NOTHING_TO_KEEP: Flow.NEW,
     },
 }
-"""The same table for a topic whose partitions are not known yet. Such a topic is NEW while its batches wait."""
+"""The next flow for each flow and event of a topic with unknown partitions. The topic is NEW while its batches wait."""
 
 
 @dataclass(slots=True)
@@ -300,8 +301,8 @@ class Progress:
     table: Mapping[Flow, Mapping[FlowEvent, Flow]] = field(default_factory=lambda: FLOW, repr=False)
 
     def on(self, event: FlowEvent) -> None:
-        """Change the flow as the table says for this event. Raises IllegalMoveError if the table has no entry
-        for it.
+        """Change the flow as the table says for this event. Raises IllegalMoveError if the table has no entry for the
+        event.
         """
         to = self.table[self.flow].get(event)
         if to is None:
@@ -348,7 +349,7 @@ class Progress:
         self.reason = ""
 
     def succeed(self) -> None:
-        """Record an acknowledgement. The next pause is then short, and the reason for a delay is cleared."""
+        """Record an acknowledgement: clear the reason for a delay, and make the next pause short."""
         self.attempt, self.reason = 0, ""
 
     def recover(self) -> None:

@@ -44,8 +44,7 @@ class CopyForward:
         self._revivals = state.revivals
 
     def to_move(self, before_position: int, most_bytes: int) -> list[Batch]:
-        """The unfinished batches to copy now: those at the front of the spool, up to the first that cannot be copied
-        now.
+        """The unfinished batches to copy now: from the front of the spool to the first batch that cannot be copied now.
 
         Args:
             before_position: Only batches before this position.
@@ -80,8 +79,8 @@ class CopyForward:
         return list(found.values())
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """The unfinished batches in a lost part of the spool, `first_position` to `end_position`. Batches that cannot
-        be copied are left out. None if the caller has to call again later.
+        """The unfinished batches in a lost part of the spool, `first_position` to `end_position`, without batches that
+        cannot be copied. None if the caller has to call again later.
         """
         if self._out.is_writing:
             return None
@@ -122,7 +121,7 @@ class CopyForward:
             self.place(batch, position)
 
     def place(self, batch: Batch, position: int) -> None:
-        """Record a batch's new position. The batch keeps its rank, and so its place in the order."""
+        """Record a batch's new position. The batch keeps its rank, and therefore its place in the order."""
         self._index.drop(batch)
         batch.copied(position)
         self._index.place(batch)

@@ -1,4 +1,4 @@
-"""Merges consecutive small batches that are still waiting to be sent for the first time."""
+"""Merges consecutive small batches that were never sent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kafkasafe.journal.sealing import Sealer
 from kafkasafe.journal.state import JournalState
 
 GATHER_LEAST: Final = 8
-"""The journal merges batches only if at least this many wait after the batches in flight. Each merge writes a group to
-the spool, and this cost does not pay off for fewer batches.
+"""The journal merges batches only if at least this many wait after the batches in flight. For fewer batches, a merge
+costs more than it saves, because it writes a group to the spool.
 """
 _GATHER_MOST: Final = 256
 _GATHERED_SHARE: Final = 8
@@ -37,11 +37,10 @@ class Gatherer:
         self._gather_bytes = state.settings.gather_bytes
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
-        """Merge waiting batches (see `Ready.gathers`) into one. The merged batch has the records and sequences of these
-        batches, and takes their place.
+        """Merge waiting batches (see `Ready.gathers`) into one, which has their records and sequences, and takes their
+        place.
 
-        The journal never sent any of these batches, and never will. It sends the merged batch instead, as soon as that
-        batch is durable.
+        The journal has never sent the merged batches, and sends only the result, as soon as it is durable.
 
         Args:
             batches: The batches, in queue order.
@@ -75,8 +74,8 @@ class Gatherer:
         return made
 
     def gather(self, partition: Partition, now_ms: int) -> None:
-        """Select batches to merge. The leader needs time to acknowledge each batch, so the same records are
-        acknowledged sooner if they are in fewer batches.
+        """Select batches to merge. Each batch costs the leader time, so the leader acknowledges the same records sooner
+        in fewer batches.
         """
         if not (self._gather_bytes and partition.gathers):
             return

@@ -14,13 +14,13 @@ class Healing:
     """The batches that are sent again after a loss. The journal tracks them until the last one is finished.
 
     Attributes:
-        keep_from: Spool position of the first of these batches. The spool keeps everything from this position on until
-            the last of these batches is finished. The cluster may lose these batches once more, so the next incarnation
-            must find all of them in the spool.
+        keep_from: Spool position of the first batch. The spool keeps everything from this position on until the last
+            batch is finished, because the cluster may lose the batches once more, and the next incarnation must find
+            all of them in the spool.
         left: How many of the batches are not finished.
-        records: How many records are in the log again.
-        first_offset: Offset of the first of these records in the log, -1 when not known.
-        last_offset: Offset of the last of these records in the log (inclusive), -1 when not known.
+        records: How many records of finished batches are in the log again.
+        first_offset: Offset of the first record that is in the log again, -1 when not known.
+        last_offset: Offset of the last record that is in the log again (inclusive), -1 when not known.
     """
 
     keep_from: int
@@ -30,12 +30,12 @@ class Healing:
     last_offset: int = -1
 
     def add(self, batches: int, keep_from: int) -> None:
-        """Add batches that are sent again. The spool keeps everything from `keep_from` on."""
+        """Add batches that are sent again. From now on, the spool keeps everything from `keep_from` on."""
         self.keep_from = min(self.keep_from, keep_from)
         self.left += batches
 
     def finish(self, batch: Batch) -> bool:
-        """Record that one of the batches is finished. Returns whether it was the last one."""
+        """Record that one of the batches is finished. Returns whether this batch was the last one."""
         self.left -= 1
         if batch.state is BatchState.COMMITTED:
             self.records += batch.count
@@ -70,9 +70,7 @@ class Revivals:
         self.by_destination.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
 
     def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
-        """Record that a batch was divided. If the batch was to be sent again after a loss, the journal sends the parts
-        instead.
-        """
+        """Record that a batch was divided. If the batch was sent again after a loss, track its parts instead."""
         healing = self.by_destination.get(parent.destination) if parent.revived else None
         if healing is not None:
             healing.add(len(parts), healing.keep_from)  # the division finishes the batch itself

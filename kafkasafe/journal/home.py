@@ -1,15 +1,15 @@
-"""The cluster to which a lane's offsets and acknowledged batches belong, and the producer ids that this cluster
-granted.
+"""The cluster that holds a lane's acknowledged batches, and the producer ids that this cluster granted.
 
-The lane's own log records both. `sealing` decides when to give ids, and when to take them back.
+The lane's own log records the cluster and the producer ids. `sealing` decides when to give ids, and when to take them
+back.
 
-The spool directory also names a cluster, but only one for all of its lanes. Each lane must also store the id of its own
-cluster. This history shows the reason:
+The spool directory also names a cluster, but one for all of its lanes. A lane must store the id of its own cluster, as
+this scenario shows:
 
-1. Producers on lanes 0 and 1 deliver to cluster A, and end.
+1. Producers on lanes 0 and 1 deliver records to cluster A, and close.
 2. Cluster B now answers at the same bootstrap address. No batch waits in any lane, so the directory may change to B.
-3. A producer on lane 0 gets an answer from B, and records B as the directory's cluster. It is killed right after that,
-   so lane 0 still has A's offsets.
+3. A producer on lane 0 gets an answer from B, and records B as the directory's cluster. The producer is killed right
+   after that, so lane 0 still has A's offsets.
 4. The next incarnation of lane 0 finds that the directory names B, but that the lane has A's offsets. A producer that
    later opens lane 1 finds A's offsets there, too.
 """
@@ -47,9 +47,8 @@ class Home:
 
         Args:
             cluster_id: Id of the cluster that answers.
-            assumed: The cluster to assume for the lane if no mark in the log names one. Such a mark is missing if no
-                cluster has answered yet, or if the log is from an early version of kafkasafe, which did not write this
-                mark.
+            assumed: The cluster to assume for the lane if no mark in the log names one. The log of an early version of
+                kafkasafe, or of a lane to which no cluster has answered yet, has no such mark.
         """
         return (self.cluster_id or assumed or cluster_id) != cluster_id
 
@@ -60,7 +59,7 @@ class Home:
 
     def read_grant(self, producer_id: int) -> None:
         """Record an id that the cluster granted to this or an earlier incarnation. Only `grant` makes an id the current
-        one. If this method did so, two producers on copies of the same spool could use the same earlier id.
+        one: two producers on copies of the same spool must not both use an earlier id.
         """
         self.producer_ids.add(producer_id)
 
@@ -73,7 +72,7 @@ class Home:
 
         Args:
             mark: Names the cluster.
-            forgets: Earlier offsets and ids belong to another cluster, even if the log does not name that cluster.
+            forgets: Earlier offsets and ids belong to another cluster, even if the lane's log names no cluster.
         """
         if forgets:
             self.producer_ids.clear()
@@ -86,10 +85,9 @@ class IdSequence:
 
     Attributes:
         producer_id: Producer id of the last batch that got an id, -1 before the first one.
-        epoch: Epoch of that batch.
-        next_sequence: Base sequence of the next batch under this id and epoch.
-        stale: The batches that are not in the log need new ids. They get these ids once no broker can append a request
-            under the old ones.
+        epoch: Producer epoch of the last batch that got an id.
+        next_sequence: Base sequence of the next batch under `producer_id` and `epoch`.
+        stale: The batches that are not in the log need new ids, once no broker can append a request under the old ids.
     """
 
     producer_id: int = -1
@@ -106,7 +104,7 @@ class IdSequence:
         return identity
 
     def expire(self) -> None:
-        """Record that new ids are needed for the batches that are not in the log."""
+        """Record that the batches that are not in the log need new ids."""
         self.stale = True
 
     def renew(self, home: Home) -> None:
@@ -125,6 +123,6 @@ class IdSequence:
             self.epoch += 1
 
     def forget(self) -> None:
-        """Start over, because the lane writes to another cluster, where no batch has an id yet."""
+        """Start over, because the lane writes to another cluster, which knows no batch of this lane."""
         self.producer_id = self.epoch = -1
         self.stale = False

@@ -1,4 +1,4 @@
-"""The facade of the journal: makes its objects, passes each event to one of them, and collects the actions."""
+"""The facade of the journal: makes its parts, passes each event to one of them, and collects the actions."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from kafkasafe.journal.views import Views
 class Journal:
     """See `kafkasafe.journal`.
 
-    A docstring here says in one line when the shell calls the method, or which question the method answers. Nearly
-    every method only passes its arguments on to one of the journal's objects. That object's method of the same name
-    states the rule and explains the arguments.
+    Each docstring says when the shell calls the method, or which question the method answers. Nearly every method
+    passes its arguments on to one of the journal's objects, whose method of the same name states the rule and explains
+    the arguments.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -49,7 +49,7 @@ class Journal:
         self.units = state.units
         self.missing = state.missing
         self.views = Views(state)
-        # Each object is made after the objects that it uses, because its constructor takes them.
+        # Each constructor takes the objects that the new object uses, so the order matters.
         self._packer = packer = Packer(state)
         self._snapshots = Snapshots(state)
         self._identities = Identities(state, packer)
@@ -104,7 +104,7 @@ class Journal:
         )
 
     def ready(self, now: float, now_ms: int) -> Ready:
-        """Take all actions that are due now; each action is returned once.
+        """Return each action that is due now, once.
 
         The objects of the journal decide in a fixed order: partitions first, then units.
 
@@ -116,7 +116,7 @@ class Journal:
         out.touch_postponed()
         if out.touched:
             if self.units.lines.by_id:
-                self.units.out.change()  # a batch ahead of a unit's batch may have left the queue
+                self.units.out.change()  # a batch before a unit's batch may have left the queue
             self._machine.turn(now, now_ms)
         if out.ready.persist.units or not self.units.out.is_empty:
             self._unit_batches.advance()
@@ -126,8 +126,8 @@ class Journal:
         return ready
 
     def broker_clock(self, broker_ms: int, now_ms: int) -> bool:
-        """Record a broker's timestamp, in ms. Returns whether our clock is so far behind that the journal sends each
-        batch alone.
+        """Record a broker's timestamp, in ms. Returns whether our clock is so slow that the journal sends each batch
+        alone.
         """
         return self._state.clock.show(broker_ms, now_ms)
 
@@ -184,7 +184,7 @@ class Journal:
         self._sealer.close_unit(unit)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """Some batches are only in memory, and the engine wants them to be on disk."""
+        """The engine wants batches that are only in memory to be on disk."""
         self._sealer.spill(batches)
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
@@ -206,7 +206,7 @@ class Journal:
         self._durability.persisted(persist, positions, end_position)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """These batches of `Ready.persist` could not be written, and wait for another try."""
+        """The engine could not write these batches of `Ready.persist`, and will try again."""
         self._durability.write_failed(batches)
         self._snapshots.doubt()
 
@@ -219,8 +219,8 @@ class Journal:
         return self._forward.to_move(before_position, most_bytes)
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """A segment of the spool is missing. Returns the segment's batches that the engine should write again, if they
-        are still in memory.
+        """A segment of the spool is missing. Returns the segment's batches, of which the engine should write again
+        those in memory.
         """
         return self._forward.to_rescue(first_position, end_position)
 
@@ -233,19 +233,19 @@ class Journal:
         self._forward.moved(batches, positions, end_position)
 
     def not_moved(self) -> None:
-        """A group of copies could not be written."""
+        """The engine could not write a group of copies."""
         self._snapshots.doubt()
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """A partition has a long backlog. Returns those of its batches that may be packed."""
+        """A partition has a long backlog. Returns the partition's batches that may be packed."""
         return self._packer.packable(destination)
 
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
-        """The engine asks the journal to pack the first of these batches."""
+        """The engine asks the journal to pack the first batches of `packable`."""
         self._packer.pack(destination, shells)
 
     def delivered_before(self, position: int) -> list[Delivered]:
-        """The spool has deleted everything before this position. Returns the delivered records that were there."""
+        """The spool has deleted everything before this position. Returns the delivered records that were before it."""
         return self.views.delivered_before(position)
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -337,11 +337,11 @@ class Journal:
         self._refusals.absent(destination, reason)
 
     def present(self, destination: int) -> None:
-        """Metadata: the partition exists, although it was reported as missing before."""
+        """Metadata: a partition that earlier metadata reported as missing exists."""
         self.missing.exists(destination)
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
-        """Metadata: the topic is missing or refused, and its partitions were never known."""
+        """Metadata: a topic whose partitions were never known is missing or refused."""
         self._rejecter.deny_unchosen(topic, code, reason, now)
 
     def next_aside(self, destination: int) -> None:
@@ -353,11 +353,11 @@ class Journal:
         return self._rejecter.set_aside(aside, kept, reason)
 
     def disown(self, mark: m.Resent) -> None:
-        """The engine could not delete a file of `rejected/` whose records were sent again."""
+        """The engine could not delete a file of `rejected/`, although its records were sent again."""
         self._rejecter.disown(mark)
 
     def retired(self, mark: m.Resent) -> None:
-        """The engine deleted a file of `rejected/` whose records were sent again."""
+        """The engine deleted a file of `rejected/`, because its records were sent again."""
         self._state.index.retire(mark)
 
     def suspect(
@@ -413,7 +413,7 @@ class Journal:
     # -- other lanes and incarnations ----------------------------------------------------------------------------------
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
-        """Other lanes have records that must be delivered before those of this incarnation."""
+        """Other lanes have records that must be delivered before the records of this incarnation."""
         self._incarnations.begin_after(position, debts)
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
@@ -421,7 +421,7 @@ class Journal:
         self._incarnations.hold_back(held)
 
     def halt(self, *, halted: bool) -> None:
-        """Stop or resume sending. It stops, for example, when another producer wants to take over this lane."""
+        """Stop or resume sending. The lane stops, for example, when another producer wants to take it over."""
         self._incarnations.halt(halted=halted)
 
     def slept(self, seconds: float, now: float) -> None:
@@ -441,7 +441,7 @@ class Journal:
         return self._snapshots.all()
 
     def tell_newest(self, before_position: int) -> list[m.Mark]:
-        """The marks of the newest acknowledged batches. The spool may delete what is before this position only when
-        these marks are durable.
+        """The marks of the newest acknowledged batches, which must be durable before the spool deletes anything before
+        this position.
         """
         return self._snapshots.newest(before_position)

@@ -30,24 +30,23 @@ class Incarnations:
         self._request_timeout_s = state.settings.request_timeout_s
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
-        """Hold back batches that are written at or after `position`, until `debts` (batches of other lanes) are
+        """Hold back batches at or after spool position `position`, until `debts` (batches of other lanes) are
         delivered.
 
-        The caller makes this call at the beginning of an incarnation, if there are debts. Later, the program may drop
-        another producer of the same spool directory without closing it. If the dropped producer still has undelivered
-        batches, the caller makes one more call.
+        The engine calls this at the beginning of an incarnation, and again whenever the program drops another producer
+        of the same spool directory that still has undelivered batches.
         """
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """Hold batches back. `held` maps an address to a position. A batch for this address waits if it was written at
-        or after the position (see `order.holds`).
+        """Hold batches back. `held` maps each address to a spool position; the address's batches at or after the
+        position wait (see `order.holds`).
         """
         if self._precedence.hold_back(held):
             self._touch_waiting()
 
     def halt(self, *, halted: bool) -> None:
-        """Stop sending, or resume. Another producer takes over a halted lane as soon as nothing is in flight."""
+        """Stop or resume sending. Another producer takes over a halted lane as soon as no request is in flight."""
         if self._precedence.halt(halted=halted):
             self._touch_waiting()
 
@@ -57,10 +56,9 @@ class Incarnations:
                 self._packer.touch(partition)
 
     def slept(self, seconds: float, now: float) -> None:
-        """Record that the machine slept for `seconds`; `now` is the time after that.
+        """Record that the machine slept for `seconds`, until `now`.
 
-        While the machine slept, the state that the brokers keep about our producer became older. Requests that waited
-        in socket buffers are sent only now.
+        Requests that were in socket buffers during the sleep are sent only now, so brokers may append them later.
         """
         before = now - seconds
         self._quiescence.sleep(seconds, before)
@@ -71,12 +69,13 @@ class Incarnations:
         """The QUIET mark of a producer that has stopped sending. The mark contains the time after which no broker can
         append requests of this lane any more.
 
-        None if the log already contains the mark. Also None if every batch is finished and none is suspected to be
-        lost: the lane's next incarnation then has no reason to ask the cluster about batches.
+        None if the log already contains the mark, or if the next incarnation need not ask the cluster about batches:
+        every batch is finished, and none is suspected to be lost.
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None
-        # A request in flight may have been sent just now, so a broker may append it for one full request timeout.
+        # A request in flight may have been sent just now, so a broker may still append it within one full request
+        # timeout.
         dead_at = [
             now + self._request_timeout_s if partition.queue.has_in_flight else partition.doubt.dead_at
             for partition in self._partitions.values()

@@ -41,13 +41,14 @@ class Suspicions:
         from_offset: int = -1,
         check: EpochCheck | None = None,
     ) -> None:
-        """Raise a suspicion that the log has lost acknowledged batches; a survey runs before any new batch is sent.
+        """Raise a suspicion that the log has lost acknowledged batches. The journal surveys the log before it sends new
+        batches.
 
         Args:
             destination: Destination number.
             cause: The sign that raised the suspicion.
             evidence: Human-readable text.
-            from_offset: The log is suspected to have lost the records from this offset on; -1 when unknown.
+            from_offset: The log may have lost the records from this offset on; -1 when unknown.
             check: The failed check that raised the suspicion; None: the suspicion is about the last acknowledgement.
         """
         partition = self._partitions[destination]
@@ -77,9 +78,7 @@ class Suspicions:
             self._missing.say(check.destination)
 
     def recreated(self, destination: int, evidence: str) -> None:
-        """Raise a suspicion, because the topic was deleted and created again. The acknowledged batches were deleted
-        with the old topic.
-        """
+        """Raise a suspicion, because the topic was deleted, with the acknowledged batches, and created again."""
         self.suspect(destination, Cause.TOPIC_ID, evidence, from_offset=0)
 
     def raise_suspicion(
@@ -106,8 +105,8 @@ class Suspicions:
 
     @staticmethod
     def _doubt_again(partition: Partition) -> None:
-        """Record that the log may contain batches after all, although an earlier answer said that they were absent. The
-        journal had searched for them only after the offset at which the suspected loss begins.
+        """Put batches in doubt again that an earlier answer reported as absent. The earlier search began after the
+        offset at which the suspected loss begins.
         """
         for batch in partition.queue.near:
             if batch.state is BatchState.SENT or (
@@ -126,7 +125,7 @@ class Suspicions:
             self._packer.touch(partition)
 
     def acknowledged(self, partition: Partition, base_offset: int, count: int, leader_epoch: int) -> None:
-        """Record an acknowledged batch. The batch's offset, and the epoch of the leader, may suggest that earlier
+        """Record an acknowledged batch, and check whether its offset or the leader's epoch suggests that earlier
         batches are lost.
         """
         self.check_offset_order(partition, base_offset)
@@ -136,8 +135,8 @@ class Suspicions:
             self.stop(partition)
 
     def check_offset_order(self, partition: Partition, base_offset: int) -> None:
-        """Compare the offset of a new acknowledgement with the last acknowledged offset. Suspect a loss if the new
-        offset is known and is not higher than the last one.
+        """Suspect a loss if the offset of a new acknowledgement is known, but not higher than the last acknowledged
+        offset.
         """
         last = partition.log.last_acked_offset
         if base_offset > last or base_offset < 0:
@@ -146,9 +145,9 @@ class Suspicions:
         self.raise_suspicion(partition, Cause.ACK, evidence, from_offset=base_offset)
 
     def note_leader_epoch(self, partition: Partition, leader_epoch: int) -> None:
-        """Record the leader epoch of an acknowledgement, or of an answer that found batches in the log. Recovery reads
-        it from a mark. If the leader changed, the journal has to check for a loss, because the new leader may lack
-        records that the former leader acknowledged.
+        """Record the leader epoch of an acknowledgement, of an answer that found batches in the log, or of a mark that
+        recovery reads. After a change of leader, the journal checks for a loss, because the new leader may lack records
+        that the former leader acknowledged.
         """
         if 0 <= partition.log.leader_epoch != leader_epoch and partition.log.last_acked_offset >= 0:
             partition.loss.check(
@@ -177,7 +176,7 @@ class Losses:
         self._heal_recreated = state.settings.heal_recreated
 
     def released(self, before_position: int) -> None:
-        """Record that the spool deleted everything before this position. These batches cannot be sent again."""
+        """Record that the spool deleted all batches before this position, so that they cannot be sent again."""
         if before_position == self._index.released:
             return
         self._index.release(before_position)
@@ -186,7 +185,7 @@ class Losses:
 
     def start_survey(self, partition: Partition, now: float) -> None:
         if any(batch.state is BatchState.ACKED for batch in partition.queue.near):
-            return  # the survey begins once the acknowledged batch's mark is durable
+            return  # the survey begins when the acknowledged batch's mark is durable
         suspicion = partition.loss.suspicion
         evidence = "" if suspicion is None else suspicion.evidence
         if not self._units.vacate(
@@ -255,7 +254,7 @@ class Losses:
             epoch_end_offset: The offset at which the leader epoch of the last acknowledgement ends in the log, -1 when
                 unknown.
             topic_id: The topic's id now.
-            same_topic: Topic ids, or a batch that is still in the log, prove that this is the same topic.
+            same_topic: Topic ids, or a batch that is still in the log, prove that the topic was not recreated.
             leader_epoch: Epoch of the leader whose log was surveyed, -1 when unknown.
         """
         partition = self._partitions[destination]
@@ -274,8 +273,8 @@ class Losses:
         self._end_survey(partition, topic_id, leader_epoch)
         forgotten_offset = log.forgotten_offset
         if forgotten_offset == ANYWHERE and 0 <= log.known_from <= epoch_end_offset:
-            # All acknowledged batches that the journal does not remember are before `epoch_end_offset`. The log has
-            # lost nothing before that offset, so it still has these batches.
+            # All acknowledged batches that the journal has forgotten are before `epoch_end_offset`, before which the
+            # log has lost nothing.
             forgotten_offset = log.known_from
         remembered = _is_remembered(suspicion, loss, acked, forgotten_offset, recreated=recreated)
         moved = self._relocate(acked, loss)
@@ -292,9 +291,9 @@ class Losses:
             if hole is not None:
                 self._out.ready.notices.append(hole)
             log.confirm_until(end_offset)
-            # The journal writes this mark even if every batch is still at the same offset. Otherwise the next
-            # incarnation would find the same sign of a loss in the marks, and suspect a loss again. By then, the spool
-            # may have deleted the batch that disproves the loss.
+            # Write the REVIVED mark even if every batch is still at the same offset. Otherwise the next incarnation
+            # would find the same sign of a loss in the marks, and suspect a loss again, when the spool may have deleted
+            # the batch that disproves the loss.
             self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), moved))
             self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
@@ -305,7 +304,7 @@ class Losses:
         self._report(partition, extent, lost, moved, cause, end_offset, heal=heal, recreated=recreated)
 
     def _waits_for_late(self, partition: Partition, lost: Sequence[Batch]) -> bool:
-        """Pause while a broker may still append a late request with a lost batch. Such a request was sent before the
+        """Pause while a broker may still append a late request with a lost batch. The late request was sent before the
         request that the leader acknowledged. Returns whether the partition pauses.
         """
         late = max((self._quiet_at(partition, batch) for batch in lost), default=0.0)
@@ -331,7 +330,7 @@ class Losses:
 
     def _relocate(self, acked: Sequence[Batch], loss: Loss) -> tuple[tuple[int, int], ...]:
         """Record the new offsets of batches that the log has at other offsets than before. Returns (position, base
-        offset) of those batches that are in the spool.
+        offset) of the moved batches that are in the spool.
         """
         moved = []
         for index, base_offset in loss.moved.items():
@@ -352,8 +351,10 @@ class Losses:
         heal: bool,
         recreated: bool,
     ) -> None:
-        """Report a loss, and queue the lost batches again if they are in the spool and may be sent again."""
-        # The leader may have lost its state of our producer id, too.
+        """Report a loss, and queue the lost batches again, except those that are not in the spool or must not be sent
+        again.
+        """
+        # The leader may have lost its state of our producer, too.
         partition.window.close()
         spooled = tuple(batch.position for batch in lost if self._index.has(batch))
         again, given_up = (spooled, ()) if heal else ((), spooled)
@@ -413,7 +414,7 @@ class _Extent:
         last: Offset of the last lost record (inclusive).
         records: Number of the lost records.
         evidence: How the loss was found.
-        more: (first offset, last offset) of the ranges whose batches are not remembered.
+        more: (first offset, last offset) of the lost ranges whose batches the journal does not remember.
     """
 
     first: int
@@ -441,8 +442,8 @@ class _Extent:
         baseline_offset: int,
         lost: Sequence[Batch],
     ) -> _Extent:
-        """The extent of the loss if the journal knows the last acknowledged offset, but does not remember all batches
-        before it.
+        """The extent of the loss if the journal knows the last acknowledged offset, but has forgotten batches before
+        it.
         """
         bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
         begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
@@ -458,8 +459,8 @@ class _Extent:
     def from_epoch_end(
         self, epoch_end_offset: int, baseline_offset: int, forgotten_offset: int, *, recreated: bool
     ) -> _Extent:
-        """The extent of the loss if the log lost all records from `epoch_end_offset` on. It includes the lost records
-        that the journal does not remember.
+        """The extent of the loss if the log lost all records from `epoch_end_offset` on, also those that the journal
+        has forgotten.
         """
         until = min(self.first, forgotten_offset)
         begin = max(epoch_end_offset, baseline_offset)
@@ -476,22 +477,19 @@ class _Extent:
 def _is_remembered(
     suspicion: Suspicion, loss: Loss, acked: Sequence[Batch], forgotten_offset: int, *, recreated: bool
 ) -> bool:
-    """Whether the journal remembers the batch that ends at the last acknowledged offset, or knows that the log has that
-    batch.
-    """
+    """Whether the journal remembers the last acknowledged batch, or knows that the log has it."""
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
-    # If the last acknowledged offset is before `forgotten_offset`, a remembered batch that ends at it proves nothing.
-    # An earlier batch, which the journal does not remember, may have ended at the same offset. If so, the log has lost
-    # the earlier batch, and the remembered batch was appended in its place.
+    # A remembered batch that ends at the last acknowledged offset proves nothing if this offset is before
+    # `forgotten_offset`: the log may have lost a forgotten batch that ended at the same offset, and then got the
+    # remembered batch in its place.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # The answer is yes in two more cases. In the first case, batches of this lane cover every suspected offset up to
-    # the last acknowledged one. In the second case, two things are true: a remembered batch ends at the last
-    # acknowledged offset, and the log has a batch of this lane at the offset of each suspected batch that the spool has
-    # deleted (all these offsets are known).
+    # Also yes if batches of this lane cover every suspected offset up to the last acknowledged one. Also yes if a
+    # remembered batch ends at the last acknowledged offset, the offsets of all suspected batches that the spool has
+    # deleted are known, and the log has batches of this lane at these offsets.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 
@@ -504,9 +502,7 @@ def _gone(records: int, spans: Sequence[tuple[int, int]]) -> tuple[int, int, int
 
 
 def _between(first: int, last: int, lost: Sequence[Batch]) -> list[tuple[int, int]]:
-    """The lost ranges that are not remembered, as (first offset, last offset): one range before the remembered lost
-    batches, and one after them.
-    """
+    """The lost ranges, as (first offset, last offset), before and after the lost batches that the journal remembers."""
     if not lost:
         return [(first, last)]
     begin, end = min(batch.place for batch in lost), max(batch.place + batch.count for batch in lost)

@@ -1,7 +1,7 @@
 """Decides the next step of each partition that changed.
 
-An ordered list of rules decides what happens to a partition without requests in flight. Each rule has a condition,
-which changes nothing, and an action.
+For a partition without requests in flight, an ordered list of rules decides. Each rule has a condition, which changes
+nothing, and an action.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kafkasafe.journal.window import InFlight, SendDecision
 
 
 class Turn(NamedTuple):
-    """A partition to which the rules are applied. It has no requests in flight and no batches in doubt.
+    """A partition to which the rules apply, without requests in flight and without batches in doubt.
 
     Attributes:
         partition: The partition.
@@ -47,13 +47,13 @@ def is_suspected(turn: Turn) -> bool:
 
 
 def has_late_requests(turn: Turn) -> bool:
-    """The batches need new ids, and a broker may still append a request under the old ones."""
+    """The batches need new ids, and a broker may still append a request under the old ids."""
     return turn.now < turn.partition.doubt.dead_at and _ends_in_new_ids(turn)
 
 
 def was_asked_early(turn: Turn) -> bool:
-    """The batches need new ids. But the journal searched the log for one of these batches too early: a broker could
-    still append a request with that batch.
+    """The batches need new ids, but the journal searched the log for a batch while a broker could still append a
+    request with it.
     """
     return _ends_in_new_ids(turn) and any(
         batch.state is BatchState.PREPARED and batch.unanswered for batch in turn.partition.queue.near
@@ -61,14 +61,14 @@ def was_asked_early(turn: Turn) -> bool:
 
 
 def was_judged(turn: Turn) -> bool:
-    """No batch is in doubt any more, but `partition.doubt` still has what the leader said about batches that were in
-    doubt.
-    """
+    """No batch is in doubt any more, but `partition.doubt` still has answers about batches that were in doubt."""
     return turn.partition.doubt.fenced or turn.partition.doubt.sequence_refused
 
 
 def has_unchecked_refusal(turn: Turn) -> bool:
-    """The broker refused the first batch, and the refusal has not been compared with the broker's producer state."""
+    """The broker refused the first batch, and the journal has not compared the refusal with the broker's producer
+    state.
+    """
     return turn.head is not None and turn.head.fault.unconfirmed and turn.head.identity is not None
 
 
@@ -83,7 +83,7 @@ def has_gap(turn: Turn) -> bool:
 
 
 def has_old_ids(turn: Turn) -> bool:
-    """The batches need new ids, and no broker can append a request under the old ones."""
+    """The batches need new ids, and no broker can append a request under the old ids."""
     return turn.partition.ids.stale
 
 
@@ -93,7 +93,7 @@ def needs_pause(turn: Turn) -> bool:
 
 
 def is_decided(_turn: Turn) -> bool:
-    """The journal knows for each batch whether the log has it. This always holds if no earlier rule ends the turn."""
+    """The journal knows for each batch whether the log has it: always true if no earlier rule ends the turn."""
     return True
 
 
@@ -102,7 +102,7 @@ def _ends_in_new_ids(turn: Turn) -> bool:
 
 
 _SETTLING: Final = frozenset({Flow.SETTLING, Flow.DECIDING})
-"""In these flows, the journal decides the next step once no request is in flight."""
+"""The flows in which the journal decides the next step as soon as no request is in flight."""
 
 
 class _Rule(NamedTuple):
@@ -204,37 +204,36 @@ class Machine:
             self._identities.prepare(partition)
 
     def _quiet_rules(self) -> Sequence[_Rule]:
-        """The rules for a partition without requests in flight and without batches in doubt. The rules are tried in
-        this order. Once a rule with `ends=True` has applied, no later rule is tried.
+        """The rules for a partition without requests in flight and without batches in doubt, in order. A rule with
+        `ends=True` that applies is the last.
 
-        Each comment says why the rule comes before the next one. tests/journal/test_rule_order.py swaps neighbours.
+        The comment before each rule says why the rule comes before the next one. tests/journal/test_rule_order.py swaps
+        neighbours.
         """
         return (
-            # The survey may put lost batches into the queue, before all waiting ones. So the survey comes first, and
-            # the journal decides about the waiting batches afterwards. No pause is needed before the survey. If the
-            # survey finds lost batches that must be sent again, the journal pauses after the survey, until no broker
-            # can append a late request with one of these batches.
-            _Rule(is_suspected, self._survey),
-            # While a broker may still append a late request, any answer may already be out of date. Without this rule,
-            # the next one would ask again and again.
-            _Rule(has_late_requests, self._wait_for_late),
-            # This rule puts batches in doubt again. How the journal judges these batches depends on `partition.doubt`,
-            # which records whether the leader refused a sequence, and whether a newer epoch exists. So the next rule
-            # must not reset `partition.doubt`.
-            _Rule(was_asked_early, self._ask_again),
-            # A later rule may put a batch in doubt. What the leader said about other batches does not apply to that
+            # The survey may put lost batches into the queue before all waiting batches, so the journal surveys the log
+            # before it decides about the waiting batches. The survey needs no pause before it: if lost batches must be
+            # sent again, the journal pauses after the survey, until no broker can append a late request with a lost
             # batch.
+            _Rule(is_suspected, self._survey),
+            # While a broker may still append a late request, any answer may already be out of date, and the next rule
+            # would ask again and again.
+            _Rule(has_late_requests, self._wait_for_late),
+            # This rule puts batches in doubt again. To judge them, the journal needs `partition.doubt`, which the next
+            # rule would reset: whether the leader refused a sequence, and whether a newer epoch exists.
+            _Rule(was_asked_early, self._ask_again),
+            # A later rule may put a batch in doubt, to which the leader's answers about other batches do not apply.
             _Rule(was_judged, self._end_doubt, ends=False),
             # A refused batch must be proven absent before it is rejected or divided.
             _Rule(has_unchecked_refusal, self._confirm),
-            # The refusal is about the first batch itself, so the next rule must not send this batch again.
+            # The broker refused the first batch itself, so the next rule must not send this batch again.
             _Rule(has_refused_head, self._give_up_head),
-            # The order of this rule and the next does not matter. If the next rule came first, then that rule would
-            # let the refused batches be sent again, under new ids.
+            # The order of this rule and the next rule does not matter: the next rule, too, lets the refused batches be
+            # sent again, under new ids.
             _Rule(has_gap, self._take_again, ends=False),
             # The next rule ends the turn. The journal writes the mark with the new ids during the pause, not after it.
             _Rule(has_old_ids, self._give_new_ids, ends=False),
-            # After a failure, a pause comes before further batches.
+            # After a failure, the journal pauses before it sends further batches.
             _Rule(needs_pause, self._rest),
             # The last rule always applies.
             _Rule(is_decided, self._go_on),
@@ -246,7 +245,8 @@ class Machine:
             return
         turn = Turn(partition, partition.queue.head, now, now_ms)
         if partition.queue.has_doubt:
-            # After a failure, the journal pauses before it asks, just as it pauses before it sends batches.
+            # After a failure, the journal pauses before it asks about batches in doubt, just as before it sends
+            # batches.
             (self._rest if needs_pause(turn) else self._ask_about_doubt)(turn)
             return
         for rule in self._quiet_rules():
@@ -262,7 +262,7 @@ class Machine:
         self._out.wait_for_late(turn.partition, turn.now, turn.partition.progress.reason)
 
     def _ask_again(self, turn: Turn) -> None:
-        """Put batches back in doubt if they were judged while a broker could still append a request with them."""
+        """Put batches in doubt again that the journal judged while a broker could still append a request with them."""
         for batch in turn.partition.queue.near:
             if batch.state is BatchState.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)
@@ -296,8 +296,8 @@ class Machine:
 
     @staticmethod
     def _take_again(turn: Turn) -> None:
-        """Send refused batches again when their turn comes. The broker may have refused them only because an earlier
-        batch was missing.
+        """Send refused batches again in their turn, because the broker may have refused them only for a missing earlier
+        batch.
         """
         for batch in turn.partition.queue.near:
             if batch.state is BatchState.REFUSED:
@@ -331,8 +331,8 @@ class Machine:
                 and batch.identity is not None
                 and batch.identity.producer in asked
             ):
-                # Meanwhile the broker may have appended a late request with this batch, or a request with a later
-                # batch.
+                # Since the last answer, the broker may have appended a late request with this batch, or a request with
+                # a later batch.
                 batch.on(BatchEvent.MAY_BE_THERE)
         doubt = partition.queue.doubt
         partition.progress.on(FlowEvent.IN_DOUBT)
@@ -347,8 +347,8 @@ class Machine:
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
                 start,
                 acked_before=last is not None and first is not None and last.producer == first.producer,
-                # After a truncation, the leader may have appended a late request out of order. The producer state would
-                # then suggest that the log has the batches before that request, but the log lacks them.
+                # After a truncation, the leader may have appended a late request out of order. The producer state then
+                # wrongly suggests that the log has the batches before this request.
                 read_log=cut or any(self._clock.is_old(batch, turn.now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=cut,
@@ -359,7 +359,8 @@ class Machine:
         """Send the batches that the window and the order allow.
 
         An acknowledged batch keeps its place in the window until its commit mark is durable. If the process dies before
-        that, the next incarnation has to find the batch among the last five batches in the broker's producer state.
+        the mark is durable, the next incarnation has to find the batch among the last five batches in the broker's
+        producer state.
         """
         in_flight = InFlight()
         for batch in islice(partition.queue.near, self._window):
@@ -386,7 +387,7 @@ class Machine:
             self._gatherer.gather(partition, now_ms)
 
     def _hold(self, partition: Partition, batch: Batch, now: float) -> None:
-        """Send nothing until no broker can append a late request; then search for the batch once more."""
+        """Send nothing until no broker can append a late request; then search the log for the batch once more."""
         if now < partition.doubt.dead_at:
             self._out.wait_for_late(partition, now, "a request whose answer was lost may still arrive")
             return

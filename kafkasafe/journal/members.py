@@ -60,8 +60,8 @@ class UnitBatches:
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
-        """The STATE marks to write before the ENDED marks. The STATE marks contain the topic ids of partitions whose
-        baseline is not known.
+        """The STATE marks to write before the ENDED marks, with the topic ids of partitions whose baseline is not
+        known.
         """
         partitions = {
             destination: self._partitions[destination]
@@ -91,8 +91,8 @@ class UnitBatches:
         ]
 
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
-        """Divide the unit's batch that the cluster found too large. Also divide the unit's other batches for the same
-        topic, if they are about as large.
+        """Divide the unit's batch that the cluster found too large, and the unit's batches of similar size for the same
+        topic.
         """
         members = {batch.handle: batch for batch in batches_of(unit)}
         topic = self._all[refused.destination].topic
@@ -107,7 +107,7 @@ class UnitBatches:
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
     def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
-        """Record that a unit's batch is committed, and where it is, so that a later survey can search for it."""
+        """Record a committed unit's batch and its offset, so that a later survey can search for the batch."""
         base_offset = unit.places.get(batch.handle, -1)
         batch.locate(base_offset)
         grant = unit.grant
@@ -116,12 +116,12 @@ class UnitBatches:
             batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
         partition.log.begin_before(base_offset)
         # The leader epoch is unknown if an earlier incarnation staged the unit. The epoch of the partition's last
-        # acknowledgement must not be used instead.
+        # acknowledgement is no substitute.
         leader_epoch = unit.epochs.get(batch.handle, -1)
         self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
         topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
-            # The unit was staged before the new topic id was known, so the unit's records were perhaps in the old
-            # topic.
+            # The unit was staged before the journal knew the new topic id, so the unit's records may have been in the
+            # old topic.
             self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")

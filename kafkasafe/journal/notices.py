@@ -17,7 +17,7 @@ class AckedLoss:
         destination: Destination number.
         first_offset: First lost offset, -1 when not known.
         last_offset: Last lost offset (inclusive).
-        records: How many of our records were in this range.
+        records: How many of our records were in the range of lost offsets.
         cause: The sign that raised the suspicion.
         evidence: Human-readable text.
         revived: How many of the lost records are sent again.
@@ -39,13 +39,13 @@ class AckedLoss:
 
 @dataclass(frozen=True, slots=True)
 class Healed:
-    """All lost records that were sent again are in the log once more, except rejected ones.
+    """All lost records that were sent again are in the log again, except rejected records.
 
     Attributes:
         destination: Destination number.
-        records: How many lost records are in the log again, including those that earlier incarnations sent again.
-        first_offset: Current offset of the first of these records, -1 when not known.
-        last_offset: Current offset of the last of these records (inclusive), -1 when not known.
+        records: How many lost records are in the log again, including records that earlier incarnations sent again.
+        first_offset: Current offset of the first record that was sent again, -1 when not known.
+        last_offset: Current offset of the last record that was sent again (inclusive), -1 when not known.
     """
 
     destination: int
@@ -61,8 +61,8 @@ class Delivered:
     Attributes:
         topic: Topic name.
         partition: Partition number.
-        first_offset: Offset of the first of these records.
-        last_offset: Offset of the last of these records (inclusive).
+        first_offset: Offset of the first acknowledged record.
+        last_offset: Offset of the last acknowledged record (inclusive).
         records: How many records.
     """
 
@@ -75,7 +75,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Undecidable:
-    """The journal cannot determine whether this batch is in the log, so the user decides."""
+    """The journal cannot determine whether a batch is in the log, so the user decides whether to send it again."""
 
     batch: Batch
     evidence: str
@@ -109,14 +109,14 @@ class Denial:
     temporary.
 
     Attributes:
-        code: Kafka's error code of the last such answer.
+        code: Kafka's error code in the last refusal.
         reason: Human-readable text.
         scope: What the journal rejects if the refusal lasts too long.
         handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
         since: When the refusal began, in seconds.
-        counted_from: The time (seconds) from which the duration of the refusal is counted. If a request gets no
-            answer, this is -1 until the next refusal.
-        last_at: When the last answer came, in seconds.
+        counted_from: The time (seconds) from which the journal counts the duration of the refusal; -1 after a request
+            without an answer, until the next refusal.
+        last_at: When the last refusal came, in seconds.
         answers: How many refusals came.
         reported: The refusal was reported by a notice.
         asking: The cluster refuses to answer a question about batches in doubt.
@@ -134,8 +134,8 @@ class Denial:
     asking: bool = False
 
     def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
-        """Record another refusal. The duration is counted again, from `now`, if the previous refusal came more than
-        `silence_s` seconds ago, or if a request without an answer came after it.
+        """Record another refusal. The duration starts again, at `now`, if the previous refusal came more than
+        `silence_s` seconds ago, or if a request has gone without an answer since.
         """
         if self.counted_from < 0 or now - self.last_at > silence_s:
             self.counted_from = now
@@ -143,7 +143,7 @@ class Denial:
         self.answers += 1
 
     def interrupt(self) -> None:
-        """Record a request without an answer. The duration is then counted from the next answer that is a refusal."""
+        """Record a request without an answer. The duration then starts again at the next refusal."""
         self.counted_from = -1.0
 
     def tell(self) -> None:

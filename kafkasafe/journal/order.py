@@ -1,16 +1,16 @@
 """Order across the lanes of a directory. In each topic-partition, batches of earlier incarnations are delivered before
 batches of later incarnations.
 
-An *incarnation* is one owner of a lane, from the moment the owner opens the lane until the owner ends. When an
-incarnation begins, other lanes may still hold batches of incarnations that have ended. For each of those lanes, the new
-incarnation writes the position after these batches into its own log (mark AFTER). In each topic-partition, the new
-incarnation's batches wait until those lanes have finished every batch before the recorded positions.
+An *incarnation* is one run of a producer on a lane, from opening the lane to closing it or to a crash. When an
+incarnation begins, other lanes may still hold batches of incarnations that have ended. For each such lane, the new
+incarnation writes the lane's end position into its own log (mark AFTER). In each topic-partition, the new incarnation's
+batches wait until the other lanes have finished every batch before the recorded positions.
 
 Circular waits are impossible, because every batch waits only for batches that were written earlier. Within a lane,
 batches are delivered in the order in which they were written. Across lanes, an incarnation waits only for batches that
-were written before it began, and so before any of its own batches. It does not matter which producer delivers the
-earlier batches. An incarnation does not wait for batches of owners that are still running, because kafkasafe promises
-no order between the batches of owners that run at the same time.
+were written before it began, and so before any of its own batches. Any producer may deliver the earlier batches. An
+incarnation does not wait for batches of incarnations that are still running, because kafkasafe promises no order
+between producers that run at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Address: TypeAlias = tuple[str, int]
 """Topic and partition; partition -1 while it is not chosen."""
 
 NEVER: Final = 1 << 62
-"""A position after every other position. As a limit, it holds back no batch."""
+"""A spool position after every other position: as a limit, NEVER holds back no batch."""
 _UNCHOSEN: Final = -1
 
 
@@ -36,9 +36,9 @@ class Owed:
 
     Attributes:
         lane_id: Id of the lane, empty before the first group.
-        damaged: A part of the lane cannot be read, so its contents are unknown.
-        synced_position: Everything in the lane before this position is known to be durable; a crash may have torn
-            batches after it.
+        damaged: Whether a part of the lane cannot be read, so that its batches are unknown.
+        synced_position: Everything in the lane before this position is known to be durable; a crash may have torn later
+            batches.
         open: Maps the position of an unfinished batch to (destination, position where its records were first written).
     """
 
@@ -56,7 +56,7 @@ class Owed:
         return replace(self, open=dict(self.open), _addresses=dict(self._addresses), _units=units)
 
     def begins(self, position: int) -> None:
-        """Record where the lane begins: batches before this position are finished, and were deleted."""
+        """Record where the lane begins: the owner has finished and deleted all batches before this position."""
         for old in [at for at in self.open if at < position]:
             del self.open[old]
 
@@ -82,7 +82,7 @@ class Owed:
                 case m.Replaced(at, first, count):
                     origin = self.open.pop(at, (0, at))[1]
                     for index in range(first, first + count):
-                        # A merged batch gets the origin of the first of the batches that it replaces.
+                        # A merged batch gets the origin of the first batch that it replaces.
                         origins.setdefault(index, origin)
                     for unit_id, positions in self._units.items():
                         if at in positions:
@@ -146,7 +146,7 @@ def holds(
 
     Args:
         afters: The lane's AFTER marks.
-        owed: For each debt, the addresses of its unfinished batches; None while they are not known.
+        owed: For each debt, the addresses of its unfinished batches; None while the addresses are not known.
 
     Returns:
         Maps an address to a position: the lane's batches at this position or later are not sent to the address. The key
@@ -162,7 +162,7 @@ def holds(
 
 
 def held_from(held: Mapping[Address | None, int], topic: str, partition: int) -> int:
-    """A position: batches at this position or later are not sent to the partition. `NEVER` if all may be sent.
+    """The spool position from which on batches are not sent to the partition. `NEVER` if all may be sent.
 
     Records whose partition is not chosen yet may go to any partition of the topic.
     """

@@ -1,7 +1,7 @@
-"""What the journal decided: the groups to write, their consequences, all other actions, and the outbox that holds
-them.
+"""The journal's decisions as data: the groups to write, their consequences, all other actions, and the outbox that
+holds them.
 
-All of it is data. `Ready` has the actions that are due; `notices` defines the notices for users.
+`Ready` has the actions that are due; `notices` defines the notices for users.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kafkasafe.journal.notices import Notice
 
 @dataclass(frozen=True, slots=True)
 class BatchEnded:
-    """The mark that records a batch's fate is durable.
+    """The mark with a batch's final state is durable.
 
     Attributes:
         batch: The batch.
         fate: How it ended.
-        kept: The batch's parts, or the batch merged from it and others, take its place in the order. So the batch stays
-            in the spool.
+        kept: The batch stays in the spool, because its parts, or the batch into which it was merged, take its place in
+            the order.
     """
 
     batch: Batch
@@ -69,7 +69,7 @@ class UnitStaged:
 
 @dataclass(frozen=True, slots=True)
 class UnitEnded:
-    """The mark that records a unit's fate is durable."""
+    """The mark with a unit's outcome is durable."""
 
     unit: u.Unit
     fate: Fate
@@ -88,8 +88,8 @@ def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
 
     Args:
         unit: The unit.
-        first: Index, in the group's manifest, of the first of these batches.
-        batches: How many of these batches there are.
+        first: Index, in the group's manifest, of the unit's first batch in this group.
+        batches: How many batches of the unit the group has.
     """
     marks: list[m.Mark] = [m.Unit(unit.unit_id, first, batches, unit.transactional_id, unit.offsets)]
     if unit.recorded:
@@ -119,7 +119,7 @@ class Persist:
     Attributes:
         batches: The batches to write, in this order.
         marks: The marks to write before the batches.
-        atomic: Marks and batches are one group, which counts as a whole or not at all.
+        atomic: Marks and batches are one group, which recovery reads as a whole or not at all.
         after: The consequences that `persisted()` applies once the groups are durable.
         units: New units, each in a separate group.
     """
@@ -158,11 +158,11 @@ class Persist:
         self.atomic = True
 
     def leave_to(self, rest: Persist) -> None:
-        """In this group, keep only the batches that replace other batches (by a division or a merge). Move the other
-        batches, and the units, to `rest`, the next group.
+        """Keep only the batches that replace other batches (by a division or a merge). Move the other batches, and the
+        units, to `rest`, the next group.
 
-        If the disk fails for some batches, the shell may write a later group of decisions first. Any other batch in
-        that group would overtake the batches that were not written.
+        If the disk fails for some batches, the shell may write a later group of decisions first, and any other batch in
+        that group would overtake the unwritten batches.
         """
         parts: list[Batch] = []
         places: dict[int, int] = {}
@@ -174,7 +174,7 @@ class Persist:
                     parts += self.batches[mark.first_child : mark.first_child + mark.children]
                 self.marks[index] = m.Replaced(mark.position, place, mark.children)
             elif isinstance(mark, m.Unit):
-                # This mark follows the REPLACED mark of the same batches.
+                # The UNIT mark follows the REPLACED mark of the same batches.
                 self.marks[index] = replace(mark, first=len(parts) - mark.batches)
         apart = {batch.handle for batch in parts}
         rest.batches.extend(batch for batch in self.batches if batch.handle not in apart)
@@ -183,21 +183,19 @@ class Persist:
         self.batches[:] = parts
 
     def keep_rest(self, rest: Sequence[Persist]) -> None:
-        """Keep only those parts of the group that are in `rest`, because the other parts are durable."""
+        """Replace the group's contents by the groups in `rest`, because everything else is durable."""
         self.marks = [mark for part in rest for mark in part.marks]
         self.after = [each for part in rest for each in part.after]
         self.batches = [batch for part in rest for batch in part.batches]
         self.units = [unit for part in rest for unit in part.units]
 
     def keep_batches(self, first: int) -> None:
-        """Drop the batches before index `first`, all marks, and `after`: these batches and marks are durable, and the
-        consequences in `after` are applied.
-        """
+        """Drop all marks and the batches before index `first`, which are durable, and `after`, which is applied."""
         del self.batches[:first]
         self.marks, self.after = [], []
 
     def leave_out_void(self) -> None:
-        """Leave out what no longer has to be written: units that have ended, and batches that are already delivered."""
+        """Drop units that have ended and batches that are delivered, which the shell no longer has to write."""
         if not self.atomic and any(batch.state is BatchState.COMMITTED for batch in self.batches):
             self.batches = [batch for batch in self.batches if batch.state is not BatchState.COMMITTED]
         if any(group.unit.void for group in self.units):
@@ -215,16 +213,16 @@ class OutcomeAsk:
 
     Attributes:
         destination: Destination number.
-        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. If none exist, the
-            journal needs only the end offset, and the engine answers with `baseline()`.
+        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. If empty, the journal
+            needs only the end offset, and the engine answers with `baseline()`.
         from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
         acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.
         read_log: The answer must come from the log, because the producer state is not reliable (for example, it may
             expire at any moment).
-        fenced: A newer epoch of our producer id exists, so another process may own a copy of this spool. If the log
-            does not have a batch, the user must decide about it.
-        confirm: The broker refused the batch. The journal needs only the producer state, and asks for it once. The
-            engine answers with `confirmed()`.
+        fenced: A newer epoch of our producer id exists, so another process may own a copy of this spool. The user must
+            decide about each batch in doubt that the log does not have.
+        confirm: The broker refused the batch, and the journal needs only the producer state, once. The engine answers
+            with `confirmed()`.
         cut: The log may have been truncated below an acknowledged batch.
     """
 
@@ -274,10 +272,10 @@ class Divide:
 
     @property
     def is_due(self) -> bool:
-        """Whether the batch still has to be divided. By now, the journal may have sent the batch again, or
-        rejected it as a whole. While the batch is being written, the division is not due. The journal requests it again
-        once the batch is durable. A batch of a unit must not be divided while the unit is in a transaction. If the
-        broker then refuses the batch again, the journal requests the division again.
+        """Whether the batch still has to be divided: the journal may have sent it again, or rejected it as a whole.
+        While the disk writes the batch, the division is not due; the journal requests it again when the batch is
+        durable. A batch of a unit must not be divided while the unit is in a transaction. If the broker then refuses
+        the batch again, the journal requests the division again.
         """
         unit = self.batch.unit
         if unit is not None and unit.transaction is not None:
@@ -290,10 +288,10 @@ class Divide:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """A batch whose fate is final and durable.
+    """A batch with a final, durable outcome.
 
     Attributes:
-        batch: The batch. Its `base_offset` is -1 if its offset in the log is unknown.
+        batch: The batch, whose `base_offset` is -1 if unknown.
         fate: How it ended.
     """
 
@@ -307,13 +305,13 @@ class SurveyAsk:
 
     Attributes:
         destination: Destination number.
-        acked: The acknowledged batches that are remembered, oldest first.
+        acked: The acknowledged batches that the journal remembers, oldest first.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
-        from_offset: Offset from which the log may have changed, -1 when unknown. At or after this offset, the log may
-            have batches that were appended a second time.
+        from_offset: Offset from which on the log may have changed, and may have batches that were appended a second
+            time; -1 when unknown.
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         ours: Producer ids that only batches of this lane have.
-        released: Offsets of batches that have left the spool and are not in `acked`.
+        released: Offsets of batches that the spool has deleted and that are not in `acked`.
     """
 
     destination: int
@@ -331,8 +329,7 @@ class Aside:
 
     Attributes:
         destination: Destination number.
-        batches: The batches to copy, in queue order. All of them are in the spool. One fsync can make all the copies
-            durable.
+        batches: The batches to copy, in queue order. All are in the spool, and one fsync can make all copies durable.
     """
 
     destination: int
@@ -360,7 +357,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The journal has unpacked a batch, because it needs the batch again.
+    """The journal has unpacked a batch, because the batch is due soon, or because an event concerns it.
 
     Attributes:
         batch: The batch.
@@ -428,8 +425,8 @@ class Outbox:
         ready: The actions decided since the last `take`.
         touched: Destination numbers of the changed partitions, in the order in which the next `ready` evaluates these
             partitions.
-        postponed: Destination numbers of partitions whose survey has to wait. A survey waits until the
-            transactions that contain the partition have ended. The next `ready` evaluates these partitions again.
+        postponed: Destination numbers of partitions whose survey waits until the transactions that contain the
+            partition have ended. The next `ready` evaluates the partitions again.
         committing: The partitions, by number, with acknowledged batches that no mark names yet.
     """
 
@@ -443,12 +440,12 @@ class Outbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is left: no action is decided, and no partition has to be evaluated."""
+        """Whether no action is due, and no partition has to be evaluated."""
         return not (self.touched or self.postponed or self.committing or self.ready)
 
     @property
     def is_writing(self) -> bool:
-        """Whether marks or batches are about to be written. The marks may name positions in the spool."""
+        """Whether marks or batches are about to be written; the marks may name positions in the spool."""
         return bool(self.ready.persist or self.committing)
 
     def postpone(self, partition: Partition) -> None:
@@ -461,8 +458,8 @@ class Outbox:
         self.postponed.clear()
 
     def take(self, *, wants_producer_id: bool) -> Ready:
-        """Take the actions decided since the last call. Batches that replace others (by a division or a merge) are
-        written alone: if there are such batches, the other batches and the units follow with the next call.
+        """Take the actions decided since the last call. Batches that replace other batches (by a division or a merge)
+        form a separate group. If there are such batches, the next call returns the other batches and the units.
         """
         ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)

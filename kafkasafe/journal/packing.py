@@ -1,8 +1,8 @@
-"""Packs the batches that are far back in a long backlog, and unpacks each of these batches before it is sent. Recovery
-uses this module, too.
+"""Packs the later batches of a long backlog, which then take a few bytes each in memory, and unpacks each batch before
+it is sent. Recovery uses this module, too.
 
-Call `touch` after changing a partition. If the partition's queue has packed batches, and only a few unpacked ones,
-`touch` unpacks more. The next `ready` then evaluates the partition.
+Call `touch` after changing a partition: the next `ready` then evaluates the partition. If the queue has packed batches,
+and only a few unpacked ones, `touch` unpacks more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kafkasafe.journal.queue import BacklogRow
 from kafkasafe.journal.state import JournalState
 
 UNPACKED: Final = 10
-"""How many of a partition's first batches are never packed; more than `WINDOW`."""
+"""The journal never packs this many first batches of a partition; more than `WINDOW`."""
 
 
 class Packer:
@@ -38,8 +38,8 @@ class Packer:
         self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """Batches that may be packed next, in queue order. The caller decides how many of them `pack` packs,
-        beginning with the first.
+        """Batches that may be packed next, in queue order. The caller passes the first of them, as many as it chooses,
+        to `pack`.
         """
         partition = self._partitions.get(destination)
         if partition is None or partition.progress.flow is Flow.REJECTING:
@@ -49,8 +49,7 @@ class Packer:
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
-            # If the batch has an id, the id must be durable. So the batch is packed only after the mark that gives the
-            # batch this id is written.
+            # Pack a batch with an id only after the mark that gives the batch its id is durable.
             named = batch.state is BatchState.PREPARED and not partition.ids.stale
             if not (
                 batch.durable
@@ -69,7 +68,7 @@ class Packer:
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
         """Reduce the first batches of `packable` to the data that the journal needs to send them later.
 
-        The batches later come back in `Ready.unpacked` as new objects.
+        When the journal unpacks the batches, they come back in `Ready.unpacked` as new objects.
 
         Args:
             destination: Destination number.
@@ -129,9 +128,8 @@ class Packer:
 class RereadBacklogs:
     """Packs the parts of long backlogs that recovery has already read, and unpacks batches to which later marks refer.
 
-    A mark may refer to a packed batch. So before recovery applies a mark about a batch, it *reaches* the batch: it
-    unpacks the backlog up to this batch. `Ready.unpacked` stays empty, because the shell does not know these batches
-    yet.
+    Before recovery applies a mark about a batch, it *reaches* the batch: it unpacks the backlog up to this batch, which
+    may be packed. `Ready.unpacked` stays empty, because the shell does not know these batches yet.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -140,7 +138,7 @@ class RereadBacklogs:
         self._packer = packer
         self._out = state.out
         self.sent_at_most = max(state.settings.window, WINDOW)
-        """How many of a queue's batches with an id can have been sent, at most. They are the first ones with an id."""
+        """An earlier incarnation can have sent at most this many of a queue's batches: the first batches with an id."""
 
     def pack(self, numbers: Iterator[int]) -> None:
         """Pack long backlogs. Each packed batch takes the next number."""
@@ -150,8 +148,7 @@ class RereadBacklogs:
                 self._packer.pack(partition.number, rows)
 
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
-        """The `packable` batches in queue order. They end where a batch without an id is followed by a batch with an
-        id.
+        """The `packable` batches in queue order, up to a batch without an id that is followed by a batch with an id.
 
         A mark that voids ids takes effect on all packed batches together. So a batch with an id must not be packed
         after a batch without one.
@@ -165,7 +162,7 @@ class RereadBacklogs:
             yield batch
 
     def reach(self, partition: Destination, position: int = -1) -> None:
-        """Unpack the batches up to this position, because the next mark refers to one of them.
+        """Unpack the batches up to this position, because the next mark refers to one of these batches.
 
         Also unpack later batches, if necessary, until more than `WINDOW` batches are unpacked or none is packed.
         """
@@ -179,13 +176,13 @@ class RereadBacklogs:
         self._out.ready.unpacked.clear()
 
     def reach_one(self, partition: Destination, position: int) -> None:
-        """Unpack the batches up to the one at this position, if that one is packed."""
+        """If the batch at this position is packed, unpack it and all earlier batches."""
         if partition.queue.packed.count:
             self.reach(partition, position if partition.queue.packed.has(position) else -1)
 
     def reach_any(self, position: int) -> None:
-        """Find the partition with a packed batch at this position, and unpack the partition's batches up to there.
-        Recovery uses this for marks that do not name the partition.
+        """Find the partition with a packed batch at this position, and unpack the partition's batches up to it.
+        Recovery calls this for marks that do not name the partition.
         """
         if position in self._index:
             return
@@ -196,8 +193,8 @@ class RereadBacklogs:
                 return
 
     def reach_sent(self, partition: Destination) -> None:
-        """Unpack the batches up to the last one that can have been sent. Of the batches with an id, at most the first
-        `sent_at_most` can have been sent. Batches without an id may stand before them in the queue.
+        """Unpack the batches up to the last batch that can have been sent: the `sent_at_most`-th batch with an id.
+        Batches without an id may come before it in the queue.
         """
         self.reach(partition)
         queue = partition.queue

@@ -35,14 +35,14 @@ class Precedence:
     @property
     def afters(self) -> Sequence[m.After]:
         """The AFTER marks with unpaid debts: batches of other lanes that are perhaps not delivered yet. This lane's
-        batches at or after a mark's position wait for the debts of this mark.
+        batches at or after an AFTER mark's position wait for the mark's debts.
         """
         return tuple(self._afters)
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
         """Make batches at or after `position` wait for `debts`, too. Returns the mark that records the debts.
 
-        A mark replaces an earlier mark for the same position, so the new mark repeats the debts of the earlier one.
+        An AFTER mark replaces an earlier mark for the same position, so the new mark repeats the earlier debts.
         """
         known = [debt for each in self._afters if each.position == position for debt in each.debts]
         after = m.After(position, (*known, *(debt for debt in debts if debt not in known)))
@@ -50,22 +50,22 @@ class Precedence:
         return after
 
     def read(self, after: m.After) -> None:
-        """Add an AFTER mark. It replaces an earlier mark for the same position, because debts of the earlier mark may
-        be paid by now.
+        """Add an AFTER mark, which replaces an earlier mark for the same position, because other lanes may have paid
+        the earlier debts.
         """
         self._afters = [each for each in self._afters if each.position != after.position]
         self._afters.append(after)
 
     def paid(self, debt: m.Debt) -> None:
-        """Record that all batches of this debt are delivered."""
+        """Record that the other lane has delivered all batches of this debt."""
         rest = [(after, tuple(each for each in after.debts if each != debt)) for after in self._afters]
         self._afters = [m.After(after.position, debts) for after, debts in rest if debts]
 
     # -- held batches --------------------------------------------------------------------------------------------------
 
     def hold_back(self, held: Mapping[Address | None, int]) -> bool:
-        """Hold batches back. `held` maps an address to a position: the address's batches at this position or later
-        wait. Returns whether this changed anything.
+        """Hold batches back. `held` maps each address to the spool position from which on its batches wait. Returns
+        whether anything changed.
         """
         if held == self._holds:
             return False
@@ -73,7 +73,7 @@ class Precedence:
         return True
 
     def halt(self, *, halted: bool) -> bool:
-        """Stop sending, or resume. Returns whether this changed anything."""
+        """Stop or resume sending. Returns whether anything changed."""
         if self._halted is halted:
             return False
         self._halted = halted
@@ -87,16 +87,16 @@ class Precedence:
         return position < NEVER and batch.written_at >= position
 
     def stops(self, partition: Destination, batch: Batch) -> bool:
-        """Whether this batch must not be sent now."""
+        """Whether the journal must not send this batch now."""
         return self._halted or self.is_held(partition, batch)
 
     def is_in_front(self, batch: u.Member) -> bool:
-        """Whether only batches of units are before a unit's batch in its queue, and nothing holds the batch back. The
-        order of the batches of units is decided in `units.order`.
+        """Whether only batches of units are before a unit's batch in its queue, and nothing holds the batch back.
+        `units.order` decides the order of these batches.
         """
         partition = self._partitions.get(batch.destination)
         if partition is None:
-            return False  # its topic's partitions are not known, so the batch has to be divided before it is sent
+            return False  # the topic's partitions are not known, so the journal divides the batch before sending it
         for other in partition.queue.near:
             if other is batch:
                 return partition.loss.suspicion is None and not self.stops(partition, other)

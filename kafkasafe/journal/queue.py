@@ -1,9 +1,9 @@
-"""The queue of one partition's unfinished batches. The first batches are objects, later batches are packed.
+"""The queue of one partition's unfinished batches: the first batches as objects, later batches packed into a few bytes
+each.
 
-A long outage leaves many batches. The state of a batch that is on disk and was never sent fits into a few bytes. So a
+A long outage leaves many batches. The state of a batch that is on disk and was never sent fits into a few bytes. A
 `PartitionQueue` has three parts: the near batches, which are sent next; the packed batches; and the fresh batches,
-which were accepted after the packed ones. Some of the fresh batches are not on disk yet. Only near batches may have
-been sent.
+which the journal accepted later, and which may not be on disk yet. Only near batches may have been sent.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class BacklogRow:
         count: Number of records.
         size_bytes: Size of the whole batch.
         identity: (producer id, epoch, base sequence), None while the batch has no id.
-        sealed_at: When the batch was accepted (seconds); only the shell uses this.
-        former_life: Recovery read the batch: an earlier incarnation wrote it.
+        sealed_at: When the shell accepted the batch (seconds), for the shell's own use.
+        former_life: Recovery read the batch, which an earlier incarnation wrote.
     """
 
     number: int
@@ -58,8 +58,8 @@ class PackedRows:
 
     Attributes:
         count: How many batches are packed.
-        records: How many records are in them.
-        with_id: How many of the batches have an id.
+        records: How many records are in the packed batches.
+        with_id: How many packed batches have an id.
         identified: Whether the last packed batch has an id.
     """
 
@@ -78,8 +78,8 @@ class PackedRows:
     )
 
     def __init__(self) -> None:
-        # `_front` is the block that is being read; its first unread row is at `_at`. `_blocks` are the compressed
-        # blocks after it. `_fresh` has the newest rows.
+        # `_front` is the uncompressed block at the front, with its first unread row at `_at`. `_blocks` are the later,
+        # compressed blocks. `_fresh` has the newest rows.
         self._front = b""
         self._at = 0
         self._blocks: deque[bytes] = deque()
@@ -145,8 +145,8 @@ class PackedRows:
         )
 
     def shift(self) -> BacklogRow:
-        """Take the first row. The caller then passes the row's batch to `PartitionQueue.put_back` before any other
-        call.
+        """Take the first row. The caller must pass the row's batch to `PartitionQueue.put_back` before it makes any
+        other call.
         """
         row = self._read()
         self._at += _ROW.size
@@ -184,8 +184,8 @@ class PackedRows:
             yield from map(self._row, _ROW.iter_unpack(rows))
 
     def sizes(self) -> Iterator[tuple[int, int]]:
-        """(position of the first batch, bytes of all batches) for each run of consecutive rows. Together, the runs
-        cover all rows.
+        """(position of the first batch, bytes of all batches) for each block of consecutive rows. The blocks cover all
+        rows.
         """
         return ((position, size) for position, size in self._sizes)
 
@@ -197,7 +197,7 @@ class PackedRows:
 
 
 def _squeezed(rows: bytearray) -> bytes:
-    """Compress rows. Rows resemble each other, so transposing them first puts equal bytes side by side."""
+    """Compress rows, transposed first: rows resemble each other, so transposing puts equal bytes side by side."""
     return zlib.compress(b"".join(rows[place :: _ROW.size] for place in range(_ROW.size)), _FASTEST)
 
 
@@ -209,7 +209,7 @@ def _whole(squeezed: bytes) -> bytes:
 
 
 _NOTHING: Final = PackedRows()
-"""The value of `packed` in every queue without packed batches; `PartitionQueue.pack` never adds to it."""
+"""The value of `packed` in every queue without packed batches, shared by all queues and always empty."""
 
 
 class PartitionQueue:
@@ -248,11 +248,11 @@ class PartitionQueue:
             return None
 
     def all(self) -> Iterable[Batch]:
-        """All batches that are not packed, in queue order: the near ones, and the batches after the packed ones."""
+        """All batches that are not packed, in queue order: the near batches, then the batches after the packed ones."""
         return chain(self.near, self._fresh)
 
     def identities(self) -> Iterator[BatchId]:
-        """The ids of all batches that have one, in queue order. Packed batches stay packed."""
+        """The ids of all batches with an id, in queue order. Packed batches stay packed."""
         near = (batch.identity for batch in self.near)
         packed = (row.identity and BatchId(*row.identity, row.count) for row in self.packed.rows())
         fresh = (batch.identity for batch in self._fresh)
@@ -279,7 +279,7 @@ class PartitionQueue:
         self.near.insert(place, batch)
 
     def remove(self, batch: Batch) -> bool:
-        """Remove a batch. Returns whether it was the first one."""
+        """Remove a batch. Returns whether the batch was the first in the queue."""
         if self.near and self.near[0] is batch:
             self.near.popleft()
             return True
@@ -292,9 +292,7 @@ class PartitionQueue:
     # -- packed batches ------------------------------------------------------------------------------------------------
 
     def candidates(self, keep: int) -> Iterator[Batch]:
-        """The batches that may be packed next, in queue order. The first `keep` batches of the queue are not among
-        them.
-        """
+        """The batches that may be packed next, in queue order, without the first `keep` batches of the queue."""
         if self.packed.count:
             yield from self._fresh
         else:
@@ -353,7 +351,7 @@ class PartitionQueue:
 
     @property
     def doubt(self) -> list[Batch]:
-        """The batches in doubt, in queue order, up to the first one that has another producer id or epoch."""
+        """The batches in doubt, in queue order, up to the first batch that has another producer id or epoch."""
         doubt: list[Batch] = []
         for batch in self.near:
             if batch.state is BatchState.IN_DOUBT and batch.identity is not None:
@@ -364,15 +362,13 @@ class PartitionQueue:
         return doubt
 
     def follows_failure(self, batch: Batch) -> bool:
-        """Whether any earlier batch of the queue was not appended. Then a sequence gap before this batch does not
-        indicate a loss.
+        """Whether the broker did not append an earlier batch of the queue, which explains a sequence gap before this
+        batch.
         """
         return self._has_before(batch, frozenset({BatchState.PREPARED, BatchState.REFUSED}))
 
     def explains_gap(self, batch: Batch) -> bool:
-        """Whether the sequences that the leader lacks may belong to an earlier batch: one that the broker refused, or
-        one that the journal still has to send.
-        """
+        """Whether a refused or unsent earlier batch may explain the sequences that the leader lacks."""
         return self._has_before(
             batch, frozenset({BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED})
         )

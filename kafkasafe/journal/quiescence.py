@@ -1,11 +1,11 @@
-"""Stores how long brokers may still append this lane's requests, so that the next incarnation waits no longer than
-that.
+"""Stores how long brokers may still append this lane's requests, so that the next incarnation need not wait longer.
 
 1. An incarnation ends normally. Its last group has a QUIET mark (`marks.Quiet`), which gives the time after which no
    broker can append the incarnation's requests.
-2. The next incarnation reads the mark, and asks about batches in doubt as soon as that time has passed.
+2. The next incarnation reads the QUIET mark, and asks about batches in doubt as soon as the mark's time has passed.
 3. Before the next incarnation sends anything, it revokes the mark, and waits until the revocation is durable. Otherwise
-   a third incarnation would believe the first one's mark, and would not wait for the requests of the second one.
+   a third incarnation would believe the first incarnation's mark, and would not wait for the second incarnation's
+   requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Moment:
     Attributes:
         wall_ms: Ms since the epoch. The clock may be set, even backwards.
         boot_id: Id of this boot of the machine, 16 bytes; zeros when unknown.
-        boot_ms: Ms since this boot, without the time for which the machine slept.
+        boot_ms: Ms since this boot, not counting the time for which the machine slept.
     """
 
     wall_ms: int
@@ -41,8 +41,8 @@ def alive_s(quiet: m.Quiet | None, clock: Moment | None, request_timeout_s: floa
     """The maximum number of seconds for which brokers may still append requests of earlier incarnations.
 
     Args:
-        quiet: The mark that the last incarnation wrote at its end; None if that incarnation wrote no such mark, or sent
-            something after it.
+        quiet: The QUIET mark that the last incarnation wrote at its end; None if the incarnation wrote none, or sent a
+            request after it.
         clock: The current time; None if the time since the mark is unknown.
         request_timeout_s: After this time, no broker can append an unanswered request any more.
     """
@@ -54,8 +54,8 @@ def alive_s(quiet: m.Quiet | None, clock: Moment | None, request_timeout_s: floa
     else:
         passed_ms = clock.wall_ms - quiet.written_ms
         if passed_ms >= 0:
-            # The mark's time may come from the clock of another machine, or the clock may have been corrected since
-            # then.
+            # The mark's time may come from another machine's clock, or the clock may have been corrected since the mark
+            # was written.
             passed_ms = max(0, passed_ms - _CLOCKS_DIFFER_MS)
     if passed_ms < 0:
         return max(request_timeout_s, left_ms / 1000)
@@ -66,7 +66,7 @@ class Quiescence:
     """Whether the log has a QUIET mark, and the time after which no broker can append requests of earlier incarnations.
 
     Attributes:
-        is_announced: The log has the mark. The journal has to revoke the mark before it sends anything.
+        is_announced: The log has a QUIET mark, which the journal has to revoke before it sends anything.
         dead_at: The earliest time (seconds) at which no request of an earlier incarnation can be appended any more.
     """
 
@@ -75,16 +75,16 @@ class Quiescence:
     def __init__(self) -> None:
         self.is_announced = False
         self.dead_at = 0.0
-        # Batches to send once the mark is revoked; None before the journal begins to revoke it.
+        # Batches to send once the QUIET mark is revoked; None before the journal begins to revoke the mark.
         self._held: list[Batch] | None = None
 
     def begin(self, dead_at: float, *, announced: bool) -> None:
-        """Begin an incarnation, once the log is read."""
+        """Begin an incarnation, after recovery has read the log."""
         self.dead_at, self.is_announced = dead_at, announced
 
     def sleep(self, seconds: float, before: float) -> None:
-        """Extend `dead_at` by the time for which the machine slept. Do nothing if no broker could append a request any
-        more when the sleep began (at `before`).
+        """Extend `dead_at` by the time for which the machine slept, if a broker could still append a request when the
+        sleep began (at `before`).
         """
         if self.dead_at > before:
             self.dead_at += seconds

@@ -1,8 +1,6 @@
-"""Rebuilds the journal's state from the batches and marks that earlier incarnations left in the spool. Takes them in
-log order.
+"""Rebuilds the journal's state from the batches and marks of earlier incarnations in the spool, in log order.
 
-Recovery writes and sends nothing. When the whole log has been read, the journal asks the cluster about the batches in
-doubt.
+Recovery writes and sends nothing. After recovery, the journal asks the cluster about the batches in doubt.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from kafkasafe.journal.verdicts import Verdicts
 
 
 class Recovery:
-    """Receives each batch and mark of the log from the shell. At the end, the shell calls `recovered`."""
+    """Receives each batch and mark of the log from the shell, which calls `recovered` at the end."""
 
     def __init__(
         self,
@@ -114,7 +112,7 @@ class Recovery:
             # were accepted later.
             _insert(queue, batch, moved.rank)
         elif parent is not None and parent.destination == destination:
-            # The batch is a part of a divided batch, or was merged from several batches. Its records keep their place
+            # The batch is a part of a divided batch, or was merged from several batches, and takes its parent's place
             # in the order.
             queue.insert(queue.near.index(parent), batch)
             batch.stand_for(parent)
@@ -135,11 +133,11 @@ class Recovery:
     def _put_in_order(self, part: Batch, rank: tuple[int, ...]) -> None:
         """Move a part of a divided batch to its place in the order, which follows from the part's rank.
 
-        1. A batch is divided because it was refused. Its parts are written after batches that were accepted later.
-        2. The parts are copied forward. The spool deletes the segment with the divided batch, but not yet the one in
-           which its parts were first written.
-        3. The next incarnation reads the parts in that segment, which does not show their place in the order. Only the
-           marks of the copies record this place: they contain the parts' ranks.
+        1. The journal divides a refused batch. The parts are written after batches that the journal accepted later.
+        2. The parts are copied forward. The spool deletes the segment with the divided batch, but not yet the segment
+           in which the parts were first written.
+        3. The next incarnation reads the parts in the segment where they were first written, which does not show their
+           place in the order. Only the marks of the copies contain the parts' ranks.
         """
         destination = self._all[part.destination]
         self._backlogs.reach(destination, rank[0])
@@ -149,7 +147,8 @@ class Recovery:
     def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
         """Take the marks of the next group of the log.
 
-        If a mark names an unknown batch, either the batch was in a deleted segment, or the mark repeats an earlier one.
+        If a mark names an unknown batch, either the batch was in a deleted segment, or the mark repeats an earlier
+        mark.
         """
         self._drop_parents()
         blind = self._replay.is_blind
@@ -218,7 +217,7 @@ class Recovery:
                     if forgets:
                         self._units.ids.forget_producer_ids()
                 case m.Undecidable() | m.Resolved():
-                    pass  # the cluster may know more now, so the journal asks it again before it asks the user
+                    pass  # the cluster may know more now, so the journal asks the cluster again before it asks the user
 
     def _is_orphan(self, mark: m.Mark) -> bool:
         """Whether the group that declared the mark's destination is lost.
@@ -236,10 +235,9 @@ class Recovery:
 
         Args:
             mark: The mark.
-            ended: The batches of the units whose end is recorded by earlier marks of this group. Maps a batch's
-                position to the batch.
-            repeats: Whether the mark only repeats an earlier one. The journal repeats the mark of the newest
-                acknowledged batch before the spool deletes the segment with the earlier mark.
+            ended: Maps positions to batches, for the units that earlier marks of this group ended.
+            repeats: Whether the mark only repeats the earlier mark of the newest acknowledged batch, whose segment the
+                spool may have deleted.
         """
         known = self._destinations.declared(mark.destination)
         if isinstance(known, Partition):
@@ -261,12 +259,12 @@ class Recovery:
             elif done is None and repeats:
                 pass  # the STATE mark that follows says up to which offset all batches are finished
             elif done is None and base_offset >= 0 and at not in ended:
-                # The spool released this batch, so this batch was finished. All earlier batches were finished, too,
-                # unless they were moved. The batch's record count is unknown.
+                # The spool has deleted the batch, so the batch and all earlier batches, except copied ones, were
+                # finished. The batch's record count is unknown.
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
-                # The batch belongs to a unit. The ENDED mark, which is earlier in this group, has finished the batch.
+                # The batch belongs to a unit, and the ENDED mark earlier in this group has finished the batch.
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
@@ -303,15 +301,15 @@ class Recovery:
         self._replay.read_unit(read, range(first, first + mark.batches))
 
     def recover_lost(self, position: int, destination: int) -> None:
-        """Record that a data batch is damaged. If `destination` is 0, a whole group is damaged, including its marks.
+        """Record that a data batch is damaged, or, if `destination` is 0, a whole group with its marks.
 
-        A lost mark may have given a batch its first id or a new id, or may have said that other batches replace the
-        batch. So the journal cannot determine what happened to the unfinished batches before the damaged group. A
-        batch without an id may have been sent. A batch with an old id may have been sent under a newer id.
+        A lost mark may have given a batch its first id or a new id, or may have replaced the batch by other batches. So
+        an unfinished batch before the damaged group may have been sent even if it has no id, and may have been sent
+        under a newer id.
         """
         if destination:
             lost = self._replay.take()
-            # A part of a divided batch belongs to that batch's unit: see `recover_batch`.
+            # A part of a divided batch belongs to the divided batch's unit: see `recover_batch`.
             unit = lost.unit if lost.parent is None or lost.parent.unit is None else lost.parent.unit
             if unit is not None:
                 unit.blame(DAMAGED, "a part of it is damaged on disk")
@@ -324,21 +322,21 @@ class Recovery:
 
     def recover_torn(self, destination: int) -> None:
         """Record a batch that a crash left incomplete, although later batches of its group are intact. The batch was
-        never durable, so no caller was informed that it would be delivered.
+        never durable, so the producer did not promise its delivery to any caller.
         """
         self._replay.take()
         if destination in self._all:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """End the last group of the log. Recovery ends each earlier group when it reads the group after it."""
+        """End the last group of the log. Recovery ends each earlier group when it reads the next group."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach_sent(partition)
 
     def pack_recovered(self, numbers: Iterator[int]) -> None:
-        """If a backlog is long, pack the part of it that recovery has already read. The shell calls this method between
-        two groups of the log.
+        """Pack the parts of long backlogs that recovery has already read. The shell calls this between two groups of
+        the log.
 
         Args:
             numbers: Yields numbers; each packed batch takes the next number.
@@ -352,8 +350,8 @@ class Recovery:
 
         Args:
             now: The current time in seconds.
-            clock: The current time, to compute how long ago an earlier incarnation sent its last request. None if this
-                cannot be computed: recovery then assumes that the request was sent just now.
+            clock: The current time, to compute how long ago an earlier incarnation sent its last request; None:
+                recovery assumes that the request was sent just now.
         """
         blind = self._replay.is_blind
         quiet = None if blind else self._replay.quiet
@@ -383,14 +381,14 @@ class Recovery:
             partition.loss.expect(partition.queue.identities(), partition.log.last_acked_id)
             begun = partition.log.has_begun
             if not (begun or blind):
-                # Batches outside units are sent only after the partition's baseline is durable in the lane's log. This
-                # log has no baseline, so no such batch was sent to this partition.
+                # The journal sends batches outside units only after the partition's baseline is durable in the lane's
+                # log. This log has no baseline, so only batches of units may have been sent to this partition.
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
-            # The journal sends only batches at the front of a queue. So of the batches with an id, only the first few
-            # can have been sent. (Batches without an id may be before these: lost batches that must be sent again.) If
-            # marks are lost, however, any batch with an id can have been sent.
+            # The journal sends only batches at the front of a queue, so only the first few batches with an id can have
+            # been sent. (Lost batches that must be sent again, without an id, may be before them.) If marks are lost,
+            # any batch with an id can have been sent.
             most = None if blind else self._backlogs.sent_at_most
             doubt = list(
                 islice((batch for batch in partition.queue.near if batch.identity is not None), most)
@@ -398,8 +396,8 @@ class Recovery:
             for batch in doubt:
                 batch.on(BatchEvent.MAY_BE_THERE)
             if doubt and partition.queue.near[0].identity is None:
-                # An earlier incarnation put lost batches into the queue again, before the batches in doubt. The
-                # lost batches get new ids. Sequences must ascend in queue order. So each batch in doubt that the log
+                # An earlier incarnation put lost batches into the queue again, before the batches in doubt. The lost
+                # batches get new ids, and sequences must ascend in queue order, so each batch in doubt that the log
                 # does not have needs a new id, too.
                 partition.ids.expire()
             if doubt:
@@ -416,8 +414,8 @@ class Recovery:
             self._packer.touch(partition)
 
     def _recover_revived(self, mark: m.Revived, following: Sequence[m.Mark]) -> None:
-        """Apply the result of an earlier incarnation's survey: the lost batches go back into the queue. `following` has
-        the next mark of the group.
+        """Apply the result of an earlier incarnation's survey: put the lost batches back into the queue. `following`
+        has the next mark of the group.
         """
         known = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(known, ANYWHERE)
@@ -462,8 +460,8 @@ class Recovery:
         return members
 
     def _drop_parents(self) -> None:
-        """End the group. If the group's marks say that other batches replace a batch, remove the replaced batch from
-        its queue, because the other batches now have its records.
+        """End the group. Remove each batch that the group replaces from its queue, because other batches now have the
+        batch's records.
         """
         for parent, _ in self._replay.parents:
             if not parent.heirs:
@@ -476,7 +474,7 @@ class Recovery:
         self._replay.end_group()
 
     def _recall(self, partition: Destination, identified: m.Mark, committed: m.Mark) -> None:
-        """Restore the newest acknowledged batch, which may have left the spool, from two marks: see `snapshots`."""
+        """Restore the newest acknowledged batch, which the spool may have deleted, from two marks: see `snapshots`."""
         newest = _newest_of(identified, committed)
         if newest is None:
             return
@@ -505,8 +503,8 @@ class Recovery:
 
     @staticmethod
     def _drop_lost(partition: Partition, following: Sequence[m.Mark]) -> None:
-        """Drop lost batches that have left the spool. REVIVED does not name these batches. Such batches are recognized
-        by their offsets: they come after the last acknowledged offset in STATE.
+        """Drop lost batches that the spool has deleted. The REVIVED mark does not name these batches; their offsets are
+        after the last acknowledged offset in the STATE mark.
         """
         for state in following:
             if isinstance(state, m.State):
@@ -516,17 +514,18 @@ class Recovery:
         partition = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
-            # The mark voids the ids of all waiting batches. No batch that is still packed gets a new id from this mark.
+            # The mark voids the ids of all waiting batches, and gives new ids only to batches that are not packed any
+            # more.
             partition.queue.packed.forget_identities()
         elif mark.void_from > 0:
             self._backlogs.reach(partition, ANYWHERE)
         if mark.void_from >= 0:
             named = {entry.position for entry in mark.entries}
-            # The batches of earlier requests were either found in the log, or proven to be absent from it.
+            # The earlier incarnation found all sent batches in the log, or proved that the log does not have them.
             partition.doubt.forget_cut()
             for batch in partition.queue.all():
                 if batch.state is BatchState.JOINED:
-                    continue  # it gets its sequences in the unit's transaction
+                    continue  # the batch gets its sequences in the unit's transaction
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.read_id(None)
         for entry in mark.entries:
@@ -569,19 +568,21 @@ def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
 
 
 def _insert(queue: PartitionQueue, batch: Batch, rank: tuple[int, ...]) -> None:
-    """Insert a batch before all batches with a higher rank. The caller has unpacked the queue up to there."""
+    """Insert a batch before all batches with a higher rank. The caller must have unpacked the queue up to the batch's
+    place.
+    """
     queue.insert(sum(other.rank < rank for other in queue.near), batch)
 
 
 def _is_found_late(partition: Destination, batch: Batch) -> bool:
-    """Whether it is legitimate that the batch's offset is lower than the last acknowledged offset.
+    """Whether a batch's offset may be lower than the last acknowledged offset without a loss.
 
     1. Batches 1 and 2 are sent. Batch 2 is acknowledged at offset 12, but the answer to batch 1 is lost.
     2. The journal searches for batch 1, finds it at offset 11, and commits it after batch 2.
 
-    The two batches have the right order in the log, so nothing suggests that offset 12 is lost. After a truncation of
-    the log, an acknowledgement may have a lower offset than the one before it, but then it also has another leader
-    epoch. The journal then asks where the earlier epoch ends.
+    Batches 1 and 2 have the right order in the log, so nothing suggests that offset 12 is lost. After a truncation of
+    the log, an acknowledgement may have a lower offset than the previous one, but also has another leader epoch, and
+    the journal asks where the earlier epoch ends.
     """
     return partition.log.leader_epoch >= 0 and any(
         other.rank > batch.rank

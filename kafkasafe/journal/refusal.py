@@ -1,7 +1,7 @@
-"""How long the cluster has refused a destination or a batch, which destinations perhaps do not exist, and which batches
-are on their way to `rejected/`.
+"""How long the cluster has refused a destination or a batch, which destinations may not exist, and which batches the
+journal is copying to `rejected/`.
 
-`refusals`, `answers` and `rejecting` decide what follows.
+`refusals`, `answers` and `rejecting` decide what the journal does about refusals.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from kafkasafe.journal.batch import Batch
 from kafkasafe.journal.notices import Denial
 
 SILENCE_S: Final = 300.0
-"""If the time between two refusals is longer than this many seconds, the duration of the refusal is counted from the
-later one. Between the two refusals, the cluster may have given a different answer, which was lost.
+"""If a refusal follows the previous one after more than this many seconds, the duration of the refusal starts again: a
+different answer may have been lost in between.
 """
 CONFIRMED_S: Final = 1.0
 """A refusal that lasts for this long is not a stray answer."""
@@ -34,8 +34,7 @@ class RefusalTimer:
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether the current refusal concerns something other than `handle`. The handle -1 stands for the whole
-        destination, any other handle for one batch.
+        """Whether the current refusal concerns something other than `handle`: a batch, or -1 for the whole destination.
         """
         return self.denial is not None and self.denial.handle != handle
 
@@ -59,9 +58,8 @@ class RefusalTimer:
         return denial
 
     def no_answer(self) -> None:
-        """Record a request without an answer. The duration is then counted from the next answer that is a refusal. The
-        broker may have restarted, and a broker that has just started may refuse a request only because it has not read
-        the cluster's metadata yet.
+        """Record a request without an answer. The duration then starts again at the next refusal: the broker may have
+        restarted, and may refuse requests only because it has not read the cluster's metadata yet.
         """
         if self.denial is None:
             return
@@ -79,13 +77,13 @@ class RefusalTimer:
 
 
 class Missing:
-    """Partitions that perhaps do not exist, and those that provably do not. `kafkasafe.cluster.absence` decides what
-    counts as a proof.
+    """Partitions that may not exist, and partitions that provably do not exist. `kafkasafe.cluster.absence` decides
+    what counts as a proof.
 
     Only the journal changes this object, and only the journal's thread may read it.
 
     Attributes:
-        said: Destinations that do not exist according to the latest answer about them.
+        said: Destinations that do not exist according to the cluster's latest answer.
         proven: Destinations that do not exist, each with the proof as human-readable text.
     """
 
@@ -96,7 +94,7 @@ class Missing:
         self.proven: dict[int, str] = {}
 
     def say(self, destination: int) -> None:
-        """Record that an answer says that a destination does not exist."""
+        """Record that, according to an answer, a destination does not exist."""
         self.said[destination] = None
 
     def take_back(self, destination: int) -> None:
@@ -119,8 +117,8 @@ class Missing:
 
 
 _PORTION_BYTES: Final = 1024 * 1024
-"""Rejected batches are written in portions of at most this many bytes. A portion of one batch may be larger. Between
-the portions, the engine delivers batches of other partitions.
+"""The engine copies rejected batches in portions of at most this many bytes (a single batch may be larger). Between two
+portions, the engine delivers batches of other partitions.
 """
 
 
@@ -129,7 +127,7 @@ class Rejection:
     """The batches of one destination that the journal still has to reject.
 
     Attributes:
-        waiting: The batches after the portion that is being written, in the order of the queue.
+        waiting: The batches after the portion that the engine is copying, in queue order.
     """
 
     waiting: deque[Batch] = field(default_factory=deque)
@@ -144,13 +142,13 @@ class Rejection:
         self.waiting = deque(batches)
 
     def stop(self) -> None:
-        """Stop rejecting the waiting batches for now, because a copy could not be written, or the topic exists after
-        all.
+        """Stop rejecting the waiting batches for now, because the engine could not write a copy, or the topic exists
+        after all.
         """
         self.waiting.clear()
 
     def take_portion(self, most_batches: int) -> tuple[Batch, ...]:
-        """Take the next batches to copy: at least one, at most `most_batches`."""
+        """Take the next portion of batches to copy: at least one batch, at most `most_batches`."""
         portion: list[Batch] = []
         size = 0
         while self.waiting and len(portion) < most_batches:

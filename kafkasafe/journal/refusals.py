@@ -1,5 +1,5 @@
-"""Tracks refusals that may be temporary: how long each refusal has lasted without a different answer, and the notices
-about refusals.
+"""Tracks refusals that may be temporary: how long each refusal has lasted without a different answer, and which notices
+about it are due.
 
 `answers` and `rejecting` decide what happens when a refusal lasts too long.
 """
@@ -17,7 +17,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Refusals:
-    """Tracks what the cluster refuses at present: a destination, or only the first batch of the destination's queue."""
+    """Tracks whether the cluster refuses a destination or only the first batch of the destination's queue."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -57,7 +57,7 @@ class Refusals:
         """
         timer = partition.refusal
         if timer.is_about_other(handle):
-            # The duration is counted separately for each refused batch, and for the destination as a whole.
+            # The journal counts the duration separately for each refused batch, and for the destination as a whole.
             self.clear_refusal(partition, accepted=False)
         denial = timer.refused(code, reason, scope, now, handle=handle, asking=asking)
         absent = False
@@ -66,8 +66,8 @@ class Refusals:
             absent = partition.number in self._missing.proven
         limit_s = self._refused_timeout_s
         lasting = limit_s is not None and now - denial.counted_from >= limit_s
-        # A single refusal does not yet cause a notice: it may be a one-time error, or the broker may not know a new
-        # topic yet.
+        # A single refusal causes no notice yet: the error may occur only once, or the broker may not know a new topic
+        # yet.
         patient_s = self._missing_grace_s if code in MISSING_CODES else CONFIRMED_S
         confirmed = denial.answers > 1 and now - denial.counted_from >= patient_s
         if not denial.reported and (lasting or confirmed):
@@ -80,8 +80,8 @@ class Refusals:
         return self._refused_timeout_s is None or ms <= self._refused_timeout_s * 1000
 
     def absent(self, destination: int, reason: str) -> None:
-        """Record a proof that a partition does not exist. At the next answer, the journal rejects the batches that wait
-        for the partition.
+        """Record a proof that a partition does not exist. At the next refusal, the journal rejects the batches that
+        wait for the partition.
 
         The proof holds until `Journal.present` is called. A paused destination tries again at once.
 
@@ -96,9 +96,9 @@ class Refusals:
             self._packer.touch(partition)
 
     def note_answer(self, partition: Destination) -> None:
-        """Record that the cluster answered a question. If it refused to answer questions before, this refusal ends.
+        """Record that the cluster answered a question, which ends an earlier refusal to answer questions.
 
-        If the cluster then refuses a batch, this counts as a new refusal, whose duration begins with that answer.
+        If the cluster then refuses a batch, the duration of the new refusal begins with the answer about the batch.
         """
         denial = partition.refusal.denial
         if denial is not None and denial.asking:
@@ -108,7 +108,7 @@ class Refusals:
         """End the refusal, because another answer came, or no batch waits any more."""
         number = partition.number
         if number in self._missing.said and number not in self._index.suspected:
-            self._missing.take_back(number)  # while the log is suspected, only a survey's answer counts
+            self._missing.take_back(number)  # while a loss is suspected, only a survey's answer counts
         over = None if partition.refusal.denial is None else partition.refusal.clear()
         if over is not None:
             self._out.ready.notices.append(Relented(number, over, accepted))

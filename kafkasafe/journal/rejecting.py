@@ -1,4 +1,4 @@
-"""Handles batches that the cluster refuses permanently: divides them, or rejects them once copies are durable in
+"""Handles batches that the cluster refuses permanently: divides the batches, or rejects them when copies are durable in
 `rejected/`.
 """
 
@@ -22,7 +22,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Rejecter:
-    """Rejects refused batches. Also voids those files of `rejected/` whose records are in the lane's log again."""
+    """Rejects refused batches. Also voids files of `rejected/` whose records are in the lane's log again."""
 
     def __init__(
         self, state: JournalState, packer: Packer, refusals: Refusals, identities: Identities, sealer: Sealer
@@ -58,8 +58,8 @@ class Rejecter:
                 if unit.durable and unit.phase is u.Phase.WAITING:
                     self._units.give_up(unit, code, reason)
             if partition.progress.flow is not Flow.REJECTING:
-                # Metadata may arrive while the engine copies rejected batches. If the rejection began again, some of
-                # these batches would be copied twice.
+                # Metadata may arrive while the engine copies rejected batches. Beginning the rejection again would copy
+                # some batches twice.
                 self.reject_all(partition, code, reason)
 
     def next_aside(self, destination: int) -> None:
@@ -68,7 +68,7 @@ class Rejecter:
         if partition.progress.flow is not Flow.REJECTING:
             return
         if partition.rejection.is_done:
-            # The topic was created meanwhile.
+            # The topic was created before the engine copied the next portion.
             partition.progress.on(FlowEvent.NOTHING_TO_KEEP)
             self._packer.touch(partition)
             return
@@ -84,8 +84,7 @@ class Rejecter:
             reason: Why the other batches could not be copied.
 
         Returns:
-            Whether more batches follow. If so, the engine first does the work of other partitions, and then calls
-            `next_aside`.
+            Whether more batches follow. If so, the engine serves other partitions first, and then calls `next_aside`.
         """
         partition = self._all[aside.destination]
         if partition.progress.flow is not Flow.REJECTING:
@@ -93,7 +92,7 @@ class Rejecter:
         for batch in aside.batches[:kept]:
             self._reject(batch)
         if isinstance(partition, Partition) and any(b.identity is not None for b in aside.batches[:kept]):
-            # Later batches must not continue the sequence of the rejected ones.
+            # Later batches must not continue the sequence of the rejected batches.
             self._identities.reidentify(partition)
         if kept < len(aside.batches):
             partition.rejection.stop()
@@ -101,7 +100,7 @@ class Rejecter:
         elif not partition.rejection.is_done:
             return True
         else:
-            # If the cluster then refuses other batches, the duration of that new refusal is counted from zero.
+            # If the cluster then refuses other batches, the duration of the new refusal starts at zero.
             self._refusals.clear_refusal(partition, accepted=False)
         if isinstance(partition, UnassignedTopic):
             partition.progress.on(FlowEvent.KEPT)
@@ -114,7 +113,7 @@ class Rejecter:
 
     def handle_refusal(self, partition: Partition, head: Batch) -> None:
         if not self._sealer.rests(head):
-            return  # the journal calls this again once the batch is written
+            return  # the journal calls this method again when the batch is written
         if head.fault.code in DESTINATION_CODES:
             self.reject_all(partition, head.fault.code, head.fault.message)
             return
@@ -130,7 +129,7 @@ class Rejecter:
         if head.durable:
             self.put_aside(partition, (head,), event)
         else:
-            self._sealer.spill((head,))  # the journal calls this again once the batch is on disk
+            self._sealer.spill((head,))  # the journal calls this method again when the batch is on disk
 
     def reject_unassigned(self, batch: Batch) -> None:
         """Reject one batch that waits for its topic's partitions."""
@@ -152,8 +151,8 @@ class Rejecter:
         if durable:
             self.put_aside(partition, durable, FlowEvent.REJECTS)
         elif partition.progress.is_asking:
-            # None of these batches is on disk yet, and a batch must be on disk before it can be rejected. So the
-            # journal has the batches written to disk (`spill`), and asks the cluster again after a pause.
+            # The batches are only in memory, and the journal can reject only batches on disk. So the journal writes
+            # them to disk (`spill`), and asks the cluster again after a pause.
             self._out.pause(partition, FlowEvent.REFUSED_IN_MEMORY, reason)
 
     def put_aside(self, partition: Destination, batches: Sequence[Batch], event: FlowEvent) -> None:
@@ -162,7 +161,7 @@ class Rejecter:
         self.next_aside(partition.number)
 
     def _reject(self, batch: Batch) -> None:
-        """Reject a batch. The batch is finished when its mark is durable."""
+        """Reject a batch, which is finished when its REJECTED mark is durable."""
         batch.on(BatchEvent.KEPT)
         self._out.ready.notices.append(Refusal(batch))
         partition = self._all[batch.destination]
@@ -176,13 +175,13 @@ class Rejecter:
 
 
 def _ask_again(batches: Sequence[Batch]) -> None:
-    """Let the cluster decide again about batches that it refused because of their destination.
+    """Let the journal send batches again that the cluster refused because of their destination.
 
     1. The user lacks the permission to write to a topic. After `blocked_timeout_ms` the journal begins to reject the
        batches, but `rejected/` is full.
     2. The batches keep waiting in the state REFUSED. Then an operator grants the permission.
-    3. The cluster would accept the batches now. But the journal does not send a batch in the state REFUSED. It only
-       tries to copy the batch to `rejected/`, which is full.
+    3. The cluster would accept the batches now. But the journal does not send a batch in the state REFUSED, and cannot
+       copy it to `rejected/`, which is full.
     """
     for batch in batches:
         if batch.state is BatchState.REFUSED and batch.fault.code in DESTINATION_CODES:

@@ -1,4 +1,4 @@
-"""Holds what the marks of a group say about the batches of the same group, which recovery reads after the marks.
+"""Holds the data that a group's marks contain about the group's batches, which recovery reads after the marks.
 
 `recovery` draws the conclusions from the marks.
 """
@@ -14,13 +14,13 @@ from kafkasafe.journal.batch import Batch
 
 
 class ReadPlace(NamedTuple):
-    """What the marks of a group say about one of its batches.
+    """The data that a group's marks contain about one of the group's batches.
 
     Attributes:
         moved: The move that copied the batch to its current position; None if the batch is not a copy.
         unit: The batch's unit; None if the batch belongs to no unit.
-        parent: The batch that this batch replaces, wholly or partly; None if it replaces none.
-        origin: Position where the batch's records were first written; -1 if that is the batch's current position.
+        parent: The batch that this batch replaces, wholly or partly; None if this batch replaces none.
+        origin: Position where the batch's records were first written; -1: at the batch's current position.
         given: The partitions that the caller gave for the batch's records, with one entry for each run of consecutive
             records: see `marks.Given.runs`.
     """
@@ -34,16 +34,16 @@ class ReadPlace(NamedTuple):
 
 @dataclass(slots=True)
 class Replay:
-    """What the marks of the current group say, and the facts from the log that concern more than one group.
+    """The data in the marks of the current group, and the facts from the log that concern more than one group.
 
     Attributes:
         index: Index of the next batch in the group.
-        blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. Batches
-            before this position may have other ids than the spool shows, because a lost mark may have changed their
-            ids. So neither an id nor a missing id shows whether such a batch was sent.
-        quiet: The QUIET mark of the previous incarnation's last group. After the mark's time, no broker can append a
-            request of that incarnation. None if that incarnation wrote no such mark, or revoked it.
-        parents: The batches that the group replaces, each with the indexes of the batches that replace it.
+        blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. A lost
+            mark may have changed the ids of batches before this position, so their ids do not show whether they were
+            sent.
+        quiet: The QUIET mark of the previous incarnation: the time after which no broker can append the incarnation's
+            requests. None if the incarnation wrote no QUIET mark, or revoked it.
+        parents: The batches that the group replaces, each with the indexes of its replacements.
     """
 
     index: int = 0
@@ -60,15 +60,15 @@ class Replay:
     def replace(self, parent: Batch | None, origin: int, children: range) -> None:
         """Record that these batches of the group replace `parent`, whose records were first written at `origin`.
 
-        `parent` is None if the spool has released it.
+        `parent` is None if the spool has deleted the replaced batch.
         """
         self._origins.append((origin, children))
         if parent is not None:
             self.parents.append((parent, children))
 
     def origin_from(self, first: int, default: int) -> int:
-        """The position where the records of some parts were originally written. `first` is the index of the first of
-        these parts in the group. Returns `default` if no parts begin there.
+        """The position where the records of the parts that begin at index `first` were originally written. Returns
+        `default` if no parts begin there.
         """
         return next((at for at, children in self._origins if children.start == first), default)
 
@@ -89,8 +89,8 @@ class Replay:
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
-        """Record a QUIET mark. Such a mark either gives the time after which no broker can append an incarnation's
-        requests, or revokes an earlier QUIET mark.
+        """Record a QUIET mark, which gives the time after which no broker can append an incarnation's requests, or
+        revokes an earlier QUIET mark.
         """
         self.quiet = quiet if quiet.until_ms >= 0 else None
 
@@ -106,7 +106,7 @@ class Replay:
     # -- the next batch ------------------------------------------------------------------------------------------------
 
     def take(self) -> ReadPlace:
-        """Return what the marks say about the next batch, and advance to the one after it."""
+        """Return the marks' data about the next batch, and advance to the following batch."""
         index = self.index
         self.index += 1
         return ReadPlace(

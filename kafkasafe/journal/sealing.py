@@ -1,8 +1,8 @@
 """Passes new batches from the caller to the queue and to the disk, and gives batches their ids in queue order.
 
-A new batch gets its id when it is sealed, if all batches before it have an id. Other batches get their ids later, in
-queue order. The journal takes back the ids of waiting batches only if each of these batches was never sent, or is
-proven absent from the log. `kafkasafe.history.identity` decides what the cluster's answers prove.
+A new batch gets its id when it is sealed, if all earlier batches have an id. Otherwise the batch gets its id later, in
+queue order. The journal takes back the ids of waiting batches only if each waiting batch was never sent, or is proven
+absent from the log. `kafkasafe.history.identity` decides what the cluster's answers prove.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sealer:
         given: tuple[tuple[int, int, int], ...] | None = None,
         unit: u.Unit | None = None,
     ) -> Batch:
-        """Add a new batch, after all earlier ones of its destination.
+        """Add a new batch at the end of its destination's queue.
 
         Args:
             destination: Destination number.
@@ -58,8 +58,8 @@ class Sealer:
                 unit's last batch.
 
         Returns:
-            The batch. If the batch has an `identity` when the shell writes it, the shell puts this id into the written
-            bytes.
+            The batch. If its `identity` is set when the shell writes the batch, the shell puts the id into the written
+                bytes.
         """
         batch = self.make(destination, count, size_bytes, max_timestamp, given=given)
         if unit is not None:
@@ -78,8 +78,8 @@ class Sealer:
         self._out.ready.persist.units.append(group)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """Write to disk what is only in memory (`durable_first=False`): these batches, and all batches before them in
-        their queues.
+        """Write these batches, and all batches before them in their queues, to disk if they are only in memory
+        (`durable_first=False`).
         """
         for batch in batches:
             if batch.durable or batch.state in {
@@ -130,10 +130,10 @@ class Sealer:
         return batch
 
     def join(self, unit: u.Unit, batch: Batch) -> None:
-        # Recovery uses the order on disk, so earlier batches that are only in memory are written first.
+        # Recovery uses the order on disk, so write earlier batches that are only in memory first.
         queue = self._all[batch.destination].queue
         if not self._durable_first:
-            # Stop at a batch of an earlier unit: the batches before it were written when that unit was sealed.
+            # Stop at a batch of an earlier unit, whose sealing has already written all batches before it.
             plain = takewhile(lambda other: other.unit is None, queue.backwards())
             last = next((other for other in plain if not self._rests_on_disk(other)), None)
             self.spill([] if last is None else [last])
@@ -145,8 +145,8 @@ class Sealer:
         self._out.ready.persist.batches.append(batch)
 
     def rests(self, batch: Batch) -> bool:
-        """Whether the journal can handle the batch without waiting for the disk: either the batch is on disk, or it may
-        stay in memory and is not being written.
+        """Whether the journal need not wait for the disk: the batch is on disk, or may stay in memory and is not being
+        written.
         """
         return batch.durable or not (self._durable_first or batch.writing)
 
@@ -174,13 +174,12 @@ class Identities:
                 self._packer.touch(partition)
 
     def prepare(self, partition: Partition) -> None:
-        """Give ids to the next batches that have none. If a batch is on disk, the journal sends it only when the mark
-        with the new id is durable. A batch that is only in memory does not wait for a mark.
+        """Give ids to the next batches that have none. The journal sends a batch on disk only when the mark with the
+        new id is durable. A batch that is only in memory does not wait for a mark.
         """
         if self._home.producer_id < 0 or partition.ids.stale:
-            # `ids.stale`: the journal is about to take back the ids of waiting batches. If a batch without an id got
-            # one now, its sequence would be higher than those of later batches that still have their old ids. But
-            # sequences must ascend in queue order.
+            # `ids.stale`: the journal will soon take back the ids of waiting batches. Sequences must ascend in queue
+            # order, but a batch that got an id now would have a higher sequence than later batches with old ids.
             return
         entries: list[m.Identity] = []
         moved: list[tuple[Batch, BatchId]] = []
@@ -209,8 +208,7 @@ class Identities:
         self._out.ready.persist.after.append(BatchesIdentified(partition.number, tuple(moved)))
 
     def reidentify(self, partition: Partition) -> None:
-        """Take back the ids of all waiting batches. Each of these batches is proven absent from the log, or was never
-        sent.
+        """Take back the ids of all waiting batches, each of which was never sent, or is proven absent from the log.
 
         The next ids begin at sequence 0 of the next epoch. A broker that has seen the next epoch refuses requests with
         the current epoch (error 47).
@@ -220,7 +218,8 @@ class Identities:
         partition.queue.packed.forget_identities()
         for batch in partition.queue.all():
             if batch.state in {BatchState.PREPARED, BatchState.REFUSED}:
-                # The broker refused the batch under its old id. The batch is sent again, under a new id, in its turn.
+                # The broker refused the batch under its old id. The journal will send the batch under a new id, in its
+                # turn.
                 if batch.state is BatchState.REFUSED:
                     batch.on(BatchEvent.PASSED_BY)
                 batch.on(BatchEvent.ID_TAKEN_BACK)
@@ -228,8 +227,8 @@ class Identities:
             elif batch.state is BatchState.SEALED:
                 batch.identify(None)
             elif batch.identity is not None and batch.position >= 0:
-                # The mark below also repeats the ids of acknowledged batches. Their commit mark comes later, so
-                # recovery may have to search the log for these batches.
+                # The IDENTIFIED mark below also repeats the ids of acknowledged batches, because recovery may have to
+                # search the log for an acknowledged batch whose commit mark is not durable yet.
                 kept.append(m.Identity(batch.position, *batch.identity.fields))
         self._out.ready.persist.marks.append(
             m.Identified(partition.number, m.IdentityReason.REIDENTIFIED, 0, tuple(kept))

@@ -11,7 +11,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Snapshots:
-    """Makes the marks that each new segment repeats. So the spool can delete old segments without losing the marks."""
+    """Makes the marks that each new segment repeats, so that the spool can delete old segments."""
 
     def __init__(self, state: JournalState) -> None:
         self._destinations = state.destinations
@@ -34,7 +34,7 @@ class Snapshots:
         return marks
 
     def newest(self, before_position: int) -> list[m.Mark]:
-        """The marks of the newest acknowledged batches. These marks must be durable before the spool deletes everything
+        """The marks of the newest acknowledged batches, which must be durable before the spool deletes everything
         before this position.
         """
         marks: list[m.Mark] = []
@@ -47,16 +47,13 @@ class Snapshots:
         return marks
 
     def doubt(self) -> None:
-        """Record that a group could not be written. That group may have contained the marks of the newest
-        acknowledged batches. So the next call of `newest` returns these marks, even if an earlier call returned them.
-        """
+        """Let `newest` return its marks again, because a group that may have had these marks could not be written."""
         for partition in self._destinations.partitions.values():
             partition.log.tell(-1)
 
     def states(self, partition: Destination) -> list[m.State]:
-        """The STATE mark to repeat for the partition. Recovery interprets a STATE mark without contents as a reset of
-        the partition. So if the mark would have no contents although the journal remembers batches, this method returns
-        no mark. For example:
+        """The STATE mark to repeat for the partition. Recovery reads an empty STATE mark as a reset of the partition.
+        So this method returns no mark if the mark would be empty although the journal remembers batches. For example:
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit, but reports no offsets.
         2. The lane sent nothing else to the partition, so no baseline is known.
@@ -72,9 +69,9 @@ def state_mark(partition: Destination) -> m.State:
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # The last acknowledged offset would be wrong here, for two reasons. The commit mark of the batch at that offset
-        # may not be durable yet. And an earlier batch may be in doubt: a scan that begins at the last acknowledged
-        # offset would not find that batch, even if the log has it.
+        # The last acknowledged offset would be wrong here. The commit mark of the batch at this offset may not be
+        # durable yet. And a scan that begins at this offset would not find an earlier batch in doubt, even if the log
+        # has it.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,
@@ -82,7 +79,7 @@ def state_mark(partition: Destination) -> m.State:
 
 
 def _newest(partition: Destination) -> Batch | None:
-    """The batch that ends at `clear_offset`. Everything up to this offset is finished."""
+    """The batch that ends at `clear_offset`, up to which every batch is finished."""
     return next(
         (
             batch
@@ -96,8 +93,7 @@ def _newest(partition: Destination) -> Batch | None:
 
 
 def _newest_marks(partition: Destination) -> list[m.Mark]:
-    """The marks that precede STATE. These marks keep the id of the newest acknowledged batch when the spool deletes the
-    batch's segment.
+    """The marks before the STATE mark, which keep the newest acknowledged batch's id when the spool deletes the batch.
 
     The recorded leader epoch may be older than the epoch of the leader that acknowledged the batch. If the recorded
     epoch ends before the batch's offset, only a search for the batch's id shows whether the log still has the batch.
@@ -105,7 +101,7 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
     newest = _newest(partition)
     if newest is None or newest.identity is None:
         return []
-    # If the batch was never in the spool, these marks give it a position that no batch can have.
+    # A batch that was never in the spool gets position 0, which no data batch can have.
     at = newest.position if newest.position >= 0 else newest.rank[-1] if newest.rank else 0
     partition.log.tell(at)
     identity = m.Identity(at, *newest.identity.fields)
@@ -116,18 +112,18 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
 
 
 def _gap_marks(partition: Destination) -> list[m.Identified]:
-    """The mark that names the expected gaps. Other marks, or torn batches, also explain these gaps. But the spool may
-    delete the segment that contains them, so this mark is needed:
+    """The mark that names the expected sequence gaps. Other marks or torn batches also explain the gaps, but the spool
+    may delete their segment:
 
     1. A power cut leaves a batch incomplete. Later batches of the same group are intact.
-    2. The next incarnation copies the later batches forward, and deletes the segment. The process is killed before
-       these batches get new ids.
-    3. Without the mark, the following incarnation would report the incomplete batch as missing. That report would be
-       wrong, because no caller was ever informed that the batch was durable.
+    2. The next incarnation copies the later batches forward, and deletes the segment. The process is killed before the
+       copied batches get new ids.
+    3. Without the mark, the following incarnation would wrongly report the incomplete batch as missing, although the
+       batch was never durable.
     """
     gaps = partition.loss.gaps if isinstance(partition, Partition) else {}
-    # Each entry has the position 0, because it describes a gap and not a batch. No data batch has this position, so
-    # recovery does not give the ids in this mark to any batch.
+    # Each entry describes a gap, and has position 0, which no data batch has, so recovery gives the entry's id to no
+    # batch.
     entries = [
         m.Identity(0, producer_id, epoch, sequence)
         for (producer_id, epoch, end), begin in gaps.items()

@@ -35,8 +35,7 @@ class Ordered(dict[int, V]):
         if key not in self:
             heapq.heappush(self._heap, key)
         super().__setitem__(key, value)
-        # A signal handler may have interrupted this method and waited for another thread. That thread may have removed
-        # all keys meanwhile.
+        # A signal handler may have interrupted this method, and another thread may have removed all keys.
         self.least = next(iter(self._heap), None)
 
     def pop(self, key: int, default: V | None = None) -> V | None:  # type: ignore[override]  # never raises
@@ -59,7 +58,7 @@ class Ordered(dict[int, V]):
 
 
 class SpoolIndex:
-    """Unfinished batches by their positions, and other positions that the spool must keep.
+    """Unfinished batches by their spool positions, and other positions that the spool must keep.
 
     Attributes:
         end: The spool's next position.
@@ -79,7 +78,7 @@ class SpoolIndex:
         self._batches: Ordered[Batch] = Ordered()
         # By destination, the position of its first packed batch.
         self._packed_from: dict[int, int] = {}
-        # The files of `rejected/` that are void, each with the position of its mark.
+        # The void files of `rejected/`, each with the position of the mark that voids it.
         self._resent: dict[m.Resent, int] = {}
         self.suspected: dict[int, int] = {}
 
@@ -89,9 +88,7 @@ class SpoolIndex:
         return position in self._batches
 
     def at(self, position: int) -> Batch | None:
-        """The unfinished batch at this position, or the divided batch with unfinished parts; None if there
-        is neither.
-        """
+        """The unfinished batch, or the divided batch with unfinished parts, at this position; None if none exists."""
         return self._batches.get(position)
 
     def items(self) -> list[tuple[int, Batch]]:
@@ -118,13 +115,13 @@ class SpoolIndex:
                 break
 
     def pack(self, batch: Batch) -> None:
-        """Remove a packed batch from this index. The index stores only the position of each destination's first packed
-        batch (`note_packed`).
+        """Remove a packed batch. Of packed batches, the index stores only each destination's first position
+        (`note_packed`).
         """
         self._batches.pop(batch.position)
 
     def note_packed(self, destination: int, position: int | None) -> None:
-        """Record the position of a destination's first packed batch; None: it has none."""
+        """Record the position of a destination's first packed batch; None: no batch is packed."""
         known = self._packed_from.get(destination)
         if position == known:
             return
@@ -153,7 +150,7 @@ class SpoolIndex:
         self.released = before_position
 
     def has(self, batch: Batch) -> bool:
-        """Whether the spool still has this batch, finished or not."""
+        """Whether this batch, finished or not, is still in the spool."""
         return batch.position >= max(self.released, 0)
 
     # -- what else is kept ---------------------------------------------------------------------------------------------
@@ -164,11 +161,11 @@ class SpoolIndex:
         return list(self._resent)
 
     def is_disowned(self, mark: m.Resent) -> bool:
-        """Whether the log already has a mark that voids this file."""
+        """Whether the log already has a mark that voids this file of `rejected/`."""
         return mark in self._resent
 
     def disown(self, mark: m.Resent, position: int) -> None:
-        """Record a mark that voids a file. The spool keeps the mark until the file is deleted."""
+        """Record a mark that voids a file of `rejected/`. The spool keeps the mark until the file is deleted."""
         self._resent[mark] = position
 
     def retire(self, mark: m.Resent) -> None:
@@ -188,16 +185,15 @@ class SpoolIndex:
         self.suspected.pop(destination, None)
 
     def pin_everything(self) -> None:
-        """Delete nothing from the spool while checks are pending. A check compares the log with a leader epoch, and the
-        mark with this epoch may be in the first segment. If the process dies, the next incarnation needs this mark to
-        check again.
+        """Delete nothing from the spool while checks of leader epochs are pending. If the process dies, the next
+        incarnation needs the mark with the leader epoch, which may be in the first segment, to check again.
         """
         self.suspected = dict.fromkeys(self.suspected, 0)
 
     # -- what may be released ------------------------------------------------------------------------------------------
 
     def release_position(self, others: Sequence[int]) -> int:
-        """The position before which everything in the spool is finished and no longer needed.
+        """The position before which the spool may delete everything, because it is finished and no longer needed.
 
         Args:
             others: Other positions that the spool must keep.
@@ -209,7 +205,7 @@ class SpoolIndex:
         return min((first, *self._resent.values(), *self.suspected.values(), *others))
 
     def held_position(self, others: Sequence[int]) -> int:
-        """If all unfinished batches before this position are copied forward, the spool may delete everything before
-        this position.
+        """The position before which the spool may delete everything, if all unfinished batches before it are copied
+        forward.
         """
         return min((*self._resent.values(), *self.suspected.values(), *others), default=self.end)

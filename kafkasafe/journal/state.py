@@ -24,22 +24,21 @@ class Settings:
     """The settings of one lane's journal.
 
     Attributes:
-        durable_first: Send only batches that are on disk (`spool="always"`). False: `spill()` says which batches to
-            write.
+        durable_first: Send only batches that are on disk (`spool="always"`). False: batches stay in memory until
+            `spill()` names them.
         window: Maximum number of sent batches of a partition whose commit mark is not durable yet.
         state_age_s: For this many seconds after a batch's own timestamp, a broker is certain to keep the producer
             state.
         request_timeout_s: After this time, no broker can append an unanswered request any more.
-        blocked_timeout_s: How long the journal waits before it rejects refused batches; None: for ever. The journal
-            waits this long if the destination is missing, forbidden or invalid, if the timestamps are too far in the
-            future, or if the broker fails on one particular batch. The journal measures this time in the current
-            incarnation only, and starts again after any other answer.
-        missing_grace_s: How long a topic may be unknown to the cluster before a notice reports this. A new topic may be
-            unknown for a moment.
+        blocked_timeout_s: How long the journal waits before it rejects batches that the cluster refuses for a reason
+            that may be temporary (the destination is missing, forbidden or invalid, the timestamps are too far in the
+            future, or the broker fails on one particular batch); None: for ever. The time starts again in a new
+            incarnation, and after any other answer.
+        missing_grace_s: How long a topic may be unknown to the cluster, as new topics are for a moment, before a notice
+            reports it.
         heal: Resend acknowledged batches that the cluster lost, if the spool still has them.
         heal_recreated: Resend lost batches even to a topic that was deleted and created again.
-        aside_batches: The journal hands out at most this many rejected batches at a time, to be made durable in
-            `rejected/`.
+        aside_batches: At most this many rejected batches are in one portion that the engine copies to `rejected/`.
         gather_bytes: The journal merges small waiting batches into batches of at most this size; 0: never.
         newest_reading: See `units.Units`.
     """
@@ -58,7 +57,7 @@ class Settings:
 
 
 class JournalState:
-    """Holds the objects that own the state of a journal. All objects that decide share it."""
+    """Holds the objects that own the state of a journal. All objects that make decisions share one `JournalState`."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -27,7 +27,7 @@ class Topics:
         self._missing = state.missing
 
     def destination(self, topic: str, partition: int) -> int:
-        """The number of a destination. Declares the destination if it is new."""
+        """The number of a destination, which is declared if it is new."""
         number = self._destinations.number(topic, partition)
         if number is None:
             number = self._destinations.add(topic, partition)
@@ -54,12 +54,13 @@ class Topics:
         return True
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
-        """Record the cluster that answers. If the lane wrote to another cluster before, forget the offsets and ids of
-        that cluster, unless batches still have to be delivered to it.
+        """Record the cluster that answers. If the lane wrote to another cluster before, forget the other cluster's
+        offsets and ids, unless batches for the other cluster still wait.
 
         Args:
             cluster_id: Id of the cluster.
-            assumed: The former cluster of the lane, if the lane's log does not name it; None: the lane had none yet.
+            assumed: The former cluster of the lane, if the lane's log does not name it; None: the lane had no cluster
+                yet.
 
         Returns:
             Whether a former cluster was forgotten.
@@ -80,9 +81,9 @@ class Topics:
         return moves
 
     def _new_cluster(self) -> None:
-        """Forget the former cluster, because its offsets and ids do not apply to the new one.
+        """Forget the former cluster, because its offsets and ids do not apply to the new cluster.
 
-        The caller makes sure that no batch waits, except new ones that have no id yet.
+        Precondition: no batch waits, except new batches without an id.
         """
         self._home.withdraw()
         self._units.moved()
@@ -93,8 +94,8 @@ class Topics:
             self._begin_anew(partition)
 
     def forget(self, topic: str) -> bool:
-        """Forget the offsets of a deleted topic, unless batches still have to be delivered to the topic. Returns
-        whether any offsets were forgotten.
+        """Forget the offsets of a deleted topic, unless batches for the topic still wait. Returns whether any offsets
+        were forgotten.
 
         The sequences of batch ids continue, so that no id is reused if the topic exists after all.
         """
@@ -111,8 +112,8 @@ class Topics:
         return bool(known)
 
     def _begin_anew(self, partition: Destination) -> None:
-        """Reset the partition to the state before its first batch was sent. The mark that this method writes does the
-        same for later incarnations.
+        """Reset the partition to the state before its first batch was sent, with a mark that does the same in later
+        incarnations.
         """
         self.forget_acknowledged(partition)
         partition.progress.on(FlowEvent.FORGOTTEN)
@@ -120,9 +121,7 @@ class Topics:
         self._packer.touch(partition)
 
     def forget_acknowledged(self, partition: Destination) -> None:
-        """Forget acknowledged batches, and all state that depends on them. The journal also calls this when the topic
-        is recreated, and in recovery.
-        """
+        """Forget acknowledged batches, and all state that depends on them."""
         if isinstance(partition, Partition):
             partition.forget_acknowledged()
             self._revivals.forget(partition.number)
@@ -132,8 +131,8 @@ class Topics:
         self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
-        """Record the topic id even if the baseline is not known yet. A unit may be staged before the baseline is known.
-        Later, the recorded topic id shows whether the topic was recreated meanwhile.
+        """Record the topic id even if the baseline is not known yet. For a unit that is staged before the baseline is
+        known, the topic id later shows whether the topic was recreated.
         """
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:

@@ -1,5 +1,5 @@
-"""Decides what becomes of batches in doubt. The leader's producer state or the partition's log shows whether a batch
-was appended. If neither shows it, the user decides.
+"""Decides about batches in doubt. The leader's producer state or the partition's log shows whether a batch was
+appended. If neither does, the user decides.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Verdicts:
 
         Args:
             destination: Destination number.
-            judgement: The judgement about the batches of the `OutcomeAsk`, in its order.
-            stable: The batches that the engine found are below the high watermark, so the journal sends no probe.
+            judgement: The judgement about the batches in the `OutcomeAsk`, in the same order.
+            stable: Whether the batches that the engine found are below the high watermark, so that the journal sends no
+                probe.
             shrunk_to: The log's end offset if the log ends before the offset of an acknowledged batch; else -1.
             read_from: The offset from which the log was read, if `shrunk_to` is given.
             leader_epoch: Epoch of the leader whose log was read, -1 when unknown.
@@ -67,8 +68,7 @@ class Verdicts:
             return
         self._refusals.note_answer(partition)
         if partition.doubt.is_partial and shrunk_to < 0:
-            # After the journal asked its question, it found that the log must be read from a lower offset than the
-            # question named. So the answer is incomplete.
+            # The answer is incomplete: the journal found, after asking, that the log must be read from a lower offset.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
@@ -90,7 +90,7 @@ class Verdicts:
             return
         if absent and _is_gap(partition, absent[0], judgement, stable=stable):
             if partition.doubt.is_early:
-                # The batch gets no new id while a broker may still append a request under the old one.
+                # The batch gets no new id while a broker may still append a request under the old id.
                 self._out.wait_for_late(partition, now, judgement.evidence)
                 return
             self._note_gap(partition, absent[0], judgement)
@@ -101,7 +101,7 @@ class Verdicts:
             and now < partition.doubt.dead_at
         ):
             # The batch's parts will get new ids. So the journal first waits until no broker can append a request with
-            # this batch, and then searches for the batch once more.
+            # the batch, and then searches the log for the batch once more.
             self._out.wait_for_late(partition, now, absent[0].fault.message)
             return
         early = partition.doubt.is_early
@@ -115,12 +115,12 @@ class Verdicts:
         self._packer.touch(partition)
 
     def _prove(self, partition: Partition, newest: Batch, now: float) -> None:
-        """The leader has the batches: send the newest of them again, to learn whether the replicas have it, too. While
-        the batch is above the high watermark, a change of leader can still remove it.
+        """Send the newest batch that the leader has again, to learn whether the replicas have it, too. While the batch
+        is above the high watermark, a change of leader can still remove it.
         """
         if now - partition.doubt.asked_at > self._request_timeout_s:
             # The answer is too old, because the process was suspended. If the leader has dropped our producer state
-            # since then, the leader would append the probe as a new batch.
+            # since its answer, the leader would append the probe as a new batch.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
@@ -146,7 +146,7 @@ class Verdicts:
         self._stop_at(partition, first, FlowEvent.UNKNOWABLE, evidence)
 
     def _note_gap(self, partition: Partition, first: Batch, judgement: Judgement) -> None:
-        """Suspect that the log lost the batches before `first`, and give a new id to `first` later."""
+        """Suspect that the log lost the batches before `first`, which later gets a new id."""
         partition.ids.expire()
         if (
             judgement.missing
@@ -154,15 +154,15 @@ class Verdicts:
             and not (first.identity and partition.loss.expects(first.identity, judgement.missing))
         ):
             partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
-        # Either retention removed those batches, or the log has lost them (KAFKA-5793). If the leader cannot report its
-        # producer state, the journal cannot tell which of the two happened.
+        # Retention has removed the missing batches, or the log has lost them (KAFKA-5793). If the leader cannot report
+        # its producer state, the journal cannot tell which.
         evidence = f"{judgement.evidence}; the next batch is {first.identity}"
         self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
 
     def decide(self, batch: Batch, *, resend: bool) -> None:
         """Apply the user's decision about an undecidable batch: send it under a new id, or take it as delivered.
 
-        If the user chooses to send the batch, the log may contain it twice afterwards.
+        If the user chooses to send the batch, the log may then contain the batch twice.
         """
         destination = self._all[batch.destination]
         if batch.position >= 0:
@@ -205,9 +205,7 @@ class Verdicts:
 
 
 def _is_passed(partition: Partition, newest: Batch) -> bool:
-    """Whether a later batch is acknowledged. That acknowledgement proves that the replicas have `newest`. The answer to
-    a probe would prove the same.
-    """
+    """Whether a later batch is acknowledged, which proves (as a probe would) that the replicas have `newest`."""
     last = partition.log.last_acked_id
     return newest.identity is not None and last is not None and last.follows(newest.identity)
 
@@ -215,7 +213,7 @@ def _is_passed(partition: Partition, newest: Batch) -> bool:
 def _is_gap(partition: Partition, first: Batch, judgement: Judgement, *, stable: bool) -> bool:
     """Whether the leader lacks batches before `first`, and the lane has no explanation for their absence."""
     gap = judgement.verdict is IdentityVerdict.GAP
-    # Old brokers cannot report their producer state. If such a broker refuses the sequence, and the log does not have
+    # Old brokers cannot report their producer state. If an old broker refuses the sequence, and the log does not have
     # the batch, there is a gap.
     gap = gap or (stable and partition.doubt.sequence_refused and not judgement.of_state)
     return gap and not partition.queue.explains_gap(first)

@@ -1,6 +1,6 @@
 """Read-only queries about the journal's state.
 
-Some methods copy the data first, so any thread may call them. Their docstrings say this.
+Any thread may call a method if its docstring says so.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Views:
 
     @property
     def producer_id(self) -> int:
-        """This incarnation's producer id, -1 until the cluster grants one."""
+        """This incarnation's producer id, -1 until the cluster grants an id."""
         return self._home.producer_id
 
     @property
     def release_position(self) -> int:
-        """The spool position before which all batches are finished, and none of them is suspected to be lost."""
+        """The spool position before which all batches are finished, and none is suspected to be lost."""
         others = self._pinned() if self._revivals.by_destination or self._units.lines.by_id else ()
         return self._index.release_position(others)
 
@@ -51,7 +51,7 @@ class Views:
 
     @property
     def doubted(self) -> list[int]:
-        """Destinations whose log may have lost acknowledged batches. A survey will decide. Any thread may read it."""
+        """Destinations whose log may have lost acknowledged batches, until a survey decides. Any thread may read it."""
         return list(self._index.suspected)
 
     def doubts(self) -> list[tuple[str, int, str]]:
@@ -70,14 +70,12 @@ class Views:
 
     @property
     def held_position(self) -> int:
-        """The position from which the spool keeps even finished batches. Copying unfinished batches forward does not
-        change this position.
-        """
+        """The position from which on the spool keeps all batches, even if unfinished batches are copied forward."""
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
-        """(position, bytes) of the batches that the spool must keep, sorted by position. The spool must also keep
-        everything after the first of these batches. A run of packed batches counts as one batch.
+        """(position, bytes) of the batches that the spool must keep, sorted by position, with each block of packed
+        batches as one batch. The spool must keep everything from the first of these positions on.
         """
         sizes = self._index.sizes()
         for number in self._index.packed_from:
@@ -85,10 +83,11 @@ class Views:
         return sorted(sizes)
 
     def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
-        """Every unfinished batch with its address, except packed ones.
+        """Every unfinished batch that is not packed, with its address.
 
         Args:
-            far: True: only batches far back in their queue, which may be packed. False: only the others. None: all.
+            far: True: only batches that are far back in their queue, and may be packed. False: only the other batches.
+                None: all batches.
         """
         first = packing.UNPACKED if far else 0
         last = packing.UNPACKED if far is False else None
@@ -138,7 +137,7 @@ class Views:
 
     @property
     def unfinished(self) -> int:
-        """How many batches are not finished. A unit without batches counts as one."""
+        """How many batches are not finished. A unit without batches counts as one batch."""
         return sum(len(p.queue) for p in self._all.values()) + len(self._units.lines.batchless)
 
     def topic(self, name: str) -> m.Topic | None:
@@ -166,7 +165,7 @@ class Views:
         return -1 if known is None else known.log.last_acked_offset
 
     def last_acked_offsets(self) -> list[tuple[tuple[str, int], int]]:
-        """((topic, partition), last acked offset) of every partition that has one. Any thread may call it."""
+        """((topic, partition), last acked offset) of partitions with acknowledged records. Any thread may call it."""
         return [
             ((p.topic, p.partition), p.log.last_acked_offset)
             for p in list(self._all.values())
@@ -188,8 +187,7 @@ class Views:
         return packed + sum(b.count for p in partitions for b in p.queue.copy() if b.durable)
 
     def identified_since_ms(self) -> list[int]:
-        """For each partition, the largest timestamp in its first unfinished batch that has an id. Partitions without
-        such a batch are left out.
+        """For each partition with an unfinished batch that has an id: the largest timestamp in the first such batch.
 
         Any thread may call this.
         """
@@ -233,8 +231,8 @@ class Views:
         return any(partition.queue for partition in self._destinations.unassigned.values())
 
     def portion_bytes(self, topic: str) -> int:
-        """For a topic whose partitions are not known yet: total size of its waiting batches, without the packed ones.
-        When the engine knows the partitions, it divides these batches first.
+        """Total size of a topic's waiting batches that are not packed, which the engine divides first when it knows the
+        topic's partitions.
         """
         known = self._destinations.unassigned.get(topic)
         return 0 if known is None else sum(batch.size_bytes for batch in known.queue.near)
@@ -284,11 +282,11 @@ class Views:
         return self._all[destination].log.reach
 
     def may_be_sent(self, batch: Batch) -> bool:
-        """Whether a batch outside units may have been sent. A batch is sent only with an id, and only once the
-        partition's baseline is known.
+        """Whether a batch outside units may have been sent. The journal sends a batch only if the batch has an id and
+        the partition's baseline is known.
 
-        The first send to a partition waits until the partition's end offset (`baseline`) is durable in the spool. If
-        the partition has no baseline, no broker has seen its batches, even if they have ids.
+        The journal sends nothing to a partition until the partition's end offset (`baseline`) is durable in the spool.
+        Without a baseline, no broker has seen the partition's batches, even if the batches have ids.
         """
         partition = self._all[batch.destination]
         return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)
@@ -313,7 +311,7 @@ class Views:
         return found
 
     def held_back(self) -> list[Address]:
-        """Addresses whose first batch is held back. Any thread may call it."""
+        """Addresses whose first batch waits for batches of other lanes. Any thread may call it."""
         return [
             (partition.topic, partition.partition)
             for partition in list(self._all.values())
@@ -322,13 +320,13 @@ class Views:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The AFTER marks. Each lists debts: batches of other lanes that must be delivered before batches of this lane.
-        The marks do not list debts that are known to be paid.
+        """The AFTER marks, each with its unpaid debts: batches of other lanes that must be delivered before batches of
+        this lane.
         """
         return self._precedence.afters
 
     def owes(self, before: int) -> frozenset[Address]:
-        """Addresses with unfinished batches that were written before this position."""
+        """Addresses with unfinished batches whose records were written before this position."""
         return frozenset(
             (partition.topic, partition.partition)
             for partition in self._all.values()

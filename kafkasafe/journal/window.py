@@ -1,7 +1,7 @@
 """Decides whether the next batch of a partition may be sent while earlier batches have no answer yet.
 
-The decision depends on the producer state that the leader is certain to keep. `machine` walks through the queue and
-asks this module about each batch.
+The decision depends on the producer state that the leader is certain to keep. `machine` asks this module about each
+batch of the queue, in order.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class SendDecision(enum.Enum):
     WAITS = "waits"
     """The journal sends the batch once the batches before it have their answers."""
     HOLDS = "holds"
-    """Nothing is in flight, but a late request may still arrive, so the journal sends nothing until that is
-    impossible.
+    """Nothing is in flight, but a late request may still arrive. The journal sends nothing until no late request can
+    arrive.
     """
 
     __hash__ = object.__hash__
@@ -33,7 +33,7 @@ class InFlight:
 
     Attributes:
         any: A request is in flight.
-        old: One of these requests has a batch so old that the leader may drop our producer state after appending the
+        old: A request in flight has a batch so old that the leader may drop our producer state after appending the
             batch.
     """
 
@@ -55,12 +55,12 @@ class SendWindow:
        leader appends it.
     3. The journal sends batch 1 again, and the leader appends it after batch 2.
 
-    So the first batch under an id is sent alone, and so is the first batch after a pause in which the leader may have
-    dropped our state.
+    So the journal sends the first batch under a producer id alone, and also the first batch after a pause in which the
+    leader may have dropped our state.
 
     Attributes:
-        confirmed: The (producer id, epoch) for which the leader has state.
-        until: The time (seconds) until which the leader is certain to keep this state.
+        confirmed: The (producer id, epoch) for which the leader has producer state.
+        until: The time (seconds) until which the leader is certain to keep our producer state.
         answered: The leader has acknowledged a batch since the journal last looked for batches to merge.
     """
 
@@ -78,24 +78,24 @@ class SendWindow:
 
         Args:
             identity: Id of the batch.
-            in_flight: The requests in flight with earlier batches of the queue. The caller makes sure that the window
-                has room for the batch.
+            in_flight: The requests in flight with earlier batches of the queue. The window must have room for another
+                batch.
             now: The current time in seconds.
-            old: The batch is so old that the leader may drop our producer state after appending it. Then the leader
-                would append any request that is still in transit, even if we no longer wait for its answer.
-            late: A request whose answer we no longer wait for may still be in transit.
+            old: The batch is so old that the leader may drop our producer state after appending the batch. Without
+                producer state, the leader would append any late request that is still in transit.
+            late: A request whose answer the journal no longer waits for may still be in transit.
         """
         if in_flight.any and (old or in_flight.old or not self.is_open(identity, now)):
             return SendDecision.WAITS
         return SendDecision.HOLDS if old and late else SendDecision.SENDS
 
     def is_open(self, identity: BatchId, now: float) -> bool:
-        """Whether this batch may be sent while others are in flight."""
+        """Whether this batch may be sent while other batches are in flight."""
         return self.confirmed == identity.producer and now < self.until
 
     def open(self, identity: BatchId, until: float) -> None:
-        """Record an acknowledgement. Up to the time `until`, the leader is certain to keep its state of the batch's
-        producer id and epoch.
+        """Record an acknowledgement: the leader keeps its state of the batch's producer id and epoch at least until
+        `until`.
         """
         self.confirmed, self.until = identity.producer, until
 
@@ -113,13 +113,13 @@ class SendWindow:
         self.answered = True
 
     def use_answer(self) -> None:
-        """Reset `answered`. Either the journal has acted on the answer, or no batch waits any more."""
+        """Reset `answered`, because the journal has acted on the answer, or because no batch waits any more."""
         self.answered = False
 
 
 class BrokerClock:
-    """How far our clock may be behind the brokers' clocks. Brokers expire producer state by their own clocks, so if
-    ours is behind, our batches look older to brokers than to us.
+    """How far our clock may be behind the brokers' clocks. Brokers expire producer state by their own clocks, so with a
+    slow clock, our batches look older to brokers than to us.
 
     Attributes:
         state_age_s: For this many seconds after a batch's own timestamp, a broker is certain to keep the producer
@@ -134,8 +134,8 @@ class BrokerClock:
         self._at_least_ms = 0
 
     def show(self, broker_ms: int, now_ms: int) -> bool:
-        """Record a broker's timestamp. Returns whether our clock is so far behind that even our newest batches look old
-        to brokers. Brokers may then drop our producer state at any moment.
+        """Record a broker's timestamp. Returns whether our clock is so slow that even our newest batches look old to
+        brokers, which may then drop our producer state at any moment.
         """
         self._behind_ms = max(0, broker_ms - now_ms)
         self._at_least_ms = 0
@@ -146,15 +146,15 @@ class BrokerClock:
         self._at_least_ms = at_least_ms
 
     def now_ms(self, now_ms: int) -> int:
-        """The latest possible time of the brokers' clocks when ours shows `now_ms`."""
+        """The latest possible time of the brokers' clocks when our clock shows `now_ms`."""
         return max(now_ms + self._behind_ms, self._at_least_ms)
 
     def age_s(self, batch: Batch, now_ms: int) -> float:
-        """The age of a batch as brokers see it: they count from the batch's timestamp, not from the time of the
-        append.
-        """
+        """The age of a batch for brokers, which count from the batch's timestamp, not from the time of the append."""
         return max(0.0, (self.now_ms(now_ms) - batch.max_timestamp) / 1000)
 
     def is_old(self, batch: Batch, now_ms: int) -> bool:
-        """Whether a leader that has no newer batch of ours may drop our producer state because of this batch's age."""
+        """Whether a leader whose newest batch of our producer is this one may drop our producer state, because the
+        batch is too old.
+        """
         return self.now_ms(now_ms) - batch.max_timestamp > self.state_age_s * 1000
