@@ -34,8 +34,7 @@ class RefusalTimer:
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether the current refusal concerns something other than `handle`: a batch, or -1 for the whole destination.
-        """
+        """Whether the current refusal concerns something other than this batch (-1: the whole destination)."""
         return self.denial is not None and self.denial.handle != handle
 
     def refused(

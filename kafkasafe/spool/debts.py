@@ -1,8 +1,8 @@
-"""Finds out which batches other lanes have not delivered yet. Takes no locks.
+"""Finds the undelivered batches of other lanes, without taking a lock.
 
-The owner of a lane may write to the lane's log at the same time. So each call of `LaneReader.owed` reads the last
-segment again. The control batches contain the sizes of the data batches. So a data batch itself is read for one purpose
-only: to check whether it is damaged.
+The owner of a lane may be writing to the lane's log, so each call of `LaneReader.owed` reads the last segment again.
+The control batches contain the sizes of the data batches, so this module reads a data batch only to check whether it is
+damaged.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kafkasafe.spool.segment_reader import OVERHEAD_BYTES
 
 _TRIES: Final = 10
 _GUESS_BYTES: Final = 4096
-"""Size of the first read. It covers most control batches."""
+"""Size of the first read, which covers most control batches."""
 
 
 class LaneReader:
     """Reads one lane. Each call of `owed` reads the last segment again, and the segments that no earlier call has read.
-    Not thread-safe.
+    Calls from several threads run one after another.
     """
 
     def __init__(self, files: Files, lane: Path) -> None:
@@ -43,11 +43,11 @@ class LaneReader:
         self._once = threading.Lock()
 
     def owed(self, *, tail: bool = False) -> Owed:
-        """Returns the batches that the lane has not delivered yet. A lane that does not exist has none.
+        """Returns the batches that the lane has not delivered yet: none if the lane does not exist.
 
         Args:
-            tail: Whether to leave out batches that a crash tore at the end of the log. The lane's next owner reuses the
-                positions of these batches. Allowed only for a lane without an owner.
+            tail: Whether to leave out batches that a crash tore at the end of the log, whose positions the lane's next
+                owner will use again. Allowed only for a lane without an owner.
 
         Raises:
             OSError: The lane cannot be read.
@@ -64,7 +64,7 @@ class LaneReader:
             self._whole.intersection_update(self._where)
             self._leave_out(found, tail=tail)
             # During this call, the owner may have copied batches of the first segment to the end of the log, and
-            # deleted the segment. If the first segment has changed, read again.
+            # deleted the segment. Read again if the first segment is another one now.
             if first == self._names()[:1]:
                 return found
         raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
@@ -109,7 +109,7 @@ class LaneReader:
         names = self._names()
         self._read = [name for name in self._read if name in names]
         if names[: len(self._read)] != self._read or len(self._read) >= len(names):
-            # Another lane has replaced this one, or an owner has cut off the end of the log.
+            # Another lane has replaced this lane, or an owner has cut off the end of the log.
             self._read, self._before = [], Owed()
             self._where.clear()
             self._whole.clear()
@@ -136,14 +136,15 @@ class LaneReader:
                 except m.UnknownFormatError:
                     raise
                 except m.MarkError:
-                    # An incomplete end of the last segment is not damage: the owner is writing it, or a crash tore it.
+                    # An incomplete end of the last segment is not damage: the owner is writing there, or a crash tore
+                    # the end.
                     if limit is not None:
                         owed.note_damage()
                     return
                 if limit is not None and group.position >= limit:
                     return
                 if owed.lane_id not in {b"", group.lane_id}:
-                    # Another lane wrote this segment. The next owner reports the segment when it opens the lane.
+                    # Another lane wrote this segment, as the next owner will report when it opens the lane.
                     owed.note_damage()
                     return
                 at += len(content)
@@ -157,7 +158,7 @@ class LaneReader:
                 self._where.update(places)
                 moves = limit is None and any(isinstance(mark, m.Moved) for mark in marks)
                 if moves and not all(self._is_whole(at) for at, _ in places):
-                    # Ignore a group that a crash tore. The group contains copies, and the originals still exist.
+                    # A crash tore this group of copies. Ignore the group, because the original batches still exist.
                     for at, _ in places:
                         del self._where[at]
                     return

@@ -1,9 +1,9 @@
-"""Reports the outcome of each batch in a spool, with the evidence. Changes and sends nothing.
+"""Reports the outcome of each batch in a spool, with the evidence, without changing or sending anything.
 
-`fates` reports what the spool itself records. For batches that may have been sent, `Examination` judges the cluster's
-answers, as the journal does. The best evidence is a batch header in the log, because anyone can verify it later: they
-look it up at its offset. Where the log cannot be read, the evidence is the leader's producer state. A batch with
-neither kind of evidence is reported as undecidable.
+`fates` reports the outcomes that the spool records. For batches that may have been sent, `Examination` judges the
+cluster's answers, as the journal does. The best evidence is a batch header in the log, because users can verify it
+later at its offset. If the log cannot be read, the evidence is the leader's producer state. Without either, the batch
+is undecidable.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class SpoolOutcome(enum.Enum):
     """The outcome of a batch according to the spool."""
 
     COMMITTED = "committed"
-    """The cluster acknowledged the batch, and a durable mark in the spool records this."""
+    """The cluster acknowledged the batch, and a durable mark in the spool records the acknowledgement."""
     IN_DOUBT = "in_doubt"
-    """The batch has a batch id, so it may have been sent. The spool does not record its outcome."""
+    """The batch has a batch id and may have been sent. The spool does not record its outcome."""
     NOT_SENT = "not_sent"
     """The batch was never sent: it has no batch id, or nothing was sent to its partition yet."""
     REJECTED = "rejected"
     """The cluster refused the batch for good."""
     RESENT = "resent"
-    """The cluster rejected the batch. It is no longer in `rejected/`, because it was resent or deleted by hand."""
+    """The cluster rejected the batch, and `rejected/` does not contain it any more: a user resent or deleted it."""
     DROPPED = "dropped"
     """The batch belongs to an atomic batch that was dropped, so it is not delivered. `rejected/` does not contain the
-    batch. Either someone resent, discarded or deleted it; or it was never put there, because the atomic batch contains
-    a consumer's offsets, and the consumer reads the same input again.
+    batch: a user resent, discarded or deleted it, or the atomic batch contains a consumer's offsets, so that the
+    consumer reads the same input again.
     """
     REPLACED = "replaced"
     """The records of the batch are in other batches now."""
@@ -43,19 +43,19 @@ class SpoolOutcome(enum.Enum):
 
 
 class ExchangeStep(enum.Enum):
-    """The last completed step of a batch's delivery. Kafka's ticket KAFKA-156 names four steps.
+    """The last completed step of a batch's delivery, of the four steps in Kafka's ticket KAFKA-156.
 
-    The ticket describes two phases: a batch is prepared in a staging area (here the spool), then it is committed.
+    KAFKA-156 describes two phases: a batch is prepared in a staging area (here the spool), then it is committed.
     """
 
     PREPARED = "prepared"
     """1: the batch is staged without a batch id, so it cannot have been sent."""
     PREPARE_ACKNOWLEDGED = "prepare_acknowledged"
-    """2: the batch is staged under its id. The spool does not record step 3. If anything was sent to the partition,
-    only the cluster knows whether step 3 has happened.
+    """2: the batch is staged under its id. If the batch was sent, only the cluster knows whether step 3 has happened,
+    because the spool does not record step 3.
     """
     COMMITTED = "committed"
-    """3: the cluster has the batch, according to a query. Its offset is not known."""
+    """3: the cluster has the batch, according to a query, at an unknown offset."""
     COMMIT_ACKNOWLEDGED = "commit_acknowledged"
     """4: the cluster has the batch, at a known offset."""
 
@@ -71,8 +71,8 @@ class SpoolFate:
 
     Attributes:
         base_offset: The base offset that the cluster acknowledged; -1 if unknown.
-        note: Human-readable reason why the batch was refused, or why the atomic batch that contains it was dropped;
-            empty for other outcomes.
+        note: Human-readable reason why the cluster refused the batch, or why its atomic batch was dropped; empty for
+            other outcomes.
         identified: Whether the batch already has a batch id. Set only for a batch that was not sent.
     """
 
@@ -83,8 +83,8 @@ class SpoolFate:
 
     @property
     def step(self) -> ExchangeStep | None:
-        """The last step of KAFKA-156 that is known to be done; None if the batch was rejected, dropped or divided, or
-        if marks about it are lost.
+        """The last known step of KAFKA-156; None if the batch was rejected, dropped or divided, or if marks about it
+        are lost.
         """
         match self.fate:
             case SpoolOutcome.NOT_SENT:
@@ -111,15 +111,14 @@ def fates(
     blind_before: int = -1,
     dropped: Mapping[int, str] | None = None,
 ) -> dict[int, SpoolFate]:
-    """Returns the outcomes of all unfinished batches, and of all batches that the spool's marks name. Maps the position
-    of a batch to its outcome.
+    """Maps the positions of all unfinished batches, and of all batches that the spool's marks name, to their outcomes.
 
     Args:
         marks: (position, marks) of each group, in log order.
         unfinished: The unfinished batches according to the journal: position → whether the batch may have been sent.
         blind_before: Damage destroyed marks about batches before this position; -1 if no marks were destroyed.
-        dropped: Maps the position of each dropped batch to the reason why its atomic batch was dropped. These reasons
-            cannot be read from `marks`, because the mark about a dropped atomic batch does not name the batches in it.
+        dropped: Maps the position of each dropped batch to the reason why its atomic batch was dropped. The mark about
+            a dropped atomic batch does not name its batches, so `marks` alone is not enough.
     """
     fates_found = {
         position: SpoolFate(SpoolOutcome.DROPPED, note=reason) for position, reason in (dropped or {}).items()
@@ -173,7 +172,7 @@ def fates(
                     | m.Undecidable()
                     | m.Unit()
                 ):
-                    pass  # these marks do not decide the outcome of a batch
+                    pass  # marks that do not decide the outcome of a batch
     for position, may_be_sent in unfinished.items():
         fate = SpoolOutcome.IN_DOUBT if may_be_sent else SpoolOutcome.NOT_SENT
         fates_found[position] = SpoolFate(SpoolOutcome.UNKNOWN if position < blind_before else fate)
@@ -181,12 +180,14 @@ def fates(
 
 
 class Finding(enum.Enum):
-    """What the cluster says about the outcome of a batch that may have been sent."""
+    """The outcome of a batch that may have been sent, according to the cluster."""
 
     COMMITTED = "committed"
     """The batch is in the log, and replicated."""
     APPENDED = "appended"
-    """The leader has the batch, but its replicas have not confirmed it yet: a change of leaders may remove it."""
+    """The leader has the batch, but its followers have not confirmed it yet, so a change of leaders may remove the
+    batch.
+    """
     ABSENT = "absent"
     """The batch is not in the log."""
     UNDECIDABLE = "undecidable"
@@ -203,8 +204,7 @@ class ExaminedBatch:
 
     Attributes:
         evidence: Human-readable text: the observations that led to `finding`.
-        offsets: Base offsets of all copies of the batch that were found in the partition's log. Normally there is one
-            copy at most.
+        offsets: Base offsets of all copies of the batch in the partition's log, normally at most one.
     """
 
     finding: Finding
@@ -217,12 +217,12 @@ class Examination:
     """Takes a partition's batch headers, page by page, and decides for each of `batches` whether the log contains it.
 
     Attributes:
-        batches: The batches, in the order in which they would be sent.
+        batches: The batches, in delivery order.
         start_offset: The lowest offset that the first of `batches` can have.
         end_offset: The leader's log end, including records above the high watermark.
         next_offset: The offset where the next page of headers starts.
-        hidden_before: Before this offset, a part of the log could not be read, because retention or compaction had
-            removed it; -1 if everything could be read.
+        hidden_before: Retention or compaction had removed a part of the log before this offset; -1 if everything could
+            be read.
         log_start_offset: The partition's log start offset when it was last read.
     """
 
@@ -237,7 +237,7 @@ class Examination:
     _wanted: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin at `start_offset`, or at the log's start if that is later."""
+        """Begin at `start_offset`, or at the log's start, whichever is later."""
         self.next_offset = self.start_offset
         self.hidden_before = -1
         self._trim(self.log_start_offset)
@@ -352,8 +352,8 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Finds the nearest batches before and after this batch that are in the log, and returns their base offsets.
-        Where there is no such batch, the result is -1. The search ends at a batch with another producer id or epoch.
+        """Returns the base offsets of the nearest batches before and after this batch that are in the log and have the
+        same producer id and epoch; -1 if there is none. The search ends at a batch with another producer id or epoch.
         """
         batch = self.batches[index]
 
@@ -370,11 +370,11 @@ class Examination:
 
 
 def _seen(batch: BatchId, view: ProducerView | None) -> bool | None:
-    """Whether the leader's producer state includes a batch; None if the state does not show this."""
+    """Whether the leader's producer state includes a batch; None if the state proves neither."""
     if view is None or view.producer_epoch != batch.producer_epoch or view.last_sequence < 0:
         return None
     if sequence_distance(batch.last_sequence, view.last_sequence) >= 0:
         return True
-    # If the leader's last sequence is inside the batch, the leader has appended another batch, with other boundaries.
-    # Then the state proves nothing about this batch.
+    # If the leader's last sequence is inside the batch, the leader has appended another batch, with other boundaries,
+    # so the producer state proves nothing about this batch.
     return False if sequence_distance(batch.base_sequence, view.last_sequence) < 0 else None

@@ -1,7 +1,7 @@
 """The file `extent` (see `docs/spool-format.md`): claims about where a lane's log begins and ends, each with a
 checksum.
 
-Whole segment files can vanish. If the first or the last segments are missing, the remaining segments do not show this.
+Segment files can vanish, and the remaining segments do not show that the first or the last segments are missing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ EXTENT_NAME: Final = "extent"
 
 _SLOT_BYTES: Final = 512  # a sector, so that one torn write never damages two claims
 BEGIN_SLOTS: Final = (0, _SLOT_BYTES)
-"""Byte offsets of the two slots for claims about the log's beginning. The owner writes to these slots alternately. So
-if a write to one slot is torn, the claim in the other slot is still intact.
+"""Byte offsets of the two slots for claims about the log's beginning. The owner writes to the slots alternately, so a
+torn write to one slot leaves the claim in the other slot intact.
 """
 END_SLOT: Final = 2 * _SLOT_BYTES
 EXTENT_BYTES: Final = 3 * _SLOT_BYTES
@@ -32,11 +32,11 @@ class LogEndClaim:
 
     Attributes:
         lane_id: The lane's id, 16 bytes.
-        number: Of the two claims about the beginning, the one with the larger number is valid. The claim about the end
-            always has the number 0.
-        position: In a claim about the beginning, the log's first position. Every record at or after this position must
-            exist. In a claim about the end, the position after the log's last record. Everything before this position
-            was durable when the claim was written.
+        number: The claim about the beginning with the larger number is valid. The claim about the end always has the
+            number 0.
+        position: In a claim about the beginning, the log's first position: every record from here on must exist. In a
+            claim about the end, the position after the log's last record: everything before it was durable when the
+            claim was written.
         records: Number of data records before `position`, counted since the file `extent` was created.
     """
 
@@ -88,7 +88,7 @@ def extent_trouble(content: bytes | None, lane_id: bytes | None) -> str:
 
     Args:
         content: Content of the file, None if the file is missing.
-        lane_id: Id of the lane according to its log; None if the log does not show it.
+        lane_id: Id of the lane according to its log; None if unknown.
     """
     if content is None:
         return "the file extent is missing"

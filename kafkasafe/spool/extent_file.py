@@ -15,8 +15,8 @@ from kafkasafe.spool.segment import StoredSegment
 class ExtentFile:
     """Writes the claims to the lane's file `extent`.
 
-    The claims are only evidence. If a claim cannot be written, the lane works without it. The file is deleted if it
-    would otherwise contain a wrong claim.
+    The claims are only evidence, so the lane also works without them. `ExtentFile` deletes the file if it would
+    otherwise contain a wrong claim.
     """
 
     def __init__(self, lane: Path, files: Files, found: Log, lane_id: bytes) -> None:
@@ -26,7 +26,7 @@ class ExtentFile:
         self._handle = -1
         self._begin = found.extent.begin
         self._end = found.extent.end
-        # Number of records before the first segment, counted as in `LogEndClaim.records`. Missing records count, too.
+        # Number of records before the first segment, counted as in `LogEndClaim.records`, including missing records.
         self._before = 0
         if self._end is not None:
             self._before = (
@@ -39,9 +39,7 @@ class ExtentFile:
         self._before = max(0, self._before)
 
     def keep(self, segments: Sequence[StoredSegment]) -> None:
-        """Create the file if it does not exist. If the file cannot be created or written, the lane works without
-        claims.
-        """
+        """Create the file if it does not exist. If this fails, the lane works without claims."""
         if self._handle >= 0:
             return
         try:
@@ -52,8 +50,8 @@ class ExtentFile:
             self._drop()
 
     def begins(self, segments: Sequence[StoredSegment], going: int) -> None:
-        """Write a new claim about the log's beginning: the log begins after the first `going` segments, which the
-        caller will delete next. The claim is durable on return.
+        """Write the claim that the log begins after the first `going` segments, which the caller will delete next. The
+        claim is durable on return.
 
         Raises:
             OSError: The claim could not be written, and the file with the old claim could not be deleted.
@@ -75,7 +73,7 @@ class ExtentFile:
         self._before += segment.records
 
     def ends(self, position: int, segments: Sequence[StoredSegment]) -> None:
-        """Write the claim that everything before `position` is durable. The claim itself is not synced."""
+        """Write the claim that everything before `position` is durable, without syncing the claim itself."""
         if self._handle < 0:
             return
         claim = self._end_at(position, segments)
@@ -101,12 +99,12 @@ class ExtentFile:
     def restore(self, segments: Sequence[StoredSegment], position: int | None) -> None:
         """Write both claims again. The claims are durable on return, unless the file cannot be written.
 
-        The claim about the beginning keeps its number. The disk may still contain a claim with a larger number, and
-        that claim must stay valid.
+        The claim about the beginning keeps its number, because the disk may still contain a claim with a larger number,
+        which must stay valid.
 
         Args:
             segments: All segments of the log.
-            position: Everything before this position is durable. None: the claim about the end stays as it was.
+            position: Everything before this position is durable. None: keep the claim about the end.
         """
         try:
             if self._handle < 0 or not self.in_place:
@@ -122,14 +120,13 @@ class ExtentFile:
             self._drop()
 
     def _open(self) -> None:
-        """Open the file, or create it. If the file already contains claims, make them durable. Otherwise this could
-        happen:
+        """Open the file, or create it, and make the claims in it durable. Otherwise a claim could be lost:
 
         1. The sync of a claim fails, and the owner dies before it deletes the file.
-        2. The next owner reads this claim from the page cache, and overwrites the older claim, which is the only
+        2. The next owner reads the claim of step 1 from the page cache, and overwrites the older claim, the only
            durable one.
-        3. Power fails while the new claim is being written. Then the only claim on the disk is outdated: it names a
-           deleted segment as the first one. So the claim of step 1 must become durable before step 2.
+        3. Power fails while the new claim is being written. The claim that remains on the disk names a deleted segment
+           as the first one. So the claim of step 1 must become durable before step 2.
         """
         self._handle = self._files.open(self._path, write=True, create=True)
         if self._begin is not None:
@@ -153,8 +150,8 @@ class ExtentFile:
         number = 0 if self._begin is None else self._begin.number + 1
         claim = LogEndClaim(self._lane_id, number, position, records)
         content = encode_claim(claim)
-        # Overwrite the older of the two claims, so that the newer one stays intact even if the write is torn. Write the
-        # file in its full size with the first claim, so that later claims need no more space on the disk.
+        # Overwrite the older of the two claims, so that the newer claim stays intact even if the write is torn. With
+        # the first claim, write the file in its full size, so that later claims need no more space on the disk.
         at = BEGIN_SLOTS[number % len(BEGIN_SLOTS)]
         if self._begin is None:
             self._files.truncate(self._handle, 0)

@@ -1,7 +1,7 @@
-"""The interface between the spool and the disk: one small protocol, and the real implementation.
+"""The interface between the spool and the disk: the protocol `Files`, and its implementation on the real disk.
 
-The spool accesses the disk only through `Files`. So tests can replace the real disk with one that loses power, fills up
-or lies (`kafkasafe.testing.disk`). A failed operation raises an OSError, and the spool decides what the error means.
+The spool accesses the disk only through `Files`, so tests can replace the real disk with a disk that loses power, fills
+up or lies (`kafkasafe.testing.disk`). A failed operation raises an OSError, and the spool decides what the error means.
 """
 
 from __future__ import annotations
@@ -19,34 +19,32 @@ from typing import Any, Final, Protocol, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Identity: TypeAlias = tuple[int, int]
-"""(device, inode) of a file or directory. The system reuses this pair only after the file was deleted and no process
+"""(device, inode) of a file or directory. The system reuses an identity only after the file was deleted and no process
 has the file open any more.
 """
 
 IOV_MAX: Final = 1024
-"""Maximum number of buffers in one `writev`: Linux's limit. Other POSIX systems in use allow at least as many."""
+"""Maximum number of buffers in one `writev` on Linux; other POSIX systems in use allow at least as many."""
 
 _FILE_MODE: Final = 0o600  # other users must not read records
 _DIRECTORY_MODE: Final = 0o700
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _HERE: Final = Path()
 _PLACES: Final = 64
-"""Maximum number of resolved paths that `DirectoryFiles` keeps. A small number is enough, because each write of a group
-uses the same few paths.
-"""
+"""Maximum number of resolved paths that `DirectoryFiles` keeps: writing a group uses the same few paths each time."""
 
 
 class Files(Protocol):
     """A disk. A handle is an int; all sizes and offsets are in bytes. A handle must not be used by two threads at once.
 
     A file's content is durable only after `sync_data` of the file. A name is durable only after `sync_directory` of its
-    directory. After a failed `sync_data`, it is unknown whether the data written since the last successful `sync_data`
-    are durable. The kernel has marked their pages as clean, so even a later `sync_data` that succeeds proves nothing
-    about these data.
+    directory. After a failed `sync_data`, data written since the last successful `sync_data` may not be durable. The
+    kernel has marked the pages of these data as clean, so even a later successful `sync_data` proves nothing about
+    them.
 
-    `at` is the handle of a directory (`open_directory`). Relative paths start from it, as in openat(2). The handle
-    refers to the directory itself, even after the directory is moved. After the directory was removed, nothing can be
-    created in it.
+    `at` is the handle of a directory (`open_directory`). Relative paths start from this directory, as in openat(2). The
+    handle refers to the directory itself, even after the directory is moved. After the directory was removed, no file
+    can be created in it.
     """
 
     def create(self, path: Path, *, at: int | None = None) -> int:
@@ -62,7 +60,7 @@ class Files(Protocol):
         """Closes a handle, and releases its lock."""
 
     def identity(self, handle: int) -> Identity:
-        """The identity of an open file or directory. A rename does not change it."""
+        """The identity of an open file or directory, which a rename does not change."""
 
     def identity_of(self, path: Path, *, at: int | None = None) -> Identity | None:
         """The identity of the file or directory with this name; None if the name does not exist."""
@@ -77,8 +75,8 @@ class Files(Protocol):
         """Reads up to `size` bytes from an offset. Returns fewer bytes only at the end of the file."""
 
     def read_into(self, handle: int, offset: int, buffer: bytearray) -> int:
-        """Fills `buffer` from `offset`. Returns the number of bytes read. It is less than the size of `buffer` only at
-        the end of the file.
+        """Fills `buffer` from `offset`. Returns the number of bytes read: fewer than the size of `buffer` only at the
+        end of the file.
         """
 
     def sync_data(self, handle: int) -> None:
@@ -88,12 +86,12 @@ class Files(Protocol):
         """Truncates the file to `size` bytes, and frees space that was reserved after its end."""
 
     def preallocate(self, handle: int, size: int) -> bool:
-        """Reserves space without changing the file's size. Returns False if that is impossible. Never raises."""
+        """Reserves space without changing the file's size. Returns False if this fails. Never raises."""
 
     def drop_cache(self, handle: int, size: int) -> None:
         """Tells the system that the first `size` bytes of a file will probably not be read soon.
 
-        All of these bytes must be durable. So the system can drop them from its page cache. Never raises.
+        These bytes must be durable, because the system may drop them from its page cache. Never raises.
         """
 
     def size(self, handle: int) -> int:
@@ -103,7 +101,7 @@ class Files(Protocol):
         """The names of the entries of a directory, in no particular order."""
 
     def make_directory(self, path: Path, *, at: int | None = None) -> bool:
-        """Creates a directory and its parents. Returns False if it existed. Its name is durable on return."""
+        """Creates a directory and its parents, with durable names. Returns False if the directory existed."""
 
     def sync_directory(self, path: Path, *, at: int | None = None) -> None:
         """Makes the names in a directory durable."""
@@ -129,7 +127,7 @@ class Files(Protocol):
 
 
 class OsFiles:
-    """The operating system's files. Implements `Files`, which documents the methods."""
+    """The operating system's files. `Files` documents the methods."""
 
     __slots__ = ()
 
@@ -214,15 +212,14 @@ class OsFiles:
             if code == errno.EINTR:
                 continue
             if code in {errno.ENOSPC, errno.EDQUOT}:
-                # The disk or the quota became full before all of the space was reserved. Free the reserved part,
-                # because other files may need it.
+                # The disk or the quota became full before all of the space was reserved. Free the reserved part for
+                # other files.
                 os.ftruncate(handle, os.fstat(handle).st_size)
             return False
         return True
 
     def drop_cache(self, handle: int, size: int) -> None:
-        # The last page stays. Otherwise the next write would have to read this page from the disk first, in order to
-        # complete the page.
+        # Keep the last page, which the next write would otherwise have to read from the disk to complete it.
         size -= size % mmap.PAGESIZE
         if _fadvise is not None and size:
             with contextlib.suppress(OSError):
@@ -247,8 +244,8 @@ class OsFiles:
             missing.append(there)
             there = there.parent
         # The process that created this directory may have died before the directory's name was durable. Without
-        # permission to read the parent, this process cannot sync it. Then another user probably created the directory,
-        # long before this process started.
+        # permission to read the parent, this process cannot sync it, but then another user probably created the
+        # directory long ago.
         with contextlib.suppress(PermissionError):
             self.sync_directory(there.parent, at=at)
         made = False
@@ -295,8 +292,8 @@ class OsFiles:
 
 
 def _is_directory(path: Path, at: int | None) -> bool:
-    """Like `Path.is_dir`, but raises if `path` does not exist and has no parent (`/` or `.`). So a search for existing
-    parents ends.
+    """Like `Path.is_dir`, but raises if `path` does not exist and has no parent (`/` or `.`), so that a search for
+    existing parents ends.
     """
     try:
         return stat.S_ISDIR(os.stat(path, dir_fd=at).st_mode)
@@ -307,10 +304,10 @@ def _is_directory(path: Path, at: int | None) -> bool:
 
 
 class DirectoryFiles:
-    """A disk on which one path always leads to the same open directory, even after that directory was moved.
+    """A disk on which one path always leads to the same open directory, even after the directory was moved.
 
-    Paths below `path` are resolved relative to the handle of the directory. All other paths are passed on unchanged.
-    Implements `Files`.
+    `DirectoryFiles` resolves paths below `path` relative to the handle of the directory, and passes on all other paths
+    unchanged. Implements `Files`.
 
     Attributes:
         path: The path that leads to the open directory.
@@ -323,8 +320,8 @@ class DirectoryFiles:
         self.now_at(path, handle)
 
     def now_at(self, path: Path, handle: int) -> None:
-        """From now on, resolve paths below `path` relative to the open directory `handle`. The caller closes the former
-        handle.
+        """From now on, resolve paths below `path` relative to the open directory `handle`. The caller must close the
+        former handle.
         """
         self.path = path
         self._handle = handle
@@ -457,8 +454,7 @@ def read_file(files: Files, path: Path, start: int = 0, end: int | None = None) 
 class WholeFiles:
     """Reads files one after another into the same memory.
 
-    New memory for a large file is slow: the kernel clears each page when it is first used, which takes longer than
-    copying the bytes.
+    New memory for a large file is slow: the kernel clears each new page, which takes longer than copying the bytes.
     """
 
     __slots__ = ("_buffer", "_files")
@@ -486,7 +482,7 @@ class WholeFiles:
             self._buffer.append(0)
             del self._buffer[size:]
         except BufferError:
-            # A memoryview of the previous file's bytes still exists. Those bytes must not change, so use new memory.
+            # A memoryview of the previous file's bytes still exists, so these bytes must not change. Use new memory.
             self._buffer = bytearray()
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
@@ -516,10 +512,10 @@ def size_of(files: Files, path: Path) -> int:
 
 
 def write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """Writes all buffers, with as few system calls as possible. Durable only after `sync_data`.
+    """Writes all buffers, with as few system calls as possible. The data are durable only after `sync_data`.
 
     Raises:
-        OSError: Not all bytes could be written. A part of them may have been written.
+        OSError: Some bytes could not be written. Other bytes may have been written.
     """
     rest: list[Buffer] = [buffer for buffer in buffers if len(buffer)]
     while rest:
@@ -537,8 +533,7 @@ def write_all(files: Files, handle: int, buffers: Sequence[Buffer], offset: int)
 
 
 def write_whole(files: Files, path: Path, content: bytes) -> None:
-    """Creates or overwrites a file. Its content is durable on return. Its name is durable only after its directory is
-    synced.
+    """Creates or overwrites a file. The content is durable on return, the name only after its directory is synced.
 
     Raises:
         OSError: The content could not be written. The old content may be lost.
@@ -553,8 +548,8 @@ def replace_whole(files: Files, path: Path, content: bytes) -> None:
     """Atomically replaces a small file's content. Durable on return.
 
     Raises:
-        OSError: An operation failed. The file has either the old or the new content. Even if the file has the new
-            content now, it may have the old content again after a power failure.
+        OSError: An operation failed. The file has either the old or the new content; the new content may be undone by a
+            power failure.
     """
     beside = path.with_name(path.name + ".new")
     write_whole(files, beside, content)
@@ -570,7 +565,7 @@ _fdatasync = getattr(os, "fdatasync", os.fsync)
 
 
 def _load_fallocate() -> Any:
-    """Returns glibc's fallocate(2); None if the C library has no such function (musl has it, macOS does not)."""
+    """Returns the C library's function fallocate(2); None if it does not exist (as on macOS)."""
     try:
         function = ctypes.CDLL(None, use_errno=True).fallocate
     except (OSError, AttributeError):

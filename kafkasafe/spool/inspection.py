@@ -36,7 +36,7 @@ class UndeliveredRecords:
     Attributes:
         partition: The partition; -1 while no partition is chosen.
         batches: Number of batches.
-        records: Number of records in these batches.
+        records: Number of records in the undelivered batches.
         in_doubt_batches: Number of batches that may have been sent.
     """
 
@@ -59,24 +59,24 @@ class Inspected:
         size_bytes: Size of all segments.
         next_position: Position after the last record.
         damage: One sentence per damaged range.
-        untold: The sentences of `damage` about ranges that have no copy in `quarantine/`. No producer has reported
-            these ranges yet.
-        torn_bytes: Number of bytes in the torn tail, which recovery would cut off. No caller was informed that these
-            bytes are durable.
+        untold: The sentences of `damage` about ranges without a copy in `quarantine/`, which no producer has reported
+            yet.
+        torn_bytes: Number of bytes in the torn tail, which recovery would cut off. These bytes were never reported as
+            durable.
         closed: Whether the last owner closed the lane in an orderly way.
         unfinished: Number of batches and atomic batches without an outcome.
-        doubted: Number of partitions in which the cluster may have lost acknowledged records. The next producer asks
-            the cluster about these records.
+        doubted: Number of partitions whose acknowledged records the cluster may have lost, about which the next
+            producer will ask.
         waiting: Undelivered records, by partition.
         rejected_bytes: Size of the files in `rejected/`.
         rejected_unreadable: One sentence per damaged file in `rejected/`.
-        rejected_missing: One sentence per file that someone deleted from `rejected/` without a resend or a discard of
-            its records.
+        rejected_missing: One sentence per file of `rejected/` that was deleted, although its records were neither
+            resent nor discarded.
         rejected_discarded: Number of records that `kafkasafe spool discard` has discarded.
         extent: The problem with the lane's `extent` (see `extent_of`); empty if the extent is valid.
         oldest_ms: When the oldest undelivered batch was written (ms since the epoch); -1 if none exists.
-        undecidable: One entry per undelivered batch that waits for an operator's decision: the position of the group
-            with the mark `Undecidable` for this batch.
+        undecidable: For each undelivered batch that waits for an operator's decision: the position of the group with
+            the batch's mark `Undecidable`.
     """
 
     lane_id: bytes | None
@@ -104,10 +104,10 @@ class Inspected:
 
 
 def extent_of(files: Files, lane: Path, found: Log) -> str:
-    """Describes the problem with a lane's `extent` in one sentence. Returns an empty string if the extent is valid.
+    """One sentence about the problem with a lane's `extent`; empty if the extent is valid.
 
-    Such a problem is not damage, and has no direct consequence. But if the first or last segments of the log vanish,
-    the next recovery will not notice that they are missing.
+    An invalid `extent` is not damage. But without it, recovery does not notice if the first or last segments of the log
+    vanish.
 
     Raises:
         SpoolError: The file cannot be read.
@@ -128,8 +128,8 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """Returns all marks `Resent` of this lane's log. Each of them names a resent file: a file from `rejected/`, of this
-    lane or of another, whose records were moved into this lane.
+    """Returns all marks `Resent` of this lane's log. Each mark names a file of `rejected/`, of this or another lane,
+    whose records were moved into this lane.
     """
     return [
         mark
@@ -146,12 +146,12 @@ def unreadable(kept: Sequence[KeptFile]) -> tuple[str, ...]:
 
 
 def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]) -> tuple[str, ...]:
-    """Names of files that someone deleted from `rejected/` without a resend or a discard of their records.
+    """Names of files that were deleted from `rejected/`, although their records were neither resent nor discarded.
 
     Args:
         files: The disk.
         lane: The lane's directory.
-        notes: The lane's notes. The caller must have read the notes before it lists the files.
+        notes: The lane's notes, read before the files are listed.
         resent: The marks about resent files, from the logs of all lanes.
     """
     try:
@@ -162,14 +162,13 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
         return ()  # `read_rejected` reports this error
     gone = [name for name in sorted(notes.kept) if name not in there]
     if gone:
-        # If a file was resent in the meantime, its note no longer exists.
+        # If a file was resent since the notes were read, its note no longer exists.
         notes = read_notes(files, lane)
     return tuple(name for name in gone if name in notes.kept)
 
 
 def with_same_id(lane_ids: Mapping[str, bytes | None]) -> dict[str, list[str]]:
-    """Maps the name of each lane to the names of the other lanes that have the same id. If several lanes have the same
-    id, one of them is the original, and the others are copies of it.
+    """Maps the name of each lane to the names of the other lanes with the same id: copies of one original lane.
 
     Args:
         lane_ids: The ids of all lanes of a directory, by name of the lane; None if the id is not known.
@@ -181,12 +180,12 @@ def with_same_id(lane_ids: Mapping[str, bytes | None]) -> dict[str, list[str]]:
 
 
 def missing_text(name: str, records: int) -> str:
-    """The message about a deleted file. The function `missing` returns the names of such files."""
+    """The message about a deleted file that `missing` has found."""
     return f"rejected/{name}: {counted(records, 'record')} deleted, neither resent nor discarded"
 
 
 def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """For each batch and each atomic batch in a lane's log: the times of its steps. See `spool/steps.py`."""
+    """For each batch and each atomic batch in a lane's log: the times of its steps (see `spool/steps.py`)."""
     return steps_of((entry.written_ms, entry.marks, batches) for entry, batches in _groups(log))
 
 
@@ -196,9 +195,7 @@ def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
 
 
 def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
-    """Returns a pair for each group: the group's marks, and a list of its batches. The list contains (position, whether
-    the batch has an id) for each batch.
-    """
+    """Returns, for each group, its marks, and (position, whether the batch has an id) for each of its batches."""
     groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
     for entry in log.entries:
         match entry:
@@ -216,7 +213,7 @@ def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
 def read_lane(lane: Path, *, files: Files) -> Log:
     """Reads a lane, without changing anything or taking its lock.
 
-    The lane's owner may write and delete segments meanwhile. If such a change disturbs the reading, the lane is read
+    The lane's owner may write and delete segments at the same time. If this disturbs the reading, the lane is read
     again.
 
     Raises:
@@ -245,8 +242,8 @@ def start_error(lane: Path, *, files: Files) -> SpoolError | None:
     """Returns the error that a producer with `on_corrupt="raise"` would raise if it started on this lane now; None if
     the producer would start.
 
-    Changes nothing and takes no lock. The lane must not have an owner. This function does not read the content of large
-    batches. Nor does a producer at its start: it finds damage in a large batch only when it sends the batch.
+    Changes nothing and takes no lock. The lane must not have an owner. Like a starting producer, this function does not
+    read the content of large batches: a producer finds damage in a large batch only when it sends the batch.
     """
     try:
         quarantine_damage(files, lane, scan(files, lane, lambda _: None), "raise")
@@ -284,8 +281,8 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     journal = journal_of(found)
     resent = (*resent, *resent_in(found))
     try:
-        # Read the notes before the files. A file may be resent between these two reads. Then `missing` reads the notes
-        # again, and does not find the file's note, because a resend removes the note before the file.
+        # Read the notes before the files. If a file is resent in between, `missing` reads the notes again, and does not
+        # find the file's note, because a resend removes the note before the file.
         notes = read_notes(files, lane)
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error

@@ -34,12 +34,11 @@ class BatchEntry:
 
 @dataclass(frozen=True, slots=True)
 class LostEntry:
-    """A damaged part of the log.
+    """A damaged part of a lane's log.
 
     Attributes:
         position: Position of the damaged part.
-        destination: Destination of the damaged data batch; 0 if a whole group is lost. The marks of a lost group are
-            unknown.
+        destination: Destination of the damaged data batch; 0 if a whole group is lost, whose marks are unknown.
     """
 
     position: int
@@ -48,7 +47,7 @@ class LostEntry:
 
 @dataclass(frozen=True, slots=True)
 class TornEntry:
-    """A batch that a crash tore. Later batches of its group are complete. No caller was informed that the batch is
+    """A batch that a crash tore, although later batches of its group are complete. The batch was never reported as
     durable.
     """
 
@@ -66,15 +65,15 @@ class Damage:
     Attributes:
         path: The segment, which may be missing.
         start: First byte.
-        end: End of the range (exclusive). It equals `start` if bytes are missing.
+        end: End of the range (exclusive); equal to `start` if bytes are missing.
         position: Position of the damaged batch or group.
         destination: Destination of the data batch; 0 for a group.
         end_position: End of the damaged positions (exclusive); -1 if unknown.
         records: Number of damaged data records; -1 if unknown.
         most: Whether `records` is an upper bound, not the exact number.
         name: Topic and partition of the data batch, if known.
-        other_lane: Id of the lane that wrote the segment, if it is not this lane. In this case, the whole file counts
-            as damaged.
+        other_lane: Id of the lane that wrote the segment, if it is not this lane; the whole file then counts as
+            damaged.
     """
 
     path: Path
@@ -120,7 +119,7 @@ class Log:
         entries: The content of the segments, in log order.
         damage: Damage, in log order. A torn tail is not damage.
         torn: (segment, byte offset) where a torn tail begins, or None.
-        doomed: Segments after a torn tail. They have to be deleted.
+        doomed: Segments after a torn tail, which have to be deleted.
         next_position: Position after the last record.
         synced_position: All records before this position are proven to have been durable.
         lane_id: Id of the lane; None if neither a group nor `extent` contains the id.
@@ -128,8 +127,8 @@ class Log:
         manifest: Maps (segment, byte offset) of each damaged data batch to its entry in the manifest of its group.
         skipped: Positions of torn batches that are followed by intact batches of the same group.
         extent: The claims of the lane's `extent`.
-        records_after_end: Number of records in intact batches that lie after the log's end according to `extent`. The
-            claim about the end may be older than these batches.
+        records_after_end: Number of records in intact batches after the log's end according to `extent`, whose claim
+            may be older than these batches.
     """
 
     segments: list[StoredSegment]

@@ -1,7 +1,7 @@
-"""Files in memory, for `spool="never"`. The files are lost when the process ends. They need no system calls.
+"""Files in memory, for `spool="never"`: lost when the process ends, and without system calls.
 
-The journal needs a log for its marks, and with `spool="never"` the log is in these files. kafkasafe never reports data
-in these files as durable.
+The journal needs a log for its marks, even with `spool="never"`. kafkasafe never reports data in memory files as
+durable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from kafkasafe.spool.files import Buffer, Identity
 
 _FREE_BYTES: Final = 1 << 60
-"""`Pump.room` limits the amount of waiting data, so these files need no limit of their own."""
+"""Free space in bytes, practically unlimited, because `Pump.room` limits the amount of waiting data."""
 
 
 class MemoryFiles:

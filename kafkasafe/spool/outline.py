@@ -1,15 +1,15 @@
-"""Reads a segment without the content of its large batches. So a producer whose lane contains large batches starts
-almost as fast as one whose lane contains small batches.
+"""Reads a segment without the content of its large batches, so that a producer with large batches in its lane starts
+almost as fast as a producer with small batches.
 
 Kafka's brokers also trust the segments before their recovery point, and check a batch only when they read it.
 
 When a producer starts, it needs only the headers of the batches. Without the content, the CRC of a batch cannot be
-checked. So other data confirm the header. The manifest of the group confirms bytes 0 to 20, and the positions confirm
-the number of records. The id is confirmed if the batch continues the sequence numbers of the previous batch with the
-same destination, producer id and epoch. If an id is not confirmed, the content is read. The content is also read if a
-batch is a copy of an earlier one: the log may still contain the original, and recovery uses the original if the copy is
-damaged. So skipping the content of one batch does not change what recovery decides about other batches. Before the
-batch is sent, `Spool.read` checks all of its bytes.
+checked, so other data must confirm the header. The manifest of the group confirms bytes 0 to 20, and the positions
+confirm the number of records. The previous batch with the same destination, producer id and epoch confirms the id if
+the batch continues its sequence numbers. `OutlineReader` reads the content of a batch whose id is not confirmed. It
+also reads the content of copies: the log may still contain the original, which recovery uses if the copy is damaged. So
+skipping the content of a batch does not change how recovery handles other batches. Before a batch is sent, `Spool.read`
+checks all of its bytes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kafkasafe.spool.segment import StoredSegment
 from kafkasafe.spool.segment_reader import ReadGroup, address_bytes, group_at
 
 LARGE_BYTES: Final = 65_536
-"""If a batch has at least this size, its content is not read. For smaller batches, skipping the content would save
-hardly any time.
+"""`OutlineReader` skips the content of batches of at least this size. For smaller batches, skipping saves hardly any
+time.
 """
 _NEAR_BYTES: Final = 4096
 _FAR_BYTES: Final = 1 << 20
@@ -57,8 +57,8 @@ class OutlineReader:
             limit: First position of the next segment.
 
         Returns:
-            The groups. None if a byte that was read is not as expected. In this case the segment object is unchanged,
-            and the whole segment must be read.
+            The groups. None if a byte differs from its expected value: the segment object is then unchanged, and the
+                whole segment must be read.
 
         Raises:
             SpoolFormatError: A newer kafkasafe has written the segment.
@@ -68,8 +68,8 @@ class OutlineReader:
             window = _Window(lambda at, size: self._files.read(handle, at, size), self._files.size(handle))
             groups = self._groups(index, segment.first_position, limit, window)
         if groups is None:
-            # Another reader will read this segment as a whole. This reader stopped inside the segment, so the base
-            # sequences that it expects next may be wrong.
+            # This reader stopped inside the segment, which another reader will read as a whole. So the base sequences
+            # that this reader expects next may be wrong.
             self._next.clear()
             return None
         segment.ends_at(groups[-1].end if groups else 0)
@@ -119,7 +119,7 @@ class OutlineReader:
             return None
         id_ = (header.producer_id, header.producer_epoch, header.base_sequence)
         sequence = (entry.destination, *id_[:2])
-        # -1 in all three fields means that the batch has no id. One damaged byte cannot make an id look like this.
+        # -1 in all three fields means that the batch has no id; one damaged byte cannot cause this.
         expected = id_ == _NO_ID or self._next.get(sequence) == header.base_sequence
         if whole or entry.size_bytes < LARGE_BYTES or not expected:
             try:
@@ -139,10 +139,9 @@ def _header(window: _Window, at: int) -> codec.BatchHeader | None:
 
 
 class _Window:
-    """A buffer of bytes around the place that is being read. The buffer is small after a seek, and grows with each
-    sequential read.
+    """A read buffer, small after a seek, and larger with each sequential read.
 
-    A damaged length field may state a size of up to 2 GB, so this class never tries to read beyond the end of the file.
+    A damaged length field may state a size of up to 2 GB, so `_Window` never tries to read beyond the end of the file.
 
     Attributes:
         size_bytes: Size of the file.

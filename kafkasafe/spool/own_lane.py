@@ -31,17 +31,17 @@ class OwnLane:
     in_memory: bool = field(compare=False)
 
     def adopts(self, other: OwnLane) -> bool:
-        """Return whether this lane's producer will deliver the other lane's batches. This is the case if both lanes are
-        on disk, in the same directory.
+        """Return whether this lane's producer will deliver the other lane's batches: both lanes are on disk, in the
+        same directory.
         """
         return not self.in_memory and not other.in_memory and self.path.parent == other.path.parent
 
     def may_move(self, lines: Collection[u.GroupPartition]) -> bool:
-        """Return whether the lane has an unfinished atomic batch with an offset for at least one of `lines`. A line is
-        a pair: a consumer group, and one of the partitions that the group reads.
+        """Return whether the lane has an unfinished atomic batch with an offset for at least one of `lines`, which are
+        pairs of a consumer group and a partition that the group reads.
 
-        Reads the whole lane without taking its lock, because another process may own the lane and deliver the batch. If
-        the lane cannot be read, the result is True.
+        Reads the whole lane without its lock, because another process may own the lane and deliver the batch. Returns
+        True if the lane cannot be read.
         """
         if self.in_memory:
             return False
@@ -50,13 +50,13 @@ class OwnLane:
             if files.identity_of(self.path) is None:
                 return False
         except OSError:
-            return True  # this process cannot see whether it exists
+            return True  # this process cannot see whether the lane exists
         try:
             log = read_lane(self.path, files=files)
         except SpoolError:
             return True
         if log.lane_id != self.lane_id:
-            return False  # another lane has replaced this one
+            return False  # another lane has replaced this lane
         journal = Journal()
         replay(log.entries, journal)
         wanted = set(lines)

@@ -15,8 +15,8 @@ log = EventLog("spool")
 
 
 def quarantine_damage(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
-    """Copy damaged bytes to quarantine/ if `on_corrupt` is "quarantine"; otherwise raise. Damage that has a copy in
-    quarantine/ was reported before, and is skipped.
+    """Copy damaged bytes to quarantine/ if `on_corrupt` is "quarantine"; otherwise raise. Skip damage with a copy in
+    quarantine/, which was reported before.
 
     Raises:
         SpoolCorruptError: There is unreported damage, and `on_corrupt` is "raise".
@@ -53,9 +53,9 @@ def _ways_out(lane: Path, damaged: Sequence[Damage]) -> str:
 
 
 def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
-    """Copy damaged ranges to quarantine/. The copies are durable on return. A copy proves that the damage was reported.
+    """Copy damaged ranges to quarantine/, durably. A copy proves that the damage was reported.
 
-    A segment that another lane wrote is not copied, but moved to quarantine/.
+    A segment that another lane wrote is moved to quarantine/, not copied.
 
     Raises:
         OSError: A file cannot be read or written.
@@ -84,8 +84,8 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
 
 
 def keep_torn(files: Files, lane: Path, found: Log) -> None:
-    """Copy a torn tail to quarantine/ before it is cut off. The tail looks like the result of a crash, but it may be
-    damage to durable data.
+    """Copy a torn tail to quarantine/ before it is cut off, because the tail may be damage to durable data that only
+    looks like the result of a crash.
     """
     if found.torn is None:
         return
@@ -99,8 +99,8 @@ def keep_torn(files: Files, lane: Path, found: Log) -> None:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            # Open the lane without the copy. The bytes are then lost, but if a crash tore them, no caller was informed
-            # that they are durable.
+            # Open the lane without the copy. The bytes are lost, but if a crash tore them, they were never reported as
+            # durable.
             log.warning(
                 "%s: no room for a copy of the torn tail of %s",
                 lane,
@@ -129,8 +129,8 @@ def already_quarantined(files: Files, lane: Path, damage: Damage) -> bool:
     Raises:
         OSError: A file cannot be read.
     """
-    # When a segment of another lane is reported, it is moved to quarantine/. So if the segment is still in this lane,
-    # it was not reported yet.
+    # A segment of another lane that is still in this lane was not reported yet, because reporting moves the segment to
+    # quarantine/.
     return damage.other_lane is None and read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
 
 

@@ -1,7 +1,7 @@
 """Reads a lane's log: the content of its segments, the torn tail that a crash may have left, and damage.
 
-`scan` reads all segments. It returns the content of the segments, and the place where a torn tail must be cut off.
-`scan` changes nothing. The spool cuts the tail off. The rules are those of `docs/spool-format.md`, section Recovery.
+`scan` reads all segments, and returns their content and the place where the spool must cut off a torn tail. `scan`
+changes nothing. `docs/spool-format.md`, section Recovery, has the rules.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from kafkasafe.spool.segment_reader import (
 
 
 def replay(entries: Iterable[Entry], journal: Journal) -> None:
-    """Passes the entries of a log to a journal. The caller calls `journal.recovery.recovered()` at the end."""
+    """Passes the entries of a log to a journal. The caller must call `journal.recovery.recovered()` at the end."""
     for entry in entries:
         replay_one(entry, journal)
     journal.recovery.recovered_log()
 
 
 def journal_of(log: Log) -> Journal:
-    """Makes a journal from the lane's log, as a new owner of the lane would do."""
+    """Makes a journal from the lane's log, as a new owner of the lane does."""
     journal = Journal()
     replay(log.entries, journal)
     journal.recovery.recovered(0.0)
@@ -47,7 +47,7 @@ def journal_of(log: Log) -> Journal:
 
 
 def replay_one(entry: Entry, journal: Journal) -> None:
-    """Passes one entry to a journal. After the last entry in log order, the caller calls `Recovery.recovered_log`."""
+    """Passes one entry to a journal. After the last entry in log order, call `Recovery.recovered_log`."""
     match entry:
         case MarksEntry(position, marks, _):
             journal.recovery.recover_marks(position, marks)
@@ -77,27 +77,27 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     Args:
         files: The disk.
         lane: The lane's directory.
-        each: Called with each entry before the first torn or damaged place, while the log is read. `Log.entries` then
-            contains only the other entries. With `each`, the content of large batches is not read if their segment is
-            certain to be durable: `Spool.read` checks this content later. A caller that passes `each` must hold the
-            lane's lock.
+        each: Called with each entry before the first torn or damaged place, while the log is read; `Log.entries` then
+            has only the other entries. With `each`, `scan` skips the content of large batches in segments that are
+            certain to be durable, which `Spool.read` checks later. A caller that passes `each` must hold the lane's
+            lock.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
         OSError: A file cannot be read.
     """
-    # If the lane has an owner, the owner may move the claimed beginning and the claimed end forward during the scan. So
-    # use the end that was claimed before the scan: the scan certainly reaches that end. Use the beginning that is
-    # claimed after the scan: otherwise segments that the owner deleted during the scan would count as missing.
+    # The lane's owner may move the claimed beginning and the claimed end forward during the scan. So use the end
+    # claimed before the scan, which the scan certainly reaches. Use the beginning claimed after the scan, so that
+    # segments that the owner deleted during the scan do not count as missing.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
     lane_id = _lane_id(list(writers.values()), before)
     # 1. Two processes own two directories. One directory is moved to the path of the other.
     # 2. The process whose directory was replaced creates its next segment by path, so this segment lands among the
-    # segments of the other process. The foreign segment's first position says nothing about the end of the segment
-    # before it. So leave the foreign segment out, and report it as damage. Otherwise recovery would infer that records
-    # are missing, although these records never existed, and would cut both segments off as a torn tail.
+    # segments of the other process. Leave the foreign segment out, and report it as damage. Otherwise recovery would
+    # conclude from the foreign segment's first position that records are missing, although they never existed, and
+    # would cut off both segments as a torn tail.
     others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
     reader = SegmentReader(lane_id)
@@ -123,8 +123,7 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
 
 
 def _writer(files: Files, path: Path) -> bytes | None:
-    """The id of the lane that wrote a segment. The segment's first group contains the id; None if that group is not
-    intact.
+    """The id of the lane that wrote a segment, from the segment's first group; None if the group is not intact.
 
     Raises:
         SpoolFormatError: A newer version of kafkasafe has written the segment.
@@ -141,7 +140,9 @@ def _writer(files: Files, path: Path) -> bytes | None:
 
 
 def _lane_id(writers: Sequence[bytes | None], extent: Extent) -> bytes | None:
-    """Id of this log's lane: the id in `extent` if a segment has it, otherwise the first known id of a segment."""
+    """Id of this log's lane: the id in `extent` if a segment has the same id, otherwise the first known id of a
+    segment.
+    """
     known = [writer for writer in writers if writer is not None]
     return extent.lane_id if extent.lane_id in known else next(iter(known), None)
 
@@ -162,9 +163,7 @@ def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
 
 
 def _synced(segments: list[StoredSegment], stated: int, extent: Extent) -> int:
-    """The position up to which the log was durable. Each group contains such a position, and so does the extent. The
-    result is the largest of these positions.
-    """
+    """The position up to which the log was durable: the largest such position in the groups and in the extent."""
     synced = segments[0].first_position if segments else 0
     synced = max(synced, 0 if extent.end is None else extent.end.position)
     return max(synced, stated, 0)
@@ -180,27 +179,25 @@ def read_extent(files: Files, lane: Path) -> Extent:
 
 
 class _Whole:
-    """Processes the groups before the first one that is not intact. Nothing later in the log can change the meaning of
-    these groups.
+    """Processes the intact groups before the first damaged or torn group. Nothing later in the log can change their
+    meaning.
 
-    So these groups are processed while the log is read. If `each` is given, it gets the entries of these groups, and
-    the entries are not kept. All later groups are kept until it is known up to which position the log was durable.
+    So `_Whole` processes these groups while the log is read, and passes their entries to `each`, if given, without
+    keeping them. `_Whole` keeps all later groups until it is known up to which position the log was durable.
 
     Attributes:
         extent: The claims, as they were before the log was read.
-        entries: The entries of the processed groups; empty if `each` is given, because the entries are passed to `each`
-            and not kept.
+        entries: The entries of the processed groups; empty if `each` is given.
         rest: The first group that is not intact, and all later groups.
         ended: Whether all further groups belong to `rest`.
-        synced: The log before this position was durable. Each group states such a position; `synced` is the largest one
-            so far.
+        synced: The log before this position was durable: the largest such position that a group has stated so far.
         known_torn: Positions of torn batches that earlier recoveries skipped, according to marks in the log.
         declared: Maps each destination's number to a text that names its topic and partition.
         closed: Whether the last group was written by an orderly close.
         end_position: Position after the last group, or -1.
-        between: Number of records between the claimed beginning and the claimed end. Only records passed to `each`
-            count.
-        after: Number of records after the claimed end. Only records passed to `each` count.
+        between: Number of records between the claimed beginning and the claimed end, counting only records passed to
+            `each`.
+        after: Number of records after the claimed end, counting only records passed to `each`.
     """
 
     def __init__(
@@ -220,7 +217,7 @@ class _Whole:
         self.closed = False
         self.end_position = -1
         self.between = self.after = 0
-        # (segment, end position, end byte) of each group for which there is no proof yet that it was durable.
+        # (segment, end position, end byte) of each group that is not yet proven to have been durable.
         self._unproven: deque[tuple[int, int, int]] = deque()
 
     def end(self) -> None:
@@ -331,8 +328,8 @@ class _Rest:
         path = self._segments[item.segment].path
         self.damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
         self.entries.append(LostEntry(item.position, 0))
-        # Do not give the position of a damaged group to a later batch. Otherwise the next incarnation would not find
-        # the damage again.
+        # Do not give the position of a damaged group to a later batch, so that the next incarnation finds the damage
+        # again.
         self.next_position = max(item.position + 1, item.end_position)
 
     def _group(self, item: ReadGroup) -> None:
@@ -357,8 +354,8 @@ class _Rest:
             self.torn, self.next_position = (item.segment, cut[0]), cut[1]
 
     def _batches(self, item: ReadGroup, missing: set[int], cut: int | None) -> None:
-        """Adds those batches of a group that begin before the byte offset `cut`. `missing` contains the byte offsets of
-        the batches that a crash tore.
+        """Adds the batches of a group that begin before the byte offset `cut`. `missing` has the byte offsets of torn
+        batches.
         """
         segment = self._segments[item.segment]
         for at, entry, header in item.batches:
@@ -448,8 +445,8 @@ def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[i
 
 
 def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
-    """Returns the damage if the first segments, or all segments, are missing; None if no segment is missing. A segment
-    before the claimed beginning does not count as missing, because the lane's owner has released it.
+    """Returns the damage if the first segments, or all segments, are missing; None if no segment is missing. Segments
+    before the claimed beginning do not count, because the lane's owner has deleted them.
     """
     begin, end = extent.begin, extent.end
     if segments:
@@ -459,18 +456,19 @@ def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) ->
     else:
         first = 0 if begin is None else begin.position
         end_position = max(0 if end is None else end.position, first)
-        # The last segment is never released. So if the lane ever had a segment but has none now, files are missing.
+        # The owner never deletes the last segment. So if the lane ever had a segment but has none now, files are
+        # missing.
         if end_position == first and (begin is None or not begin.records):
             return None
     return Damage(lane / segment_name(first), 0, 0, first, 0, end_position)
 
 
 def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before: int) -> list[Damage]:
-    """Returns the damage, with the number of records in each damaged range. The number is calculated from positions, or
-    from the totals in `extent`.
+    """Returns the damage with the number of records in each damaged range, calculated from positions, or from the
+    totals in `extent`.
 
-    `before` is the number of records between the claimed beginning and the claimed end that were passed to a callback,
-    so that `entries` does not contain them.
+    `before` counts the records between the claimed beginning and the claimed end that are not in `entries`, because
+    they were passed to a callback.
     """
     follows = {entry.position: following.position for entry, following in itertools.pairwise(entries)}
     counted = []
@@ -482,8 +480,8 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
         if records <= 0:
             counted.append(item)
             continue
-        # The range may also contain control batches after the last data batch. Control batches take positions, too, so
-        # this count is an upper bound.
+        # The range may also contain control batches, which take positions, too, after the last data batch. So this
+        # count is an upper bound.
         certain = item.destination > 0 and item.position in follows
         counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))
     unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]

@@ -24,14 +24,14 @@ class RefusedDestination:
     """A destination that the cluster refuses, and the records that wait for it.
 
     Attributes:
-        topic: Topic name; `transactional id NAME` or `group NAME` if one of these is refused.
+        topic: Topic name, or `transactional id NAME` or `group NAME`.
         partition: Partition; -1 while none is chosen.
         code: Kafka's error code.
         reason: The cluster's explanation.
         since: `time.monotonic()` of the first refusal.
-        confirmed: Whether the refusal is certain. A refusal is not certain yet if a single stray answer, or a topic
-            that was just created, may be the cause.
-        whole: Whether the cluster refuses the whole destination. Otherwise it refuses only a single batch or a query.
+        confirmed: Whether the refusal is certain, so that neither a single stray answer nor a new topic can be the
+            cause.
+        whole: Whether the cluster refuses the whole destination, not only a single batch or a query.
     """
 
     topic: str
@@ -115,7 +115,9 @@ def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
 
 
 def because(waiting: Iterable[RefusedDestination]) -> str:
-    """A sentence for the end of a message about a timeout: which records wait, and why. Empty if nothing is refused."""
+    """The last sentence of a message about a timeout, which says which records wait, and why; empty if nothing is
+    refused.
+    """
     named = list(waiting)
     if not named:
         return ""

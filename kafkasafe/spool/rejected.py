@@ -1,6 +1,6 @@
-"""`rejected/` of a lane: batches that the cluster rejected, kept with the reason until they are resent.
+"""The directory `rejected/` of a lane: batches that the cluster rejected, kept with the reason until they are resent.
 
-A damaged file does not prevent the reading of the other files. It is reported.
+A damaged file is reported, and does not prevent the reading of the other files.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FOLDER: Final = "rejected"
 _NAME: Final = re.compile(r"\d{20}\.log")
 _DRAFT: Final = re.compile(r"\d{20}\.new")
 _STEP: Final = 1 << 40
-"""Maximum random step, in ns (18 minutes). The number of a file is the time in ns. If the clock was set back, the
-number is the highest earlier number plus a random step.
+"""Maximum random step between file numbers, in ns (18 minutes). A file's number is the time in ns or, if the clock was
+set back, the highest earlier number plus a random step.
 """
 
 
@@ -37,7 +37,7 @@ class KeptFile:
     Attributes:
         content: The file's content; None if the file cannot be read.
         entries: The entries that count as rejected.
-        error: Why the file cannot be read; empty if it can.
+        error: Why the file cannot be read; empty if the file can be read.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class KeptFile:
         return sum(entry.header.count for entry in self.entries)
 
     def address(self, journal: Journal) -> tuple[str, int]:
-        """Topic and partition of the file's records; topic "?" if it is not known any more."""
+        """Topic and partition of the file's records; topic "?" if the topic is not known any more."""
         if self.content is not None and self.content.topic:
             return self.content.topic, self.content.partition
         if self.content is not None and self.content.number in journal.views.destinations:
@@ -65,8 +65,8 @@ class KeptFile:
 
     @property
     def void(self) -> bool:
-        """True if the file can be read, and none of its entries counts as rejected, because all of its batches are
-        unfinished in the log.
+        """Whether the file can be read, but no entry counts as rejected, because all of its batches are unfinished in
+        the log.
         """
         return self.content is not None and not self.entries
 
@@ -101,9 +101,7 @@ def summed_up(kept: Sequence[KeptFile], journal: Journal) -> tuple[RejectedRecor
 
 
 class JournalWaits:
-    """The unfinished batches of a lane. There may be very many packed batches. So they are not listed, but looked up
-    one by one.
-    """
+    """The unfinished batches of a lane. Packed batches may be very many, so `get` looks them up one by one."""
 
     __slots__ = ("_unpacked", "_views")
 
@@ -137,15 +135,15 @@ def read_rejected(
     waits: pure.Waits,
     resent: Collection[m.Resent] = (),
 ) -> list[KeptFile]:
-    """Returns the files in a lane's `rejected/` that still hold rejected batches, and the files that cannot be read.
-    The files are in the order of rejection.
+    """Returns the files in a lane's `rejected/` that still hold rejected batches or that cannot be read, in the order
+    of rejection.
 
     Args:
         files: The disk.
         lane: The lane's directory.
-        lane_id: Id of the lane; None if its log does not show it.
+        lane_id: Id of the lane; None if unknown.
         waits: The unfinished batches of the lane's log, see `waits_of`.
-        resent: Marks that name resent files. These files are left out, because their records are in a lane's log again.
+        resent: Marks that name resent files, which are left out, because their records are in a lane's log again.
     """
     folder = lane / _FOLDER
     try:
@@ -209,13 +207,12 @@ def data_of(files: Files, path: Path, position: int) -> bytearray:
 
 
 def retire(files: Files, directory: Path, mark: m.Resent) -> None:
-    """Deletes a file whose records were resent. The deletion is durable on return.
+    """Deletes a file whose records were resent, durably.
 
     Args:
         files: The disk.
         directory: The spool directory.
-        mark: The mark that names the file. The mark must already be durable in the lane to which the records were
-            moved.
+        mark: The mark that names the file, already durable in the lane to which the records were moved.
 
     Raises:
         OSError: The file may still exist.
@@ -225,7 +222,8 @@ def retire(files: Files, directory: Path, mark: m.Resent) -> None:
     forget(files, lane, mark.file)
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path)
-    # Sync even if the file does not exist: the process that deleted it may have died before the deletion was durable.
+    # Sync even if the file does not exist: the process that deleted the file may have died before the deletion was
+    # durable.
     with contextlib.suppress(FileNotFoundError):
         files.sync_directory(path.parent)
     forget(files, lane, mark.file)
@@ -244,9 +242,9 @@ class RejectedStore:
     lane_id: bytes
     _known: dict[str, tuple[int, int]] = field(default_factory=dict)
     _number: int = 0
-    """Number of the file that is being written. The number stays the same until the file is written successfully."""
+    """Number of the file that is being written, kept for retries until the file is written."""
     _used: int = 0
-    """The highest number that a file had. This number must not be used again: a mark may exist which says that the file
+    """The highest number that a file had. A new file must not use this number, because a mark may say that the file
     with this number was resent.
     """
     _stale: Path | None = None
@@ -310,7 +308,7 @@ class RejectedStore:
         return troubles
 
     def _take_notes(self) -> None:
-        """Makes notes for files that have none, because of a crash or because an earlier version wrote them."""
+        """Makes notes for files without a note, which a crash or an earlier version left."""
         with contextlib.suppress(OSError):
             notes = read_notes(self.files, self.lane)
             for name in self._known.keys() - notes.kept.keys() - notes.discarded.keys():
@@ -332,8 +330,8 @@ class RejectedStore:
             newest = max((int(name[:20]) for name in rejected_names(self.files, self.lane)), default=0)
             number, least = time.time_ns(), max(newest, self._used) + 1
             if number < least:
-                # The clock was set back. A higher number may have been used before, for a file that was resent and is
-                # not in the directory any more. So the step is random.
+                # The clock was set back. A file that was resent and deleted may have had a higher number, so the step
+                # is random.
                 number = least + secrets.randbelow(_STEP)
             self._number = self._used = number
         path = folder / f"{self._number:020d}.log"
@@ -369,8 +367,8 @@ class RejectedStore:
             self._stale = lane / _FOLDER / self._stale.name
 
     def tidy(self) -> None:
-        """Deletes the file that a failed `keep` left. Its batches do not count as rejected, and may still be delivered.
-        If the deletion fails, the next call tries again.
+        """Deletes the file that a failed `keep` left, whose batches do not count as rejected, and may still be
+        delivered. If the deletion fails, the next call tries again.
         """
         if self._stale is not None:
             with contextlib.suppress(OSError):
@@ -380,8 +378,8 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Returns the names of files that should be deleted but may still exist: their batches do not count as
-        rejected. For each file, the caller has to write a mark that contains the name. Each name is returned once.
+        """Returns, once, the names of files that should be deleted but may still exist, although their batches do not
+        count as rejected. The caller has to write a mark with the name of each file.
         """
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:

@@ -20,18 +20,16 @@ class Waits(Protocol):
     """The unfinished batches of a lane, for example a dict."""
 
     def get(self, position: int, /) -> tuple[int, int, int] | None:
-        """(number of records, size in bytes, newest timestamp) of the unfinished batch at this position; None if there
-        is none.
-        """
+        """(number of records, size in bytes, newest timestamp) of the unfinished batch at this position, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A batch to be kept in `rejected/`.
+    """A batch to store in `rejected/`.
 
     Attributes:
         position: Position in the lane's log.
-        data: Bytes of the batch. `encode` writes the address into them.
+        data: Bytes of the batch, into which `encode` writes the address.
         code: Kafka's error code, or `OPERATOR`.
         reason: Human-readable text.
         given: See `journal.Batch`.
@@ -69,13 +67,13 @@ class RejectedContent:
     """The content of a file of `rejected/`.
 
     Attributes:
-        entries: The batches, all of one destination, in the order in which they were sent.
+        entries: The batches, all of one destination, in delivery order.
         number: Destination number in the lane.
-        topic: Topic name. Empty if an earlier version of kafkasafe wrote the file. In this case, the topic name is in
-            the lane's log, under the destination number.
+        topic: Topic name; empty in files of earlier versions of kafkasafe, whose topic name is in the lane's log, under
+            the destination number.
         partition: Partition; -1 if it was never chosen.
         cluster_id: Id of the cluster that the batches were for, empty if unknown.
-        lane_id: Id of the lane. Empty if an earlier version of kafkasafe wrote the file.
+        lane_id: Id of the lane; empty in files of earlier versions of kafkasafe.
     """
 
     entries: tuple[Entry, ...]
@@ -135,8 +133,7 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
     Args:
         content: The whole file.
-        name_position: The number in the file's name. In a file of an earlier version, this number is the batch's
-            position.
+        name_position: The number in the file's name, which is the batch's position in files of earlier versions.
 
     Raises:
         ValueError: The file is incomplete, or has another format.
@@ -173,8 +170,8 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
 
 def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection[int]) -> list[m.Mark] | str:
-    """Returns the marks that end an unfinished batch and give new ids to the later batches. If this is impossible,
-    returns a text that says why.
+    """Returns the marks that end an unfinished batch and give new ids to the later batches, or a text that says why
+    this is impossible.
 
     Args:
         queue: The unfinished batches of the batch's destination, in order.
@@ -191,8 +188,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
     batch = queue[index]
     marks: list[m.Mark] = [m.Rejected(position, OPERATOR, SET_ASIDE)]
     if batch.identity is not None:
-        # The later batches need new ids. Their present sequence numbers follow those of this batch. Without this batch,
-        # the leader would find a gap in the sequence, and refuse the later batches.
+        # The later batches need new ids: their present sequences continue this batch's sequences, so without this
+        # batch, the leader would find a gap, and refuse the later batches.
         kept = tuple(
             m.Identity(
                 b.position, b.identity.producer_id, b.identity.producer_epoch, b.identity.base_sequence
@@ -205,8 +202,8 @@ def marks_to_set_aside(queue: Sequence[Batch], position: int, absent: Collection
 
 
 def still_rejected(content: RejectedContent, lane_id: bytes | None, waits: Waits) -> tuple[Entry, ...]:
-    """The entries that count as rejected. If a batch is still unfinished in the log, its REJECTED mark did not become
-    durable. So its entry does not count.
+    """The entries that count as rejected. An entry whose batch is still unfinished in the log does not count, because
+    the batch's REJECTED mark did not become durable.
     """
     if content.lane_id and content.lane_id != lane_id:
         return content.entries

@@ -1,19 +1,18 @@
 """The notes about the files that a lane's `rejected/` should contain. Each note is an empty file in `rejected-notes/`.
 
-If a file of `rejected/` is deleted by hand, or by a program that deletes `*.log`, its note remains. A resend removes
-the file and the note. `kafkasafe spool discard` marks the note, which then shows that the records were discarded on
-purpose.
+If a user, or a program that deletes `*.log`, deletes a file of `rejected/`, the file's note remains. A resend removes
+the file and the note. `kafkasafe spool discard` marks the note, to show that the records were discarded on purpose.
 
-1. First the file becomes durable in `rejected/`, then its note is made. After a crash between these steps, the lane's
-   next owner makes the note.
-2. A resend removes the note, then the file, and then the note again. The last step is necessary because an owner may
-   open the lane between the first two steps. The owner then finds a file without a note, and makes a new note. If a
-   crash interrupts the resend, the mark of the resend is still in the log of the lane that now has the records. The
-   next owner of that lane repeats the whole removal.
-3. A discard marks the note, then removes the file. After a crash between these steps, the file counts as rejected until
-   the discard is repeated.
+1. The owner makes the note when the file is durable in `rejected/`. After a crash in between, the lane's next owner
+   makes the note.
+2. A resend removes the note, then the file, and then the note again. The last step is necessary because an owner that
+   opens the lane between the first two steps finds a file without a note, and makes a new note. After a crash during a
+   resend, the lane that now has the records still has the mark of the resend in its log, and the lane's next owner
+   repeats the whole removal.
+3. A discard marks the note, then removes the file. After a crash in between, the file counts as rejected until the
+   discard is repeated.
 
-Notes are optional: without a note the records are safe, but if someone deletes the file by hand, this goes unnoticed.
+Notes are optional: without a note the records are safe, but kafkasafe does not notice if a user deletes the file.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class Notes:
     """All notes of a lane.
 
     Attributes:
-        kept: Maps the name of each file that should be in `rejected/` to its number of records.
-        discarded: Maps the name of each file that was discarded to its number of records.
+        kept: Maps the name of each file that should be in `rejected/` to the number of its records.
+        discarded: Maps the name of each discarded file to the number of its records.
     """
 
     kept: Mapping[str, int]
@@ -56,12 +55,12 @@ def read_notes(files: Files, lane: Path) -> Notes:
         for name in files.list(lane / FOLDER):
             if found := _NAME.fullmatch(name):
                 (discarded if found[3] else kept)[found[1]] = int(found[2])
-    # A crash while a note is being marked may leave both of its names.
+    # A crash during the renaming of a note may leave the note under both names.
     return Notes({name: records for name, records in kept.items() if name not in discarded}, discarded)
 
 
 def note(files: Files, lane: Path, name: str, records: int) -> None:
-    """Makes the note of a file that is already durable in `rejected/`. Does not raise."""
+    """Makes the note of a file that is already durable in `rejected/`. Never raises."""
     with contextlib.suppress(OSError):
         files.make_directory(lane / FOLDER)
         files.close(files.open(lane / FOLDER / f"{name}-{records}", write=True, create=True))
@@ -69,7 +68,7 @@ def note(files: Files, lane: Path, name: str, records: int) -> None:
 
 
 def forget(files: Files, lane: Path, name: str) -> None:
-    """Removes the notes of a file. The removal is durable on return.
+    """Removes the notes of a file, durably.
 
     Raises:
         OSError: A note may still exist.
@@ -81,13 +80,14 @@ def forget(files: Files, lane: Path, name: str) -> None:
     for each in names:
         with contextlib.suppress(FileNotFoundError):
             files.unlink(lane / FOLDER / each)
-    # Sync even if the note did not exist: the process that removed it may have died before the removal was durable.
+    # Sync even if the note did not exist: the process that removed the note may have died before the removal was
+    # durable.
     files.sync_directory(lane / FOLDER)
 
 
 def mark_discarded(files: Files, lane: Path, name: str, records: int) -> None:
-    """Renames the note of a file in `rejected/`. The new name shows that the file's records were discarded on purpose.
-    Durable on return.
+    """Renames the note of a file in `rejected/`, to show that the file's records were discarded on purpose. Durable on
+    return.
 
     Raises:
         OSError: The note may be missing.
@@ -98,6 +98,6 @@ def mark_discarded(files: Files, lane: Path, name: str, records: int) -> None:
             with contextlib.suppress(FileNotFoundError):
                 files.rename(lane / FOLDER / each, lane / FOLDER / f"{each}.discarded")
     if name not in read_notes(files, lane).discarded:
-        # The file is from an earlier version, or its note could not be made.
+        # The file has no note: an earlier version wrote the file, or the note could not be made.
         files.close(files.open(lane / FOLDER / f"{name}-{records}.discarded", write=True, create=True))
     files.sync_directory(lane / FOLDER)

@@ -1,11 +1,12 @@
-"""A file in a lane's directory. It reserves room on the disk for decisions and for the division of batches.
+"""A file in a lane's directory that reserves room on the disk for marks and for the division of batches.
 
-On a full disk, a decision (a mark) frees more room than the mark takes, because segments can be deleted afterwards. So
-the lane reserves room for marks, and batches must not use this room. This is what happens on a full disk:
+On a full disk, writing a mark frees more room than the mark takes, because segments can be deleted afterwards. So the
+lane reserves room that only marks may use. On a full disk, the reserve works like this:
 
-1. Other programs fill the disk. Batches can no longer be written, and they wait in memory.
-2. The cluster acknowledges the batches of the oldest segment. The disk has no room for the marks that record this.
-3. The reserve is deleted, so the marks can be written. Then the segment can be deleted, and batches have room again.
+1. Other programs fill the disk. New batches cannot be written, and wait in memory.
+2. The cluster acknowledges the batches of the oldest segment. The disk has no room for the marks that record the
+   acknowledgements.
+3. The spool deletes the reserve, writes the marks, and deletes the segment, so that batches have room again.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ REMEDIES: Final[Mapping[int, str]] = {
 """What to do if a write fails, by error number."""
 _NAME: Final = "reserve"
 _MARKS_BYTES: Final = 64 * 1024
-"""Size of the part for marks. The other part is for the division of batches whose partitions are not known yet."""
+"""Size of the reserve's part for marks. The other part is for the division of batches whose partitions are not known
+yet.
+"""
 _STEP_BYTES: Final = 64 * 1024
-"""The size of the part for divisions is a multiple of this."""
+"""The size of the reserve's part for divisions is a multiple of this."""
 _LENT_STEP_BYTES: Final = 256 * 1024
 _DIVIDED_SHARE: Final = 16
 """The parts of a divided batch may together be larger than the batch, by at most one sixteenth."""
@@ -52,9 +55,9 @@ class Reserve:
         self._lane = lane
         self._files = files
         self._size: int | None = None
-        """The size of the file in bytes; None if it has not been read yet."""
+        """The size of the file in bytes; None before the first reading."""
         self._size_before_loan = 0
-        """The size of the reserve before `lend` was called; 0 if `end_loan` was called since then."""
+        """The size of the reserve before `lend` was called; 0 after `end_loan`."""
 
     def stands_at(self, lane: Path) -> None:
         self._lane = lane
@@ -69,7 +72,7 @@ class Reserve:
         if not to_divide_bytes:
             return _MARKS_BYTES
         # 1. Twice the size of a segment, because the parts of one segment's batches may need a second segment.
-        # 2. After the division, the parts may need more space than the batches did: at most one sixteenth more.
+        # 2. The parts of the batches may need up to one sixteenth more space than the batches.
         extra = 2 * min(to_divide_bytes, segment_bytes) + to_divide_bytes // _DIVIDED_SHARE
         return _MARKS_BYTES + -(-extra // _STEP_BYTES) * _STEP_BYTES
 
@@ -77,7 +80,7 @@ class Reserve:
         """Make the reserve at least `wanted` bytes large.
 
         Returns:
-            False if the disk has no room for the reserve. In this case, the disk counts as full for batches, too.
+            False if the disk has no room for the reserve, so that the disk counts as full for batches, too.
         """
         if self._size is not None and self._size >= wanted:
             return True
@@ -88,15 +91,15 @@ class Reserve:
                 return True
             with opened(self._files, self._path, write=True, create=True) as handle:
                 self._files.truncate(handle, there)
-                # Write more than `wanted` bytes, then cut off the surplus: this proves that the disk still has room for
-                # marks. Write random bytes: some file systems compress other content, and would then reserve less
-                # space.
+                # Write more than `wanted` bytes, then cut off the surplus, which proves that the disk still has room
+                # for marks. Write random bytes, because file systems that compress would reserve less space for other
+                # content.
                 write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
                 self._files.sync_data(handle)
                 self._files.truncate(handle, wanted)
         except OSError as error:
             self._shrink(there)
-            # If the disk is not full but has another problem, the next write of a batch will report that problem.
+            # The next write of a batch will report any problem other than a full disk.
             return error.errno not in NO_ROOM
         self._size = wanted
         return True
@@ -107,9 +110,9 @@ class Reserve:
             self._shrink(wanted)
 
     def lend(self, size_bytes: int) -> bool:
-        """Ensure that there is room for a group of `size_bytes`, and for marks after it. The group may use the reserve.
+        """Ensure that there is room for a group of `size_bytes`, which may use the reserve, and for marks after it.
 
-        If the reserve has to grow for this, `end_loan` shrinks it again. The volume's free bytes do not count, because
+        The reserve grows if necessary, until `end_loan` shrinks it again. The volume's free bytes do not count, because
         another program may use them before the group is written.
 
         Returns:
@@ -128,15 +131,14 @@ class Reserve:
         return self.ensure(wanted + _LENT_STEP_BYTES) or self.ensure(wanted)
 
     def end_loan(self) -> None:
-        """Free the room that `lend` took."""
+        """Shrink the reserve to its size before `lend`."""
         before, self._size_before_loan = self._size_before_loan, 0
         if before:
             self.shrink_to(before)
 
     def give_step(self, error: OSError) -> None:
-        """Free some space, because the disk has no room for a small file beside the log. The reserve has a part for
-        marks, and may have a part for the division of batches. Frees 64 KiB of the second part. If there is no second
-        part, frees the whole reserve.
+        """Free some space, because the disk has no room for a small file beside the log: 64 KiB of the reserve's part
+        for divisions. If this part does not exist, free the whole reserve.
         """
         if error.errno in NO_ROOM and self._size is not None and self._size > _MARKS_BYTES:
             self._shrink(self._size - _STEP_BYTES)
@@ -162,8 +164,8 @@ class Reserve:
             )
 
     def restore_after_release(self, wanted: int) -> None:
-        """If the reserve was deleted, create it again with `wanted` bytes. If there is no room for this many bytes,
-        create a reserve for marks only.
+        """If the reserve was deleted, create it again with `wanted` bytes or, without room for so many bytes, only for
+        marks.
         """
         if self._size == 0 and not self.ensure(wanted):
             self.ensure(_MARKS_BYTES)
@@ -173,7 +175,7 @@ class Reserve:
         return self._lane / _NAME
 
     def _measure(self) -> int:
-        """The size of the file. It is read from the disk only once."""
+        """The size of the file, which is read from the disk only once."""
         if self._size is None:
             self._size = 0
             if _NAME in self._files.list(self._lane):

@@ -36,7 +36,7 @@ class Places(Mapping[int, Stored]):
         self._rest = array("I")
 
     def add(self, position: int, stored: Stored) -> None:
-        """Add a batch, usually after all others. It replaces a batch at the same position, if there is one."""
+        """Add a batch, usually after all other batches, or replace the batch at the same position."""
         positions = self._positions
         index = len(positions)
         if index and position <= positions[-1]:
@@ -79,14 +79,13 @@ class StoredSegment:
     """One segment file.
 
     Attributes:
-        first_position: Position of the segment's first record. It is also the file's name.
-        size_bytes: Number of valid bytes. Bytes after them were abandoned.
+        first_position: Position of the segment's first record, and name of the file.
+        size_bytes: Number of valid bytes; later bytes in the file were abandoned.
         batches: The places of the segment's data batches, by position.
         records: Number of records in these batches.
-        proven_bytes: All bytes before this byte offset are proven to have been durable: a later group or `extent`
-            states this.
-        written_ms: When the segment's last group was written, ms since the epoch; 0 if unknown. If the segment was read
-            from disk, the largest time of its groups.
+        proven_bytes: According to a later group or `extent`, all bytes before this byte offset have been durable.
+        written_ms: When the segment's last group was written, ms since the epoch (in a segment read from disk, the
+            largest time of a group); 0 if unknown.
     """
 
     path: Path
@@ -100,8 +99,8 @@ class StoredSegment:
     # -- while it is read ------------------------------------------------------------------------------------------
 
     def note_written(self, written_ms: int) -> None:
-        """Record when one of the segment's groups was written. Only the largest time is kept. So if the clock was set
-        back, the segment is retained longer, not shorter.
+        """Record when one of the segment's groups was written. The largest time is kept, so that the segment is
+        retained longer, not shorter, if the clock was set back.
         """
         self.written_ms = max(self.written_ms, written_ms)
 

@@ -1,8 +1,8 @@
-"""Holds the files of a lane's segments open, so that their content stays readable whatever happens to their names.
+"""Holds the files of a lane's segments open, so that their content stays readable after the files are deleted or
+renamed.
 
-A process that has a file open can still read it after another process has deleted or renamed it. So if the name of a
-segment no longer leads to the segment's file, the owner of the lane can write the content again, from the file that it
-holds open.
+So if the name of a segment no longer leads to the segment's file, the owner of the lane can write the content again,
+from the open file.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from kafkasafe.spool.files import Files, Identity, size_of, write_all
 from kafkasafe.spool.segment import StoredSegment
 
 _HELD: Final = 64
-"""Maximum number of segments whose files are held open. If the file of another segment is deleted or renamed, this
-process may be unable to read that segment.
+"""Maximum number of segments whose files are held open. If the file of any other segment is deleted or renamed, its
+content may be lost.
 """
 _READERS: Final = 16
-"""Maximum number of segments that stay open after they were read. Segments that are held open do not count. Those that
-were opened last stay open.
-"""
+"""Maximum number of further segments that stay open after they were read: the segments that were opened last."""
 _COPY_BYTES: Final = 1024 * 1024
 _UNREADABLE: Final = frozenset({errno.ENOENT, errno.EIO, errno.ESTALE})
 
@@ -38,7 +36,7 @@ class SegmentFiles:
         self._identities: dict[int, Identity] = {}
 
     def add(self, segment: StoredSegment, handle: int) -> None:
-        """Adds a segment that was just created. This object will close the handle.
+        """Adds a segment that was just created. `SegmentFiles` will close the handle.
 
         Raises:
             OSError: The file's identity cannot be determined. The handle is closed.
@@ -57,9 +55,7 @@ class SegmentFiles:
                 self._files.close(handle)
 
     def limit(self) -> None:
-        """Called when the newest segment gets no more records. The segment stays open unless too many segments are held
-        open.
-        """
+        """Record that the newest segment gets no more records. Closes its file if too many files are held open."""
         if len(self._held) > _HELD:
             at = next(reversed(self._held))
             self._files.close(self._held.pop(at))
@@ -85,8 +81,7 @@ class SegmentFiles:
         return handle
 
     def is_whole(self, segment: StoredSegment) -> bool:
-        """Whether the segment's path still leads to the segment's file, and the file was not cut. Checks the size only
-        of a file that is held open.
+        """Whether the segment's path still leads to the segment's file, and the file (if it is held open) was not cut.
 
         Raises:
             OSError: This cannot be determined.
@@ -97,8 +92,8 @@ class SegmentFiles:
         return handle < 0 or self._files.size(handle) >= segment.size_bytes
 
     def write_again(self, segment: StoredSegment) -> bool:
-        """Writes the content of the file that is held open into a new file with the segment's name. Syncs the content,
-        but not the name. Returns False if the content cannot be read.
+        """Copies the content of the open file to a new file with the segment's name. Syncs the content, but not the
+        name. Returns False if the content cannot be read.
 
         Raises:
             OSError: The content is not available under the name yet.
@@ -140,7 +135,7 @@ class SegmentFiles:
         return content if len(content) == size else b""
 
     def clear_name(self, path: Path) -> None:
-        """Makes a segment's name free. If a file has this name, it is moved to quarantine/, or deleted if it is empty.
+        """Makes a segment's name free: moves a file with this name to quarantine/, or deletes it if it is empty.
 
         Raises:
             OSError: The file may still have the name.
@@ -158,7 +153,7 @@ class SegmentFiles:
         self._files.sync_directory(folder)
 
     def unlink(self, segment: StoredSegment) -> None:
-        """Deletes a segment. If another file has the segment's name, that file stays.
+        """Deletes a segment, but not another file that has the segment's name.
 
         Raises:
             OSError: The segment may still exist.

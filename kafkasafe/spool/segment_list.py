@@ -22,7 +22,7 @@ from kafkasafe.spool.segment_files import SegmentFiles
 class SegmentList(Sequence[StoredSegment]):
     """The segments of one lane, in order. Not thread-safe.
 
-    Methods without a docstring are described in `Spool` and `StoredSegment`, under the same names.
+    `Spool` and `StoredSegment` describe the methods without a docstring, under the same names.
     """
 
     def __init__(self, lane: Path, files: Files, segments: Sequence[StoredSegment]) -> None:
@@ -103,7 +103,7 @@ class SegmentList(Sequence[StoredSegment]):
     # -- the first segments ------------------------------------------------------------------------------------------
 
     def delete_first(self) -> StoredSegment:
-        """Delete the first segment. `sync_deletions` makes the deletion durable.
+        """Delete the first segment. Call `sync_deletions` to make the deletion durable.
 
         Raises:
             OSError: The file cannot be deleted, or an earlier deletion cannot be made durable. Nothing was changed.
@@ -111,16 +111,16 @@ class SegmentList(Sequence[StoredSegment]):
         self.sync_deletions()
         segment = self._segments[0]
         self._unlink(segment)
-        # The file is deleted, even if the deletion is not durable yet. So remove the segment from the list. Otherwise
-        # the spool would report it as missing.
+        # The file is deleted, even if the deletion is not durable yet. So remove the segment from the list, or the
+        # spool would report the segment as missing.
         self._deletions_undurable = True
         del self._segments[0]
         self.used_bytes -= segment.size_bytes
         return segment
 
     def sync_deletions(self) -> None:
-        """Make the last deletion durable. `delete_first` does this before the next deletion, because otherwise a crash
-        could leave a log with a hole in its middle.
+        """Make the last deletion durable. `delete_first` calls this before the next deletion, so that a crash cannot
+        leave a hole in the middle of the log.
         """
         if self._deletions_undurable:
             self._files.sync_directory(self._lane)
@@ -157,7 +157,7 @@ class SegmentList(Sequence[StoredSegment]):
         self.used_bytes += segment.size_bytes - before
 
     def shorten(self, size_bytes: int) -> None:
-        """End the last segment at the byte `size_bytes`. The segment still lists the batches after that byte."""
+        """End the last segment at the byte `size_bytes`. The segment still lists the batches after this byte."""
         segment = self._segments[-1]
         self.used_bytes -= segment.size_bytes - size_bytes
         segment.ends_at(size_bytes)
@@ -195,12 +195,12 @@ class SegmentList(Sequence[StoredSegment]):
         return self._held.is_whole(segment)
 
     def is_whole(self, segment: StoredSegment) -> bool:
-        """Like `has_file`. Also true if the segment's content is known to be lost: then there is nothing to restore."""
+        """Like `has_file`, but also true if the segment's content is known to be lost and cannot be restored."""
         return segment.first_position in self._lost or self.has_file(segment)
 
     def see_written(self, synced_position: int) -> None:
-        """Check two things: the file of every segment still has its name, and each file with records after
-        `synced_position` still has all bytes that were written to it.
+        """Check that the file of every segment still has its name, and that each file with records after
+        `synced_position` still has all written bytes.
 
         Raises:
             FileNotFoundError: A check failed. The caller must not report the records as durable.
@@ -211,8 +211,7 @@ class SegmentList(Sequence[StoredSegment]):
             if written:
                 whole = self.is_whole(segment)
             else:
-                # Listing the directory once takes less time than a check of each name. A lane with one segment needs no
-                # list.
+                # Listing the directory once is faster than checking each name. A lane with one segment needs no list.
                 names = set(self._files.list(self._lane)) if names is None else names
                 whole = segment.path.name in names or segment.first_position in self._lost
             if not whole:

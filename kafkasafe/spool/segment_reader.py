@@ -1,7 +1,7 @@
-"""Reads one segment of a lane, group by group, and judges from the pattern of damaged bytes how they were damaged.
+"""Reads one segment of a lane, group by group, and judges how damaged bytes were damaged.
 
-The pattern shows whether a crash during a write may be the cause, or whether bytes were changed after they had been
-written completely. The rules are those of `docs/spool-format.md`, section Recovery.
+The pattern of damaged bytes shows whether a crash during a write may be the cause, or whether complete bytes were
+changed later. `docs/spool-format.md`, section Recovery, has the rules.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from kafkasafe.spool.extent import LogEndClaim
 from kafkasafe.spool.segment import StoredSegment
 
 _GROUP_KEY: Final = b"\x00\x00\x00\x08\x00\x00\x4b\x00"
-"""The beginning of every GROUP record, after its length: attributes, two deltas, length of the key, the key."""
+"""The beginning of every GROUP record, after the length: attributes, two deltas, length of the key, the key."""
 _LENGTH_BYTES: Final = range(1, 6)  # of a varint
 _ADDRESS: Final = struct.Struct(">qiibI")
 _ADDRESS_BYTES: Final = _ADDRESS.size
 OVERHEAD_BYTES: Final = 12  # bytes of a batch that its length field does not count
 _SECTOR_BYTES: Final = 512
-# If a sector ends with this many zeros, they count as bytes that were not written.
+# This many zeros at the end of a sector count as bytes that were not written.
 _ZEROS: Final = 4
-# A complete batch may itself end with this many zeros. Where the zeros come from depends on the compression:
+# A complete batch may itself end with this many zeros, depending on the compression:
 # - none: the last byte is the last record's number of headers, which may be 0;
 # - lz4: the end mark of the frame consists of zeros;
 # - gzip: the last bytes are the size of the content, which may end with zeros;
@@ -40,9 +40,9 @@ Content: TypeAlias = bytes | bytearray
 
 @dataclass(frozen=True, slots=True)
 class ReadGroup:
-    """An intact control batch, with its data batches. The header of a damaged data batch is None.
+    """An intact control batch, with its data batches. A damaged data batch has the header None.
 
-    `torn` contains those damaged batches whose damage may come from a crash.
+    `torn` contains the damaged batches that a crash may have damaged.
     """
 
     segment: int
@@ -58,7 +58,7 @@ class ReadGroup:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """Bytes at a place where a group should be, but is not. `torn` says whether a crash may be the cause."""
+    """Bytes in place of a group that should be there. `torn` says whether a crash may be the cause."""
 
     segment: int
     at: int
@@ -144,7 +144,7 @@ class SegmentReader:
         torn: list[tuple[int, m.ManifestEntry]] = []
         for number, entry in enumerate(group.manifest):
             if limit is not None and entry.position >= limit:
-                break  # an earlier recovery cut this off; the next segment begins here
+                break  # an earlier recovery cut off the rest; the next segment begins here
             header = _batch_at(content, at, entry)
             position = entry.position + (header.count if header is not None else 1)
             if header is not None and number + 1 < len(group.manifest):
@@ -167,8 +167,8 @@ class SegmentReader:
     def _resync(
         self, content: Content, at: int, position: int
     ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
-        """Finds the first intact group that begins at or after the byte `at`, and whose position is at least
-        `position`. Returns (byte offset, group), or (end of the segment, None) if no such group exists.
+        """Finds the first intact group at or after the byte `at` with a position of at least `position`. Returns (byte
+        offset, group), or (end of the segment, None) if no such group exists.
         """
         earliest = at
         found = content.find(_GROUP_KEY, at)
@@ -185,8 +185,8 @@ class SegmentReader:
 
 
 def group_at(content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
-    """Decodes the control batch at the byte `at`, whichever lane wrote it. Returns its group, its marks and its size;
-    None if it is not intact.
+    """Decodes the control batch at the byte `at`, of this or another lane. Returns the group, the marks and the size;
+    None if the control batch is not intact.
     """
     try:
         header = codec.read_header(content, at)
@@ -205,7 +205,7 @@ def _may_miss_more(
 ) -> bool:
     """Whether groups after this one may also be missing, because the file ends inside this group's last batch.
 
-    The missing groups may have contained marks. So the reader must not assume that only this one batch is missing.
+    The missing groups may have contained marks, so the reader must not assume that only one batch is missing.
     """
     at, entry, _ = last
     if at + entry.size_bytes <= len(content):
@@ -219,8 +219,8 @@ def _may_miss_more(
 def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
     """Whether these bytes may come from a crash during the writing of a group."""
     head = content[at : min(at + codec.HEADER_BYTES, end)]
-    # After a crash, each byte has its intended value or 0. Only bytes that are the same in all intact control batches
-    # are compared here.
+    # After a crash, each byte has its intended value or 0. Compare only bytes that are the same in all intact control
+    # batches.
     for start, meant in ((12, b"\x00\x00\x00\x00\x02"), (21, b"\x00\x20")):
         if any(byte not in {0, wanted} for byte, wanted in zip(head[start:], meant, strict=False)):
             return False
@@ -233,8 +233,7 @@ def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
 
 
 def _may_be_torn(content: Content, start: int, end: int) -> bool:
-    """Whether a crash may have left the batch in this state. If not, the batch was complete once, and was changed
-    later.
+    """Whether a crash may have left the batch in this state. Otherwise, a complete batch was changed later.
 
     Disks write whole sectors, so a sector that was never written is all zeros. If a sector was written before the
     process had filled it, only the end of the sector is zeros. Data that the file system had not written yet is missing
@@ -254,9 +253,7 @@ def _may_be_torn(content: Content, start: int, end: int) -> bool:
 
 
 def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> bool:
-    """Whether a crash may have left the data batch in this state. The manifest entry allows a more precise answer than
-    the bytes alone.
-    """
+    """Whether a crash may have left the data batch in this state. The manifest entry makes the answer more precise."""
     end = at + entry.size_bytes
     if end <= len(content):
         meant = address_bytes(entry)
@@ -271,9 +268,9 @@ def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> boo
 
 
 def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
-    """Whether a crash may have caused the damage to this address. The body that follows the address is complete. So the
-    missing bytes must end at the next sector boundary. If this boundary lies in the body, all bytes of the body before
-    the boundary must be zeros, because missing bytes are read as zeros.
+    """Whether a crash may have caused the damage to the address of a batch with a complete body. If so, the missing
+    bytes end at the next sector boundary, and all bytes from the first missing one to this boundary, even bytes of the
+    body, are zeros.
     """
     found = content[at : at + len(meant)]
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES

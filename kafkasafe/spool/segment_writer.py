@@ -14,12 +14,12 @@ from kafkasafe.spool.files import Files, opened, write_all
 from kafkasafe.spool.segment_list import SegmentList
 
 _PREALLOCATED_BYTES: Final = 16 * 1024 * 1024
-"""Disk space for a segment is reserved in steps of this size. So a lane with few records does not occupy the space of a
-whole segment.
+"""The spool reserves disk space for a segment in steps of this size, so that a lane with few records does not occupy
+the space of a whole segment.
 """
 _NEVER_PREALLOCATED: Final = 1 << 62
 _CACHED_BYTES: Final = 256 * 1024
-"""The page cache of a segment may grow by this many bytes before it is dropped. Dropping it costs a system call."""
+"""The page cache of a segment may grow by this many bytes before `drop_cache` makes a system call to drop it."""
 
 
 class SegmentWriter:
@@ -33,11 +33,11 @@ class SegmentWriter:
         self._uncached_bytes = 0
         """How many bytes, from the beginning of the last segment, were dropped from the page cache."""
         self._unwritten: list[bytearray] = []
-        """Groups that were added to the last segment, but will be written only together with the next group."""
+        """Groups that were added to the last segment, but are not written yet."""
         self._unwritten_at = 0
         self._continued: tuple[int, int] | None = None
-        """First position and handle of a segment in which a write failed only because the disk was full. After the
-        repair, the spool continues this segment.
+        """First position and handle of a segment that the spool continues after the repair, because a write failed only
+        for a full disk.
         """
         self._promised_bytes = 0
         self._promised_records = 0
@@ -50,7 +50,7 @@ class SegmentWriter:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether groups wait to be written together with the next group."""
+        """Whether groups were added to the last segment, but are not written yet."""
         return bool(self._unwritten)
 
     def has_reserved(self, size_bytes: int, segment_bytes: int) -> bool:
@@ -63,7 +63,9 @@ class SegmentWriter:
         return left >= size_bytes
 
     def promise(self) -> None:
-        """Record the current end of the log. After a failure, `put_back` cuts off what is written after this call."""
+        """Record the current end of the log. After a failure, `put_back` cuts off all bytes that are written after this
+        call.
+        """
         self._promised_bytes = self._segments[-1].size_bytes if self._segments else 0
         self._promised_records = self._segments[-1].records if self._segments else 0
 
@@ -97,7 +99,7 @@ class SegmentWriter:
         segment = self._segments[-1]
         if self._files.size(self._handle) != self._unwritten_at:
             # 1. Another process cuts the file (logrotate with copytruncate).
-            # 2. A write past the file's new end would fill the gap with zeros, and the size would look right again.
+            # 2. A write past the file's new end would fill the gap with zeros, so that the size would look right again.
             raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
         self._preallocate(segment.size_bytes, limit)
         write_all(self._files, self._handle, list(self._unwritten), self._unwritten_at)
@@ -115,10 +117,10 @@ class SegmentWriter:
         self._files.sync_data(self._handle)
 
     def drop_cache(self) -> None:
-        """Drop the last segment from the system's page cache. Everything that was written to it must already be synced.
+        """Drop the last segment, which must be synced completely, from the system's page cache.
 
-        Otherwise, a system with much free memory keeps gigabytes of delivered records in memory. Each write then gets
-        memory that has been unused for a long time, and filling such memory takes longer.
+        Otherwise, a system with much free memory keeps gigabytes of delivered records in memory, and each write gets
+        memory that has been unused for a long time, which takes longer to fill.
         """
         size = self._segments[-1].size_bytes if self._handle >= 0 else 0
         if size - self._uncached_bytes >= _CACHED_BYTES:
@@ -146,8 +148,7 @@ class SegmentWriter:
     def fail(self, *, may_continue: bool) -> None:
         """Forget the groups that were not written, and do not write to the file until `put_back` is called."""
         if self._unwritten:
-            # Do not count groups that never reached the file. Otherwise the file would look as if another process had
-            # cut it.
+            # Do not count groups that never reached the file, or the file would look as if another process had cut it.
             self._segments.shorten(self._unwritten_at)
             self._unwritten = []
         if may_continue and self._handle >= 0:
@@ -155,10 +156,10 @@ class SegmentWriter:
         self._handle = -1
 
     def put_back(self, position: int) -> None:
-        """Remove everything at and after `position`. The log ended at this position when `promise` was last called.
+        """Remove everything at and after `position`, where the log ended when `promise` was last called.
 
-        The spool never continues a segment whose fsync failed. But after a failed write, the spool continues the
-        segment if the only cause was a full disk. Otherwise, this could happen:
+        The spool never continues a segment whose fsync failed. But after a write that failed only for a full disk, the
+        spool continues the segment, because new segments could use up the disk:
 
         1. The disk has room for marks, but not for the next batch.
         2. Each attempt to write the batch fails, and is followed by a mark.
@@ -171,8 +172,8 @@ class SegmentWriter:
             segment = self._segments[-1]
             continued, kept = self._continued or (-1, -1)
             continues = continued == segment.first_position
-            # If the bytes cannot be cut off, they are abandoned: the next segment starts at the position of the first
-            # abandoned byte.
+            # If the bytes cannot be cut off, they are abandoned: the next segment starts at the position where they
+            # begin.
             with contextlib.suppress(OSError):
                 if self._segments.has_file(segment):
                     with opened(self._files, segment.path, write=True) as handle:
@@ -180,8 +181,8 @@ class SegmentWriter:
                         if continues:
                             # 1. Half of a batch was written, and is cut off.
                             # 2. A mark is written where the half batch was. Power fails before the mark is synced.
-                            # 3. Without this sync, the cut may not be durable: recovery could find the mark followed by
-                            # remains of the half batch, and report them as damage.
+                            # 3. Without this sync, the cut may not be durable: recovery could find remains of the half
+                            # batch after the mark, and report damage.
                             self._files.sync_data(handle)
                     if continues:
                         self._handle = kept

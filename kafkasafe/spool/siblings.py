@@ -1,8 +1,8 @@
 """Finds other spool directories with undelivered records, in the parent directory of the default spool directory.
 
-The name of the default directory depends on the client id and on the exact text of the brokers' addresses. If one of
-them changes, the program uses another directory. Without this module, undelivered records in the former directory would
-wait forever.
+The name of the default directory depends on the client id and on the exact text of the brokers' addresses. If the
+client id or an address changes, the program uses another directory. Without this module, undelivered records in the
+former directory would wait forever.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class LeftBehind:
 
     Attributes:
         path: The spool directory.
-        cluster_id: Id of the cluster to which the records belong; None if no producer that used the directory ever
-            reached a cluster.
+        cluster_id: Id of the cluster to which the records belong; None if no producer in the directory ever reached a
+            cluster.
         same_client: Whether the client id in the directory's name is the client id of the searching producer.
-        lanes: Numbers of the lanes that hold these records.
+        lanes: Numbers of the lanes with undelivered records.
         batches: Number of undelivered batches. An atomic batch with offsets but without records counts as one batch.
         records: Number of undelivered records.
         content: Names and sizes of the lanes' segments, to recognise that the directory has changed.
@@ -45,7 +45,7 @@ class LeftBehind:
 
 
 class Siblings:
-    """The directories next to `own`. This class only reads them: it writes nothing, and takes no lock.
+    """The directories next to `own`. `Siblings` only reads them, and takes no lock.
 
     Args:
         own: A default spool directory.
@@ -60,8 +60,8 @@ class Siblings:
     def look(
         self, stop: Callable[[], bool] = lambda: False, *, same_client: bool = False
     ) -> list[LeftBehind]:
-        """Returns all directories where earlier processes left undelivered records, sorted by path. `stop` may end the
-        search early. Then some directories are missing from the result; the next search finds them.
+        """Returns all directories where earlier processes left undelivered records, sorted by path. If `stop` ends the
+        search early, the next search finds the missing directories.
 
         Args:
             stop: Returns whether to end early.
@@ -85,7 +85,7 @@ class Siblings:
                     continue
                 one = self._look_into(path)
             except (SpoolError, OSError):
-                continue  # not readable for this user, or written by a newer version: its content is unknown
+                continue  # not readable for this user, or written by a newer version: unknown content
             if one is not None:
                 found.append(one)
         return found
@@ -126,5 +126,7 @@ class Siblings:
 
 
 def _client(path: Path) -> str:
-    """The client id in a default directory's name. The part after the last dash is the digest of the addresses."""
+    """The client id in a default directory's name: the part before the last dash. (The rest is a digest of the
+    addresses.)
+    """
     return path.name.rpartition("-")[0]

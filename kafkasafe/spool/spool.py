@@ -2,7 +2,7 @@
 
 One thread owns a `Spool`. Only `sync()` makes written groups durable. A failed write or sync resets the log to its
 state after the last successful `sync()`, so that the owner can write the same data again. The journal decides which
-batches are done, and which ids they have. The spool only stores marks and batches, and reads them back.
+batches are finished, and which ids batches have. The spool only stores and reads marks and batches.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from kafkasafe.spool.tail import cut_tail, make_durable, remove_drafts
 Sync = Literal["group", "each", "os"]
 
 _MOST_BATCHES: Final = 1 << 14
-"""Maximum number of batches in a segment. Data about a batch stay in memory until its segment is deleted. For an atomic
-batch, these data take up to 2.6 kB of memory, even if the batch takes only a few hundred bytes on disk.
+"""Maximum number of batches in a segment. Data about a batch stay in memory until its segment is deleted: up to 2.6 kB
+for an atomic batch, even if the batch takes only a few hundred bytes on disk.
 """
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
 """Maximum size of a segment whose batches must be divided.
 
-In a large log, a segment may be larger: up to the log's size divided by `_DIVIDED_SEGMENTS`. The reasons for a maximum:
+In a large log, such a segment may have up to the log's size divided by `_DIVIDED_SEGMENTS`. A maximum is necessary:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
 2. The spool deletes a segment when all batches of the segment are divided.
@@ -52,8 +52,8 @@ class Spool:
 
     Attributes:
         next_position: The position that the next record gets.
-        synced_position: All records before this position are durable, unless the option `sync` is "os". They were
-            recovered by `open`, or a call of `sync` has returned since they were written.
+        synced_position: All records before this position are durable, unless the option `sync` is "os": `open` has
+            recovered them, or a call of `sync` has returned since they were written.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Spool:
         self._writer = SegmentWriter(files, self._segments)
         self._repair = False
         self._sync_failed = False
-        """Whether an fsync has failed since the last repair. If so, the last segment is not continued."""
+        """Whether an fsync has failed since the last repair, so that the last segment must not be continued."""
         self._reserve = Reserve(lane, files)
         self._to_divide = 0
         self._torn = found.skipped
@@ -86,7 +86,7 @@ class Spool:
         self._closed = False
         self.next_position = found.next_position
         self.synced_position = found.next_position
-        # fdatasync has returned for everything before this position.
+        # fdatasync has returned for all records before this position.
         self._disk_position = found.synced_position if sync == "os" else found.next_position
 
     @classmethod
@@ -107,20 +107,20 @@ class Spool:
         Args:
             lane: The lane's directory.
             files: The disk.
-            segment_bytes: Maximum size of a segment. Only a segment that consists of a single larger group may exceed
-                this size. A segment also ends when it has 16,384 batches.
+            segment_bytes: Maximum size of a segment (a segment with a single larger group may exceed it). A segment
+                also ends when it has 16,384 batches.
             sync: With "group" and "each", the method `sync` calls fdatasync. With "os", the operating system decides
                 when to write.
             snapshot: Returns the marks with which a new segment begins.
-            on_corrupt: With "raise", damage is an error. With "quarantine", this method copies damaged bytes to
-                quarantine/, and keeps the batches after them.
+            on_corrupt: "raise": damage is an error. "quarantine": copy damaged bytes to quarantine/, and keep the later
+                batches.
             clock_ms: Returns ms since the epoch, for the timestamps of control batches.
-            each: Called with each entry in log order while the log is read, up to the first torn or damaged entry.
-                All these calls come before `open` changes a file or reports damage.
+            each: Called with each entry in log order while the log is read, up to the first torn or damaged entry,
+                before `open` changes a file or reports damage.
 
         Returns:
-            The spool, and the log's entries in order, without those that `each` received. The log is durable on return
-            (unless sync is "os").
+            The spool, and the log's entries in order, without the entries that `each` received. The log is durable on
+                return (unless sync is "os").
 
         Raises:
             SpoolCorruptError: The log has damage other than a torn tail. Nothing was changed.
@@ -174,7 +174,7 @@ class Spool:
         divisible: bool = False,
         more: bool = False,
     ) -> list[int]:
-        """Write marks, then data batches. They are not certain to be durable before `sync` returns.
+        """Write marks, then data batches. Only `sync` makes them durable.
 
         Args:
             marks: The marks, in the order in which they were decided.
@@ -182,11 +182,11 @@ class Spool:
             the bytes.
             atomic: Whether recovery must keep either the whole group or nothing of it.
             closed: Whether the group records an orderly close.
-            makes_room: Whether the batches replace other batches, so that the space of the replaced ones can be freed.
-                If so, the new batches may use the reserve.
-            divisible: Whether the batches will have to be divided. If so, they are written to small segments.
-            more: Whether the caller writes another group before it calls `sync`. If so, both groups go to the disk in
-                one write. The caller must not change the batches before that write.
+            makes_room: Whether the batches replace other batches, whose space can then be freed, so that the new
+                batches may use the reserve.
+            divisible: Whether the batches will have to be divided, so that they are written to small segments.
+            more: Whether the caller writes another group before it calls `sync`, so that both groups go to the disk in
+                one write. Until then, the caller must not change the batches.
 
         Returns:
             The position of each batch.
@@ -204,8 +204,8 @@ class Spool:
             # The remaining space is for marks.
             error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if self.next_position == self.synced_position:
-                # Nothing needs to be undone, so do not call `_failed`. It might end the segment. Then each later mark
-                # would begin a new segment, and the new segments would use up the remaining space.
+                # Nothing needs to be undone, so do not call `_failed`, which might end the segment. Each later mark
+                # would then begin a new segment, and the new segments would use up the remaining space.
                 raise self._error("written to", error)
             raise self._failed("written to", error)
         try:
@@ -255,7 +255,9 @@ class Spool:
         return self.synced_position
 
     def drop_cache(self) -> None:
-        """Tell the system that the batches written last will probably not be read, because they are in memory too."""
+        """Tell the system that this process will probably not read the batches written last, which it also has in
+        memory.
+        """
         if self._disk_position == self.next_position:
             self._writer.drop_cache()
 
@@ -289,13 +291,13 @@ class Spool:
         *,
         at_most_bytes: int = 1 << 62,
     ) -> int:
-        """Delete the oldest segments whose batches are all done; never the last segment.
+        """Delete the oldest segments whose batches are all finished; never the last segment.
 
         Args:
-            before_position: All batches before this position are done.
-            retain_bytes: Keep at least this many bytes of segments, even if all batches in these segments are done.
+            before_position: All batches before this position are finished.
+            retain_bytes: Keep at least this many bytes of segments, even if all their batches are finished.
             retain_since_ms: Keep segments that were written at or after this time (ms since the epoch), even if all
-                their batches are done.
+                their batches are finished.
             at_most_bytes: Stop once at least this many bytes are freed. Only whole segments are deleted.
 
         Returns:
@@ -322,7 +324,8 @@ class Spool:
                 break
             going += 1
         if going:
-            # Once this claim is written, recovery reports damage if a segment after the new beginning is missing.
+            # When the claim about the new beginning is written, recovery reports a missing segment after the beginning
+            # as damage.
             try:
                 self._extent.begins(self._segments, going)
             except OSError as error:
@@ -343,12 +346,12 @@ class Spool:
         """Close the files.
 
         Args:
-            closed_mark: Whether to record in the log that this close was orderly. This is omitted if nothing was
-                written before and `marks` is empty.
-            marks: Marks to write before the files are closed. They are written only if `closed_mark` is true.
+            closed_mark: Whether to record in the log that this close was orderly (unless nothing was ever written and
+                `marks` is empty).
+            marks: Marks to write before the files are closed, if `closed_mark` is true.
 
         Raises:
-            SpoolWriteError: The last group could not be written. The files are closed all the same. Records before
+            SpoolWriteError: The last group could not be written. The files are closed, and records before
                 `synced_position` are safe.
         """
         if self._closed:
@@ -373,7 +376,7 @@ class Spool:
     # -- where it stands ---------------------------------------------------------------------------------------------
 
     def stands_at(self, lane: Path) -> None:
-        """Record the directory's new path. The caller has already moved the directory on the disk."""
+        """Record the new path of the directory, which the caller has already moved on the disk."""
         self._lane = lane
         self._segments.stands_at(lane)
         self._extent.stands_at(lane)
@@ -381,7 +384,7 @@ class Spool:
 
     @property
     def in_place(self) -> bool:
-        """Whether each file still has its name, and all bytes that were written to it. Makes a few system calls.
+        """Whether each file still has its name and all written bytes. Makes a few system calls.
 
         Raises:
             OSError: This cannot be determined.
@@ -389,8 +392,8 @@ class Spool:
         return all(map(self._segments.is_whole, self._segments)) and self._extent.in_place
 
     def restore(self) -> list[tuple[int, int]]:
-        """Restore the files that were deleted, renamed or cut. Their content is copied from the files that are held
-        open. The new files are durable on return.
+        """Restore the files that were deleted, renamed or cut, from the files that are held open. The new files are
+        durable on return.
 
         Call this method only when everything written so far has been synced.
 
@@ -407,9 +410,8 @@ class Spool:
             if self._repair:
                 self._put_back()
             if self._segments:
-                # Restore the extent before the segments: if a crash interrupts this, the next owner must see which
-                # segments are missing.
-                # With "os", no one knows how far the log is durable, so the extent names no end.
+                # Restore the extent before the segments, so that after a crash in between, the next owner sees which
+                # segments are missing. With "os", it is unknown how far the log is durable, so the extent names no end.
                 self._extent.restore(self._segments, None if self._sync == "os" else self.synced_position)
             for index, segment in enumerate(self._segments):
                 if self._segments.is_whole(segment):
@@ -512,7 +514,7 @@ class Spool:
         """Start a segment with a snapshot, so that earlier segments can be deleted."""
         self._writer.write_out(limit)
         if self._writer.is_open:
-            # The new segment's first group will state that everything before it is durable, so sync it now.
+            # The new segment's first group will state that all earlier groups are durable, so sync them now.
             if self._sync != "os":
                 self._to_disk()
             self._writer.leave()
@@ -520,8 +522,8 @@ class Spool:
         self._files.sync_directory(self._lane)
         marks = list(self._snapshot())
         if self._torn:
-            # This group states that everything before it was durable. This is not true of the torn batches that
-            # recovery skipped, so a mark must name their positions.
+            # This group states that all earlier records were durable, except the torn batches that recovery skipped,
+            # whose positions a mark must name.
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
         self._append(control, (), (), end_position)
@@ -564,18 +566,18 @@ class Spool:
     # -- the reserve -------------------------------------------------------------------------------------------------
 
     def keep_room(self, to_divide: int) -> None:
-        """Adapt the size of the reserve. `to_divide` is the total size of the batches that must be divided, in bytes.
-        If the reserve is too large, it shrinks now. If it is too small, it grows when the next batches are written.
+        """Adapt the size of the reserve to `to_divide`, the total size of the batches that must be divided, in bytes. A
+        reserve that is too large shrinks now; a reserve that is too small grows when the next batches are written.
         """
         self._to_divide = to_divide
         self._reserve.shrink_to(self._wanted_reserve())
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether there is room for a group of `size_bytes`, and for marks after it. The group must replace earlier
-        batches, which can then be deleted.
+        """Whether there is room for a group of `size_bytes` that replaces earlier batches, and for marks after it.
 
-        The group may use the reserve. If the reserve is too small, this method enlarges it: other programs could use
-        free space outside the reserve before the group is written. The reserve shrinks again when the group is written.
+        The group may use the reserve. This method enlarges a reserve that is too small, because other programs could
+        use free space outside the reserve before the group is written. The next `write_group` shrinks the reserve
+        again.
         """
         return self._writer.has_reserved(size_bytes, self._segment_bytes) or self._reserve.lend(size_bytes)
 

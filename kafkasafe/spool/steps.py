@@ -1,5 +1,5 @@
-"""Finds out when each batch reached the steps of Kafka's ticket KAFKA-156 (see `ExchangeStep`). Uses only the marks in
-the log.
+"""Finds out, from the marks in the log, when each batch reached the steps of Kafka's ticket KAFKA-156 (see
+`ExchangeStep`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from kafkasafe.spool.examine import ExchangeStep
 
 @dataclass(slots=True)
 class BatchTimes:
-    """Times at which the spool recorded the steps of a plain batch (ms since the epoch). A time is -1 if its step is
-    not recorded, or if the time is no longer known.
+    """Times at which the spool recorded the steps of a plain batch (ms since the epoch); -1 if the step is not
+    recorded, or the time is no longer known.
 
     Attributes:
         prepared_ms: When the batch was written to the spool.
-        prepare_acknowledged_ms: When the batch's id was written to the spool. After that, the batch may be sent.
-        commit_acknowledged_ms: When the batch's offset was written to the spool. The broker completes step 3 before
-            that.
+        prepare_acknowledged_ms: When the batch's id was written to the spool, so that the batch may be sent.
+        commit_acknowledged_ms: When the batch's offset was written to the spool, after the broker completed step 3.
     """
 
     prepared_ms: int = -1
@@ -28,7 +27,7 @@ class BatchTimes:
     commit_acknowledged_ms: int = -1
 
     def identify(self, written_ms: int) -> None:
-        """Record when the batch's id was written. After that, the batch may be sent."""
+        """Record when the batch's id was written, so that the batch may be sent."""
         self.prepare_acknowledged_ms = written_ms
 
     def commit(self, written_ms: int) -> None:
@@ -44,16 +43,15 @@ class UnitLog:
         unit_id: Id of the atomic batch, 16 bytes.
         transactional_id: Transactional id of the latest transaction; before the first transaction, the id that the user
             gave.
-        producer_id: Producer id of the latest transaction; -1 before the first one.
-        producer_epoch: Producer epoch of the latest transaction; -1 before the first one.
-        positions: Positions of the batches in the atomic batch. If a batch was divided, the positions of its parts
-            replace the position of the batch.
+        producer_id: Producer id of the latest transaction; -1 before the first transaction.
+        producer_epoch: Producer epoch of the latest transaction; -1 before the first transaction.
+        positions: Positions of the batches in the atomic batch; for a divided batch, the positions of its parts.
         groups: Consumer groups whose offsets are part of the atomic batch.
         outcome: How the atomic batch ended; None until this is decided.
-        reason: Why the atomic batch was dropped; empty if it was not.
+        reason: Why the atomic batch was dropped; empty for other outcomes.
         prepared_ms: When the whole batch was written to the spool.
-        prepare_acknowledged_ms: Time at which the spool recorded that the brokers have the whole atomic batch. The
-            producer commits the atomic batch only after that.
+        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch, before the
+            producer commits the atomic batch.
         ended_ms: When the spool recorded `outcome`.
         offsets: Maps the position of each batch to its base offset.
     """
@@ -82,7 +80,7 @@ class UnitLog:
 
     @property
     def step(self) -> ExchangeStep | None:
-        """The last step that is known to be done; None if the atomic batch was dropped."""
+        """The last known step; None if the atomic batch was dropped."""
         if self.is_dropped:
             return None
         if self.outcome is m.UnitOutcome.COMMITTED:
@@ -93,9 +91,7 @@ class UnitLog:
 
     @property
     def transaction(self) -> tuple[str, int, int]:
-        """Transactional id, producer id and epoch of the transaction. The transaction may contain other atomic batches,
-        too.
-        """
+        """Transactional id, producer id and epoch of the transaction, which may contain other atomic batches, too."""
         return self.transactional_id, self.producer_id, self.producer_epoch
 
     @property
@@ -133,8 +129,7 @@ class UnitLog:
 def steps_of(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
-    """Returns two things: the times of the steps of plain batches, by position; and all atomic batches, in the order of
-    the log.
+    """Returns the times of the steps of plain batches, by position, and all atomic batches, in the order of the log.
 
     Args:
         groups: A tuple (time, marks, batches) for each group. `time` is when the group was written (ms since the
@@ -167,7 +162,7 @@ class _Steps:
             match mark:
                 case m.Unit(_, first, count):
                     of_unit = dict.fromkeys(range(first, first + count), (self._unit(mark, written_ms), -1))
-                    # If the group has parts of a divided batch, a REPLACED mark before this one names them.
+                    # If the group has parts of a divided batch, an earlier REPLACED mark names them.
                     members = of_unit | members
                 case m.Replaced(position, first, count) if position in self._unit_of:
                     unit = self._unit_of.pop(position)
@@ -238,8 +233,8 @@ class _Steps:
         unit.begin(mark.transactional_id, mark.producer_id, mark.producer_epoch)
 
     def _void(self, left: UnitLog) -> None:
-        """Record that an atomic batch leaves its transaction. If the batch was staged in the transaction, the
-        transaction cannot be committed. So none of its atomic batches counts as staged any more.
+        """Record that an atomic batch leaves its transaction. If the batch was staged, the transaction cannot be
+        committed, so no atomic batch in the transaction counts as staged any more.
         """
         if not left.is_staged:
             return
@@ -259,15 +254,15 @@ class _Steps:
 
         Args:
             written_ms: When the group was written.
-            batches: A pair for each batch: its position, and whether it has an id.
-            members: Index of a batch → (the atomic batch that contains it, position). The position is that of the
-                divided batch if the batch is a part of a divided batch, otherwise -1.
-            moved: Index of a batch → position of the original. Contains the batches that are copies of earlier ones.
+            batches: (position, whether the batch has an id) for each batch.
+            members: Index of a batch → (its atomic batch, the position of the divided batch of which it is a part, or
+                -1).
+            moved: Index of each copied batch → position of the original.
         """
         replaced: dict[int, list[int]] = {}
         for index, (position, identified) in enumerate(batches):
             if index in moved:
-                # The batch is an unchanged copy of an earlier one. The segment with the original may have been deleted.
+                # The batch is an unchanged copy of an earlier batch, whose segment may have been deleted.
                 self.times[position] = self.times.pop(moved[index], BatchTimes())
                 continue
             if index not in members:
@@ -286,8 +281,8 @@ class _Steps:
 def undecidable_in(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> dict[int, int]:
-    """Finds the batches that wait for an operator's decision. The result maps the position of such a batch to the
-    position of the group that contains the batch's mark `Undecidable`.
+    """Maps the position of each batch that waits for an operator's decision to the position of the group with the
+    batch's mark `Undecidable`.
 
     Args:
         groups: A tuple (position, marks, batches) for each group. `batches` has a pair for each batch of the group:

@@ -1,4 +1,4 @@
-"""Prepares the files of a lane before its log is used: cuts off a torn tail, and makes the rest durable."""
+"""Prepares a lane's files for use: cuts off a torn tail, and makes the rest of the log durable."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from kafkasafe.spool.log_content import Log
 log = EventLog("spool")
 
 _DRAFT: Final = re.compile(r"\d{20}\.new")
-"""Pattern for the names of incomplete files, into which the content of a segment is being copied."""
+"""Pattern for the names of incomplete copies of segments."""
 
 
 def cut_tail(files: Files, lane: Path, found: Log) -> None:
-    """Remove a torn tail. If a crash interrupts this, the next recovery still judges the log in the same way."""
+    """Remove a torn tail, in such an order that after a crash in between, the next recovery judges the log in the same
+    way.
+    """
     doomed = list(found.doomed)
     last = found.segments[-1] if found.segments else None
     if last is not None and last.size_bytes == 0 and last.first_position == found.next_position:
@@ -25,9 +27,9 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
     if found.segments:
         last = found.segments[-1]
         with opened(files, last.path, write=True) as handle:
-            # Truncate before deleting later segments. A reader ignores abandoned bytes after the end of this segment
-            # only while there is a later segment.
-            # Truncate even if nothing is torn: this frees the space that a dead owner had reserved.
+            # Truncate before deleting later segments: a reader ignores abandoned bytes after the end of this segment
+            # only while a later segment exists. Truncate even if nothing is torn, to free the space that a dead owner
+            # had reserved.
             cut = files.size(handle) - last.size_bytes
             files.truncate(handle, last.size_bytes)
             if cut:
@@ -41,9 +43,9 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
                     event="torn_tail_cut",
                 )
             # 1. The sync of a group fails. The owner cuts the group off, begins a new segment, and dies.
-            # 2. The next owner finds the file already cut, deletes the new segment, and relies on the content that it
-            # read.
-            # 3. Power fails. The cut was never synced, so the group is in the file again. So this sync is needed.
+            # 2. The next owner finds the file already cut, deletes the new segment, and relies on the content of the
+            # cut file.
+            # 3. Power fails. Without this sync, the cut may not be durable, and the group is in the file again.
             files.sync_data(handle)
     for path in reversed(doomed):
         files.unlink(path)
@@ -51,17 +53,17 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
 
 
 def remove_drafts(files: Files, lane: Path) -> None:
-    """Delete incomplete copies of segments. If an owner crashes while it restores a segment, it leaves such a copy."""
+    """Delete incomplete copies of segments, which an owner leaves if it crashes while it restores a segment."""
     for name in files.list(lane):
         if _DRAFT.fullmatch(name):
             files.unlink(lane / name)
 
 
 def make_durable(files: Files, lane: Path, found: Log) -> None:
-    """Rewrite the content that recovery has read, because it may be only in the page cache. Durable on return.
+    """Rewrite, durably, the content that recovery has read, because the content may be only in the page cache.
 
-    An fsync alone is not enough. If an fsync of a dead owner failed, the kernel regards the pages as written, so an
-    fsync that succeeds now proves nothing.
+    An fsync alone is not enough: if an fsync of a dead owner failed, the kernel regards the pages as clean, so a later
+    successful fsync proves nothing.
     """
     for segment in found.segments:
         if segment.proven_bytes < segment.size_bytes:

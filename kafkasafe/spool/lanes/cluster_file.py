@@ -1,6 +1,4 @@
-"""The file CLUSTER contains the id of the cluster to which a spool directory's records belong. No other cluster may get
-the records.
-"""
+"""The file CLUSTER of a spool directory contains the id of the only cluster that may get the directory's records."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from kafkasafe.spool.lanes.format import FORMAT_NAME, write_whole
 from kafkasafe.spool.lanes.lock import close_lockable, open_lockable
 
 _CLUSTER: Final = re.compile(r"[!-~]{1,200}")
-"""Pattern for the id of a cluster. In current versions of Kafka, the id is a UUID in base64; in old versions, it may
-consist of any printable characters.
+"""Pattern for the id of a cluster. Current versions of Kafka use a UUID in base64; old versions allow any printable
+characters.
 """
 _BIND_TRIES: Final = 250  # 5 s
 
@@ -26,7 +24,7 @@ class ClusterFile:
     """The file CLUSTER of one directory.
 
     Attributes:
-        known: Id of the cluster that was last read from the file, written to it, or set by `keep`; empty before that.
+        known: The cluster id that was last read from the file, written to the file, or set by `keep`; empty at first.
     """
 
     __slots__ = ("_files", "_path", "known")
@@ -45,17 +43,15 @@ class ClusterFile:
         self.known = cluster_id
 
     def bind(self, cluster_id: str, *, drained: Callable[[], bool]) -> tuple[str | None, bool]:
-        """Durably stores the id of the cluster to which the records in this directory belong. No other cluster may get
-        these records.
+        """Durably stores the id of the only cluster that may get the records in this directory.
 
         Args:
             cluster_id: Id of the cluster to which the producer is connected.
-            drained: Returns True if no record waits in any lane. In this case, the directory may be used for another
-                cluster.
+            drained: Returns True if no record waits in any lane, so that the directory may be used for another cluster.
 
         Returns:
-            (former, ours). `former` is the id that the file contained before; None if it contained none. `ours` says
-            whether the directory now belongs to this cluster.
+            (former, ours). `former` is the id that the file contained before, or None. `ours` says whether the
+                directory now belongs to this cluster.
 
         Raises:
             SpoolCorruptError: The directory's file CLUSTER does not contain an id, and records wait in the directory.
@@ -64,8 +60,8 @@ class ClusterFile:
         try:
             handle = open_lockable(self._files, self._path / FORMAT_NAME)
             try:
-                # Two processes may make their first contact with different clusters. The lock ensures that one of them
-                # sees the id that the other wrote.
+                # Two processes may make their first contact with different clusters. The lock ensures that one process
+                # sees the id that the other process wrote.
                 for _ in range(_BIND_TRIES):
                     if self._files.lock(handle):
                         break
@@ -102,8 +98,8 @@ class ClusterFile:
         except FileNotFoundError:
             return None
         found = raw.decode(errors="replace").strip()
-        # The file is always written as a whole. So if the file is empty, somebody truncated it. The id that it
-        # contained may have been that of another cluster.
+        # kafkasafe always writes the file as a whole. So an empty file was truncated, and may have contained another
+        # cluster's id.
         if not _CLUSTER.fullmatch(found):
             raise SpoolCorruptError(
                 f"{self._path / 'CLUSTER'} is damaged: it contains {found[:40]!a} instead of the id of the cluster to"

@@ -1,4 +1,4 @@
-"""A spool directory: takes its lanes, finds those without an owner, and restores moved or deleted files."""
+"""A spool directory: takes lanes, finds lanes without an owner, and restores moved or deleted files."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _BIRTH_TRIES: Final = 250  # 5 s
 _TAKE_TRIES: Final = 10
 _BACK_S: Final = 3.0
 _BACK_BY_NUMBER_S: Final = 20.0
-"""Maximum number of seconds to wait for a lane that another producer has adopted and should hand back. The longer time
-applies if the caller asked for the lane by its number.
+"""Maximum number of seconds to wait until another producer hands back a lane that it has adopted. The longer time
+applies if the caller requested the lane by its number.
 """
 _BACK_PAUSE_S: Final = 0.02
 _GLANCE_TRIES: Final = 4
@@ -55,8 +55,8 @@ class SpoolDirectory:
     Attributes:
         path: The directory.
         owners: Finds out which processes own the lanes.
-        strange: Entries that are named like lanes, but are not lanes. Maps the number in the name to the reason why the
-            entry is not a lane. `dead_lanes` fills this map.
+        strange: Entries that are named like lanes, but are not lanes. Maps the number in the name to the reason, as
+            found by `dead_lanes`.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
@@ -72,11 +72,10 @@ class SpoolDirectory:
 
     @classmethod
     def open(cls, path: Path, *, files: Files) -> SpoolDirectory:
-        """Opens a spool directory. Creates it if it does not exist.
+        """Opens a spool directory, and creates it if necessary.
 
         Raises:
-            SpoolFormatError: The directory contains something else, or a newer kafkasafe has written it. Nothing was
-                changed.
+            SpoolFormatError: The directory has other content, or a newer kafkasafe has written it. Nothing was changed.
             SpoolError: The directory cannot be created, read or written.
         """
         try:
@@ -95,7 +94,7 @@ class SpoolDirectory:
         """Opens an existing spool directory read-only.
 
         Raises:
-            SpoolFormatError: The directory contains something else, or a newer kafkasafe has written it.
+            SpoolFormatError: The directory has other content, or a newer kafkasafe has written it.
             SpoolError: The directory cannot be read.
         """
         try:
@@ -132,7 +131,7 @@ class SpoolDirectory:
         return path
 
     def number_of(self, name: str) -> int:
-        """The number of the lane with this directory name; -1 if it is not a lane's name."""
+        """The number of the lane with this directory name; -1 if the name is not a lane's name."""
         match = LANE.fullmatch(name)
         return int(match[1]) if match else -1
 
@@ -145,15 +144,15 @@ class SpoolDirectory:
     ) -> LaneLock:
         """Takes ownership of a lane: the requested one, or a free one.
 
-        With `client`, this method prefers the lowest free lane whose last owner either had this client id or drained
-        the lane. The second choice is a lane of this kind that another process has adopted: this method asks that
-        process to hand the lane back. The last choice is a new lane.
+        With `client`, this method prefers the lowest free lane whose last owner had this client id or drained the lane.
+        Otherwise, it asks processes that have adopted lanes with this client id to hand a lane back. The last choice is
+        a new lane.
 
         Args:
             number: Number of the requested lane.
             client: Client id of the producer that takes the lane.
-            wait: Function that sleeps for a given number of seconds. Called repeatedly until the other process hands
-                its lane back. If `wait` is None, this method asks no process for a lane.
+            wait: Function that sleeps for a given number of seconds, called repeatedly until another process hands its
+                lane back. If `wait` is None, this method asks no process for a lane.
 
         Raises:
             LaneBusyError: Another running process owns the requested lane, or running processes own all lanes.
@@ -192,9 +191,8 @@ class SpoolDirectory:
         raise LaneBusyError(f"All {_MAX_LANES} lanes of {self.path} belong to live processes")
 
     def _take_number(self, number: int, client: str) -> LaneLock | None:
-        """Takes a lane if it has no owner. If another process has locked the lane, tries again after a moment. Perhaps
-        that process locks the lane only briefly, to find out whether the lane has an owner. Processes that look for
-        lanes to adopt do this without holding the lock `births`.
+        """Takes a lane if it has no owner. If another process has locked the lane, tries again after a moment: a
+        process that looks for lanes to adopt may lock the lane briefly, without holding the lock `births`.
         """
         for tries in range(_GLANCE_TRIES):
             if tries:
@@ -224,11 +222,11 @@ class SpoolDirectory:
 
     def _take_any(self, client: str) -> LaneLock | None:
         """Takes the lowest free lane of `_mine`, or else a new lane. But if another process has adopted a lane of
-        `_mine`, takes no new lane: the caller can ask that process to hand back the adopted lane.
+        `_mine`, takes no new lane, so that the caller can ask the other process to hand the adopted lane back.
         """
         mine = self._mine(client)
         for candidate in mine if client else range(_MAX_LANES):
-            # An entry that is not a directory must not prevent a start. `kafkasafe spool ls` reports such an entry.
+            # An entry that is not a directory must not prevent a start; `kafkasafe spool ls` reports the entry.
             with contextlib.suppress(FileExistsError, NotADirectoryError):
                 lock = self._try(candidate, client)
                 if lock is not None:
@@ -248,8 +246,8 @@ class SpoolDirectory:
     def _ask_back(
         self, number: int, client: str, wait: Callable[[float], None] | None, patience_s: float
     ) -> LaneLock | None:
-        """Asks the process that adopted a lane to hand it back. Returns None if that process does not hand it back in
-        time, or if another process is already asking for it.
+        """Asks the process that adopted a lane to hand the lane back. Returns None if this takes too long, or if
+        another process is already asking for the lane.
         """
         path = self.lane_path(number) / "wanted"
         handle = open_lockable(self._files, path, create=True)
@@ -280,9 +278,9 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def births(self) -> Iterator[None]:
-        """Context manager for taking a lane, and for finding out whether a lane has an owner. A process that finds this
-        out locks the lane for a moment, and another process could mistake this process for the owner. So only one
-        process at a time enters the context. A process that has waited for 5 s enters anyway.
+        """Context manager for taking a lane, and for finding out whether a lane has an owner. To find out, a process
+        locks the lane for a moment, and another process could mistake it for the owner. So only one process at a time
+        enters the context; after 5 s of waiting, a process enters anyway.
 
         Raises:
             OSError: The lock cannot be opened.
@@ -334,8 +332,8 @@ class SpoolDirectory:
 
         Args:
             now: The time in seconds.
-            grace_s: How long a lane must have been without an owner before it is taken. This lets a producer that
-                restarts get its own lane back.
+            grace_s: How long a lane must have been without an owner before it is taken, so that a producer that
+                restarts gets its own lane back.
 
         Raises:
             SpoolError: The directory cannot be read.
@@ -382,7 +380,7 @@ class SpoolDirectory:
 
     @property
     def whole(self) -> bool:
-        """Whether the directory's own files exist, and FORMAT is intact.
+        """Whether the directory's files outside the lanes exist, and FORMAT is intact.
 
         Raises:
             OSError: This cannot be determined.
@@ -394,13 +392,13 @@ class SpoolDirectory:
     def restore(self, lock: LaneLock | None = None) -> None:
         """Creates the missing parts of the directory, and puts back the lane of `lock`.
 
-        If the lane was moved, this method moves the lane back as a whole, in one step. The lane may get another number.
-        If the lane was deleted, an empty lane replaces it, and the caller has to write the content again.
+        A moved lane is moved back as a whole, in one step, perhaps under another number. An empty lane replaces a
+        deleted lane, and the caller has to write the content again.
 
         Raises:
             LaneBusyError: Either the lane's lock was deleted and another process has taken the lane, or running
                 processes own all lanes of the directory.
-            SpoolError: The directory cannot be restored at the moment. Some steps may have been carried out.
+            SpoolError: The directory cannot be restored at the moment. A part of it may have been restored.
         """
         try:
             self._make_again()
@@ -475,8 +473,8 @@ class SpoolDirectory:
                     continue
                 with contextlib.ExitStack() as unused:
                     unused.callback(give_up, self._files, *taken)
-                    # If the directory contains more than the lock file, it is the lane of a process that has died, and
-                    # must not be used here.
+                    # A directory with more than the lock file is the lane of a process that has died, and must not be
+                    # used here.
                     if set(self._files.list(self.lane_path(number))) <= {LOCK_NAME.name}:
                         unused.pop_all()
                         lock.replace(number, *taken)
@@ -488,11 +486,10 @@ class SpoolDirectory:
         return self.owners.owner(number)
 
     def starting_lanes(self) -> dict[int, str]:
-        """Returns the lanes without an owner that new producers would take. Maps the number of each lane to the client
-        id of the producer that would take it.
+        """Maps the number of each lane without an owner that a new producer would take to the producer's client id.
 
-        The client id is empty if the producer's client id does not matter for this lane. The result may be wrong,
-        because this method does not test the locks. Before a caller changes a lane, it must take the lock.
+        An empty client id means that any producer would take the lane. The result may be wrong, because this method
+        does not test the locks. A caller must take the lock before it changes a lane.
 
         Raises:
             OSError: The directory cannot be read.
@@ -524,7 +521,7 @@ class SpoolDirectory:
         segments = [name for name in names if name.endswith(".log")]
         for name in segments or names:
             if name.endswith(".log") or name == "extent":
-                # If the file does not exist, the lane's owner has just released this segment.
+                # If the file does not exist, the lane's owner has just deleted the segment.
                 with contextlib.suppress(FileNotFoundError):
                     content.append((name, size_of(self._files, lane / name)))
         return tuple(content)
@@ -581,6 +578,6 @@ class SpoolDirectory:
                 if there == (self._files.identity(directory), self._files.identity(handle)):
                     opened.pop_all()
                     return directory, handle
-                # The directory has just been moved or deleted, so the lock that was taken does not protect the
-                # directory that has this name now.
+                # The directory has just been moved or deleted, so this lock does not protect the directory that has the
+                # name now.
         raise OSError(errno.ESTALE, "It is moved or deleted again and again", str(lane))

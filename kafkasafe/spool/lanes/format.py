@@ -20,7 +20,7 @@ _FORMAT: Final = re.compile(rb"kafkasafe-spool (\d+)\n")
 _VERSION: Final = 1
 _NEW: Final = b"kafkasafe-spool %d\n" % _VERSION
 _OURS: Final = frozenset({"lost+found", "CLUSTER", "RESEND"})
-"""A directory can become a spool directory even if it contains these entries. `lost+found` is in the root of a file
+"""Entries that do not prevent a directory from becoming a spool directory. `lost+found` is in the root of a file
 system.
 """
 
@@ -64,8 +64,8 @@ def _restore(path: Path) -> str:
 def make_format(path: Path, files: Files) -> None:
     """Makes `path` a spool directory of this format, unless it already is one.
 
-    Writes FORMAT if the directory is empty. Also writes FORMAT if the directory has lanes but no FORMAT. This is safe,
-    because the content of each lane names the format of that lane.
+    Writes FORMAT if the directory is empty, or has lanes but no FORMAT. Writing FORMAT beside lanes is safe, because
+    each lane's content names the lane's format.
     """
     files.make_directory(path)
     names = files.list(path)
@@ -86,8 +86,8 @@ def make_format(path: Path, files: Files) -> None:
 
 
 def has_format(path: Path, files: Files) -> bool:
-    """Whether the directory has a file FORMAT with valid content. A file that cannot be read counts as valid: perhaps
-    it is valid, and the process only has too many open files to read it.
+    """Whether the directory has a file FORMAT with valid content. A file that cannot be read counts as valid, because
+    the process may have too many open files.
 
     Raises:
         OSError: It cannot be determined whether the file exists.
@@ -101,8 +101,8 @@ def has_format(path: Path, files: Files) -> bool:
 
 
 def restore_format(path: Path, files: Files) -> None:
-    """Does the same as `make_format`, and also replaces a damaged FORMAT. Call this only in a process that has already
-    found FORMAT intact.
+    """Like `make_format`, but also replaces a damaged FORMAT. Call this only in a process that has already found FORMAT
+    intact.
     """
     if files.identity_of(path / FORMAT_NAME) is None or has_format(path, files):
         make_format(path, files)

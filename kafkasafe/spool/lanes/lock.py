@@ -1,4 +1,4 @@
-"""The lock of a lane: its holder owns the lane. The lock stays valid when the directory is moved. A forked child does
+"""The lock of a lane, whose holder owns the lane. The lock stays valid when the directory is moved. A forked child does
 not inherit the lock.
 """
 
@@ -43,8 +43,8 @@ _lockable: set[tuple[Files, int]] = set()
 """Every open file that is locked or about to be locked."""
 _forking = threading.RLock()
 """Held during a fork, and while `_lockable` changes. A lock belongs to the open file, not to the process. So a child
-must close each open lock file that it inherits, and `_lockable` must contain all of them. Otherwise the locks would
-stay held until the child ends, even after the parent has released them.
+must close each inherited lock file, and finds them all in `_lockable`. Otherwise the locks would stay held until the
+child ends, even after the parent has released them.
 """
 
 
@@ -81,7 +81,7 @@ class DirectoryStanding(enum.Enum):
 class LaneLock:
     """The ownership of one lane, until `release` or the end of the process.
 
-    The object keeps the locked directory open. So even if the directory is moved, the object still belongs to it.
+    A `LaneLock` keeps the locked directory open, and so stays valid when the directory is moved.
 
     Attributes:
         path: The lane's directory.
@@ -89,7 +89,7 @@ class LaneLock:
         client: Client id of the producer that wrote the lane's records; empty if unknown.
         files: The disk. Paths below `path` are resolved inside the locked directory.
         home: The spool directory that the lane belongs to.
-        lost: Whether the lock was deleted and another process owns the lane. If so, this process must not write any
+        lost: Whether the lock was deleted and another process owns the lane, so that this process must not write any
             more.
     """
 
@@ -167,7 +167,7 @@ class LaneLock:
         return identity == self._identities[0]
 
     def fetched(self, number: int) -> None:
-        """Called after the directory was moved back into the spool directory. It is now the lane with this number."""
+        """Record that the directory was moved back into the spool directory, as the lane with this number."""
         self._stands(number, self._directory, self._handle)
 
     @property
@@ -176,7 +176,7 @@ class LaneLock:
         return self._on.path_of(self._directory)
 
     def announce(self, position: int) -> None:
-        """Writes into the lock file the position where this incarnation begins. Records at lower positions belong to
+        """Writes the position where this incarnation begins into the lock file. Records at lower positions belong to
         earlier incarnations.
         """
         self.write(f"{self._text} from {position}\n")
@@ -185,8 +185,8 @@ class LaneLock:
         """Releases the lane, so that other processes can own it.
 
         Args:
-            drained: Whether no record waits in the lane. If records wait, the lock file gets the client id, so that a
-                producer with this client id takes the lane first.
+            drained: Whether no record waits in the lane. Otherwise the lock file gets the client id, so that a producer
+                with this client id prefers the lane.
         """
         if self._handle < 0:
             return
@@ -196,9 +196,9 @@ class LaneLock:
         give_up(self._on, self._directory, handle)
 
     def write(self, text: str) -> None:
-        """Replaces the text in the lock file. A full disk may prevent this."""
+        """Replaces the text in the lock file, unless the disk is full."""
         self._said = text
-        # The text is optional: on a full disk the lock works without it.
+        # The lock also works without the text, for example on a full disk.
         with contextlib.suppress(OSError):
             if self._handle >= 0:
                 self._on.truncate(self._handle, 0)
@@ -239,7 +239,7 @@ class LaneLock:
 
 
 def give_up(files: Files, directory: int, handle: int) -> None:
-    """Closes a lane's directory and its lock."""
+    """Closes the handles of a lane's directory and lock."""
     with contextlib.suppress(OSError):
         close_lockable(files, handle)
     with contextlib.suppress(OSError):
@@ -247,8 +247,8 @@ def give_up(files: Files, directory: int, handle: int) -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child, closes the parent's locks. The child must not unlock the files, because that would unlock them
-    for the parent, too.
+    """In a forked child, closes the parent's locks. The child must not unlock the files, which would release the
+    parent's locks, too.
     """
     for lock in list(_held):
         lock.leave_to_parent()

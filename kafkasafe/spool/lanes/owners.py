@@ -17,13 +17,13 @@ from kafkasafe.spool.lanes.lock import LOCK_NAME, close_lockable, open_lockable
 NO_CLIENT: Final = "-"
 """Stands for an unknown client id in the lock file of an owner that only drains a lane."""
 _MOST_BYTES: Final = 128 * 1024
-"""Number of bytes that are read from a lock file. It is enough for the longest client id. The id is quoted as in a URL,
-so one byte may become three.
+"""Number of bytes that are read from a lock file: enough for the longest client id, which is quoted as in a URL, so
+that one byte may become three.
 """
 
 
 class Owners:
-    """Reads the lock files of lanes. The text in them may come from a dead owner. Only `is_owned` tests the lock."""
+    """Reads the lock files of lanes, whose text may come from a dead owner. Only `is_owned` tests the lock."""
 
     __slots__ = ("_files", "_path_of")
 
@@ -49,16 +49,16 @@ class Owners:
         return " adopts " in self.owner(number)[1]
 
     def begun(self, number: int) -> int:
-        """Position where the owner's incarnation begins; -1 if the lock file names none, or the owner only drains the
-        lane.
+        """Position where the owner's incarnation begins; -1 if the lock file names no position, or the owner only
+        drains the lane.
         """
         match = re.search(r" from (\d+)$", self.owner(number)[1])
         return int(match[1]) if match else -1
 
     def client(self, number: int) -> str:
         """Client id of the producer that wrote a lane's records; empty if unknown."""
-        # Require a separator after the client id. Without it, the client id may be incomplete: the text is not synced,
-        # so a power failure may leave only its beginning.
+        # Require a separator after the client id, which may otherwise be incomplete: the text is not synced, so a power
+        # failure may leave only its beginning.
         match = re.search(r"\b(?:client|adopts) (\S+)\s", self._lock_text(number))
         return unquote(match[1]) if match and match[1] != NO_CLIENT else ""
 
@@ -79,10 +79,10 @@ class Owners:
 
     def seems_owned(self, number: int) -> int:
         """Pid of the process that seems to own the lane, 0 if none does. The result may be wrong, because this method
-        does not test the lock. Before a caller changes the lane, it must take the lock.
+        does not test the lock. A caller must take the lock before it changes the lane.
 
-        Uses the owner's text in the lock file, and the kernel's list of locks if there is one. `is_owned` tests the
-        lock, but must take it for a moment. A producer that starts at this moment would choose another lane.
+        Uses the owner's text in the lock file, and the kernel's list of locks if it exists. `is_owned` would have to
+        take the lock for a moment, and a producer that starts at this moment would choose another lane.
         """
         pid, text = self.owner(number)
         if not pid or f"host {platform.node()} " not in text:
@@ -99,12 +99,11 @@ class Owners:
         return pid if held else 0
 
     def strays_to(self, number: int) -> Path | None:
-        """Returns the current path of the lane directory that the owner has open; None if this is the lane's own path.
-        The owner is the process that the lock file names.
+        """Returns the current path of the lane directory that the process named in the lock file has open; None if the
+        path is the lane's own path.
 
         If the result is a path, the directory was moved or replaced while its producer was running. The result is also
-        None for a process of another user or on another host, because the operating system shows nothing about such a
-        process.
+        None for a process of another user or on another host, whose open files the operating system does not show.
         """
         pid, text = self.owner(number)
         if not pid or f"host {platform.node()} " not in text or self.seems_owned(number):
