@@ -25,7 +25,7 @@ _ROW: Final = "option"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Option:
-    """All data about one option, except its text. `kafkasafe.options` has the text, so that editors show it.
+    """All data about one option, except its text. `kafkasafe.options` has the option's text for users.
 
     An option's name ends in its unit: `_ms` milliseconds, `_bytes` bytes.
 

@@ -81,8 +81,7 @@ class ProducerConfig:
         kafka: All of KafkaProducer's options, for the connections.
         client_id: Client id, never empty.
         spool_dir: Path of the spool directory, with symbolic links resolved at the start.
-        spool_dir_given: The absolute path as the user gave it, with symbolic links that the next producer will resolve
-            again.
+        spool_dir_given: The absolute path as the user gave it, before symbolic links are resolved.
         spool: "always": a record is on disk before it is sent. "on_error": a record is written to disk if the cluster
             does not acknowledge it within `spool_after_s`, if the buffer is full, or if the producer closes. "never":
             the producer writes no files.
@@ -194,8 +193,8 @@ class ProducerConfig:
     def custom_partitioner(self) -> bool:
         """Whether the partitioner that the user gave has to be called.
 
-        kafka-python's own two partitioners need not be called, because both choose the same partition for a key.
-        kafkasafe itself chooses one partition for all records of a batch that have no key.
+        kafkasafe does not call kafka-python's own two partitioners, but chooses the same partition for a key. All
+        keyless records of a batch go to one partition.
         """
         return type(self.partitioner) not in {DefaultPartitioner, StickyPartitioner}
 
@@ -244,6 +243,6 @@ PRODUCER_DEFAULTS: Final[dict[str, Any]] = {
 CONSUMER_DEFAULTS: Final[dict[str, Any]] = {row.name: row.default for row in CONSUMER.values()}
 """Options of a SafeConsumer that KafkaConsumer does not have, with their defaults."""
 FILES_ONLY: Final = ("spool_dir", *(row.name for row in PRODUCER.values() if row.files_only))
-"""Options about files: `spool="never"` cannot be combined with them."""
+"""Options about files, which cannot be combined with `spool="never"`."""
 DEFAULTS: Final[dict[str, Any]] = {**KAFKA_DEFAULTS, **OTHER_DEFAULTS, **PRODUCER_DEFAULTS}
 """All options of a SafeProducer, with their defaults."""

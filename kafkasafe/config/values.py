@@ -54,7 +54,7 @@ def number(*, least: int, most: int | None = None) -> Callable[[Mapping[str, Any
 
 
 def seconds(*, least: int, per: int = 1000) -> Callable[[Mapping[str, Any], str], float]:
-    """Return a check for whole numbers that converts them to seconds: `per` units are one second."""
+    """Return a check that converts a whole number to seconds; `per` units are one second."""
     whole = number(least=least)
     return lambda options, name: whole(options, name) / per
 
@@ -187,10 +187,10 @@ def is_topic_name(value: str) -> bool:
 
 
 def sendable(name: str, value: str) -> str:
-    """Refuse a string that Kafka's protocol cannot carry. The spool has the same size limit for strings.
+    """Refuse a string that Kafka's protocol and the spool cannot store.
 
-    Without this check, the error would occur only in a request, or in a write to the spool, which would end the
-    producer.
+    Without this check, the string would cause an error only in a request, or in a write to the spool, which would end
+    the producer.
 
     Args:
         name: Name of the option or of the method's argument, for the error message.

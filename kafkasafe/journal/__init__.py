@@ -6,8 +6,8 @@ The shell passes events to the journal (`seal`, `persisted`, `acked`, `refused`,
 before you resolve*.
 
     1. The shell calls `ready()`, writes the batches and marks of `ready().persist` as one group, makes the group
-       durable, and calls `persisted()`. Before `persisted()`, `ready()` returns no request and no final fate that
-       depends on the group.
+       durable, and calls `persisted()`. Before `persisted()` is called, `ready()` returns no request and no final fate
+       that depends on the group.
     2. The shell calls `ready()` again. `sends` has the batches to send in Produce requests. All requests under one
        batch id carry the same bytes. `asks` has the questions to the cluster. `waits` has the partitions for which the
        shell calls `retry()` after a pause. `resolved` has the batches whose fate is final and durable.

@@ -1,6 +1,6 @@
 """The acknowledged batches of a partition, and what the journal knows about losses: a suspicion, checks, known gaps.
 
-After a restart, recovery rebuilds this state from the spool. `losses` decides what raises a suspicion, and how a
+After a restart, recovery rebuilds these data from the spool. `losses` decides what raises a suspicion, and how a
 suspicion ends.
 """
 
@@ -209,7 +209,7 @@ class AckedLog:
         return [lost[position] for position in positions if position in lost]
 
     def end_at(self, end_offset: int) -> None:
-        """Record where the log ends. Call `take_out` for the lost batches first."""
+        """Record where the log ends, after `take_out` has dropped the lost batches."""
         last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
         self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
         if all(batch.identity != self.last_acked_id for batch in self.acked):
@@ -284,8 +284,8 @@ class EpochCheck:
     """A question after a change of leader: in the new leader's log, does the former leader's epoch end after
     `last_acked_offset`?
 
-    If not, the shell calls `suspect()`. If the new leader does not know the former leader's epoch, the shell calls
-    `suspect()` unless the new leader's log starts after `last_acked_offset`: then retention explains the unknown epoch.
+    If not, the shell calls `suspect()`. If the new leader does not know the former leader's epoch, the shell also calls
+    `suspect()`, unless retention explains this: the new leader's log starts after `last_acked_offset`.
 
     Attributes:
         destination: Destination number.
@@ -306,7 +306,7 @@ class Suspicion:
         cause: The sign that raised the suspicion.
         evidence: Human-readable.
         last_acked_offset: The last offset that was acknowledged before the suspicion (inclusive).
-        from_offset: The log may have lost all records from this offset on, and perhaps earlier ones; -1 when unknown.
+        from_offset: The log may have lost the records from this offset on, or even earlier records; -1 when unknown.
         leader_epoch: Leader epoch of the last acknowledgement before the suspicion, -1 when unknown.
         overlaps: The cluster acknowledged or found a batch at or before the last acknowledged offset.
     """
@@ -364,9 +364,7 @@ class LossCase:
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """Record where a batch was found. Its offsets may overlap the offsets of batches that were acknowledged
-        earlier.
-        """
+        """Record where a batch was found, perhaps at offsets of batches that were acknowledged earlier."""
         if self.suspicion is not None and base_offset <= last_acked_offset:
             self.suspicion = replace(self.suspicion, overlaps=True)
 
@@ -388,7 +386,7 @@ class LossCase:
         self.due.append(check)
 
     def next_check(self) -> EpochCheck:
-        """Begin the next check. A check must be due, and none in progress."""
+        """Begin the next check, when a check is due and no check is in progress."""
         self.asked = self.due.pop(0)
         return self.asked
 
@@ -452,8 +450,8 @@ class LossCase:
 
 
 def _first_missing(before: BatchId | None, identity: BatchId) -> int:
-    """The first sequence that may be missing between the batch ids `before` and `identity`: 0 if `before` is unknown or
-    has another producer id or epoch, because sequences begin at 0 for each producer id and epoch.
+    """The first sequence that may be missing between the batch ids `before` and `identity`; 0 if `identity` has another
+    producer id or epoch, whose sequences begin at 0.
     """
     if before is None or before.producer != identity.producer:
         return 0

@@ -222,8 +222,8 @@ class Answers:
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
-        """Record where the partition's log ended before our first batch. The journal sends that batch when this offset
-        is durable.
+        """Record where the partition's log ended before our first batch, which the journal sends when this offset is
+        durable.
         """
         partition = self._partitions[destination]
         if partition.progress.flow is not Flow.ASKING_BASELINE:
@@ -269,8 +269,7 @@ class Answers:
 
         Args:
             destination: Destination number.
-            view: The leader's producer state for the batch's producer id; None if the leader has none, or cannot return
-                it.
+            view: The leader's producer state for the batch's producer id, or None if the leader cannot return any.
         """
         partition = self._partitions[destination]
         if not partition.progress.is_confirming:
@@ -318,7 +317,7 @@ class Answers:
             return self._refusals.note_refusal(partition, code, text, scope, now)
         if batch is not partition.queue.head:
             return False
-        # No earlier batch can have caused the first batch's error, so an error without a scope ends the refusal.
+        # Any other answer about the first batch ends the refusal.
         if scope is not Scope.BATCH:
             self._refusals.clear_refusal(partition)
             return False
@@ -329,8 +328,8 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether to wait after error 32 (invalid timestamp): whether the batch's timestamps are now too far in the
-        future, but become acceptable within the journal's time limit for refused batches.
+        """Whether the timestamps of a batch with error 32 (invalid timestamp) are too far in the future, but become
+        acceptable before the journal rejects refused batches.
         """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

@@ -320,7 +320,7 @@ class Batch:
 
     @property
     def written_at(self) -> int:
-        """Spool position where the batch's records were first written; `order.NEVER` while they are only in memory."""
+        """Spool position where the batch's records were first written (`order.NEVER`: only in memory)."""
         if self.origin >= 0:
             return self.origin
         return self.rank[0] if self.rank else NEVER
@@ -380,8 +380,8 @@ class Batch:
         self.stand_for(parent)
 
     def gather(self, first: Batch, identity: BatchId) -> None:
-        """Make this the merged batch for several batches, with the sequences of all of them. In the queue, the merged
-        batch takes the place of the first merged batch, `first`.
+        """Merge several batches into this batch, which gets the sequences of all of them, and the place of the first
+        one, `first`, in the queue.
         """
         self.identity = identity
         self.gathered = self.owed = True
@@ -403,7 +403,7 @@ class Batch:
         self.identity = identity
 
     def take_back_id(self) -> None:
-        """Remove the batch's id. No broker has appended, or can still append, a request under that id."""
+        """Remove the batch's id, under which no broker has appended, or can still append, a request."""
         self.identity = None
         self.unanswered = False
 

@@ -1,7 +1,7 @@
 """Destinations: partitions, and topics whose partitions are not known yet. Also the table of a lane's destinations.
 
-A destination holds the batches for one address in delivery order, and the other state of the address, for example its
-refusals. (The module `kafkasafe.record.partition` is unrelated: it chooses the partition for a key.)
+A destination holds the batches for one address (topic and partition) in delivery order, and other state of the address,
+for example refusals. (The module `kafkasafe.record.partition` has another purpose: to choose the partition for a key.)
 """
 
 from __future__ import annotations

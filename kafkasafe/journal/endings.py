@@ -60,20 +60,19 @@ class Durability:
                 # The broker acknowledged the batch while the disk was writing it.
                 self.finish(self._all[batch.destination], batch)
         for group in persist.units:
-            # A unit without batches is only a mark. The journal knows only that the mark is at `begin` or later. With a
-            # later position for the unit, the spool could delete the mark's segment too early.
+            # A unit without batches is only a mark. The mark's position is at least `begin`, but otherwise unknown.
+            # With a later position for the unit, the spool could delete the mark's segment too early.
             self._units.written(group.unit, min((b.position for b in group.batches), default=begin))
         for consequence in persist.after:
             self._follow(consequence)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """Record that these batches could not be written. Batches that the cluster has already acknowledged are
-        finished now, although they are not on disk. (With `durable_first`, the journal sends a batch only after writing
-        it, so this cannot happen.)
+        """Record that these batches could not be written. Finish batches that the cluster has already acknowledged,
+        although they are not on disk. (With `durable_first`, the journal sends only batches on disk.)
 
         A failed write may leave a readable copy on disk until the next group is written. If the process is killed
-        before that, the next process reads the copy, treats the batch as in doubt, and finds it in the log. The copy
-        has the id under which the batch was acknowledged, because a batch gets no other id, and is not divided or
+        before that write, the next process reads the copy, treats the batch as in doubt, and finds it in the log. The
+        copy has the id under which the batch was acknowledged, because a batch gets no other id, and is not divided or
         merged, while it is `writing`.
         """
         self._writes_fail = True
@@ -94,9 +93,9 @@ class Durability:
             case BaselineDurable(destination):
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
-                    # The baseline belongs to a log that the journal has forgotten. Or the journal asked for the
-                    # baseline twice (for example before and after a move to another cluster), and the partition has
-                    # used the other baseline, or pauses because the other question failed.
+                    # Ignore a baseline for a log that the journal has forgotten. Also ignore the baseline if the
+                    # journal has asked for it twice (for example before and after a move to another cluster), and the
+                    # partition has used the other baseline, or pauses because the other question failed.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:

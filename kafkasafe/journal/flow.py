@@ -24,8 +24,8 @@ class Flow(enum.Enum):
     """The journal waits for `baseline()`, and then until the log's end offset is durable in the spool."""
     FLOWING = "flowing"
     PROBING = "probing"
-    """The leader has all batches in doubt. The journal sends the newest one again, to find out whether the replicas
-    have it.
+    """The leader has all batches in doubt. The journal sends the newest batch in doubt again, to find out whether the
+    replicas have it.
     """
     SETTLING = "settling"
     """A request failed, so the journal sends nothing until every request in flight has an outcome and a pause is over.
@@ -83,11 +83,11 @@ class FlowEvent(enum.Enum):
     SUSPECTED = "suspected"
     """The log may have lost acknowledged batches."""
     OLD_HEAD = "old head"
-    """The next batch is so old that the leader may forget this producer right after appending it. The journal first
+    """The next batch is so old that the leader may forget this producer right after appending it, so the journal first
     finds out whether the log already has the batch.
     """
     LATE_REQUEST = "late request"
-    """A broker may still append a request whose answer was lost. The journal waits until no broker can do so."""
+    """The journal waits until no broker can append a request whose answer was lost."""
     PAUSE_DUE = "pause due"
     """No request is in flight any more. At least one request failed, and no pause has followed yet."""
     PAUSE_OVER = "pause over"

@@ -11,12 +11,12 @@ from kafkasafe.journal.notices import Healed
 
 @dataclass(slots=True)
 class Healing:
-    """The batches that are sent again after a loss. The journal tracks them until the last one is finished.
+    """The batches that are sent again after a loss, tracked until the last batch is finished.
 
     Attributes:
         keep_from: Spool position of the first batch. The spool keeps everything from this position on until the last
-            batch is finished, because the cluster may lose the batches once more, and the next incarnation must find
-            all of them in the spool.
+            batch is finished: if the cluster loses the batches once more, the next incarnation must find them in the
+            spool.
         left: How many of the batches are not finished.
         records: How many records of finished batches are in the log again.
         first_offset: Offset of the first record that is in the log again, -1 when not known.

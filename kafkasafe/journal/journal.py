@@ -219,8 +219,8 @@ class Journal:
         return self._forward.to_move(before_position, most_bytes)
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """A segment of the spool is missing. Returns the segment's batches, of which the engine should write again
-        those in memory.
+        """A segment of the spool is missing. Returns the segment's batches; the engine should write the batches again
+        that are still in memory.
         """
         return self._forward.to_rescue(first_position, end_position)
 
@@ -245,7 +245,7 @@ class Journal:
         self._packer.pack(destination, shells)
 
     def delivered_before(self, position: int) -> list[Delivered]:
-        """The spool has deleted everything before this position. Returns the delivered records that were before it."""
+        """Returns the delivered records before this position, which the spool has deleted."""
         return self.views.delivered_before(position)
 
     # -- answers -------------------------------------------------------------------------------------------------------

@@ -480,16 +480,15 @@ def _is_remembered(
     """Whether the journal remembers the last acknowledged batch, or knows that the log has it."""
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
-    # A remembered batch that ends at the last acknowledged offset proves nothing if this offset is before
-    # `forgotten_offset`: the log may have lost a forgotten batch that ended at the same offset, and then got the
-    # remembered batch in its place.
+    # If the last acknowledged offset is before `forgotten_offset`, a remembered batch that ends at this offset proves
+    # nothing: the log may have lost a forgotten batch at the same offset before it got the remembered batch.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # Also yes if batches of this lane cover every suspected offset up to the last acknowledged one. Also yes if a
-    # remembered batch ends at the last acknowledged offset, the offsets of all suspected batches that the spool has
-    # deleted are known, and the log has batches of this lane at these offsets.
+    # The log has the last acknowledged batch if batches of this lane cover every suspected offset up to the last
+    # acknowledged one. A remembered batch that ends at the last acknowledged offset is the last acknowledged batch if
+    # the log has a batch of this lane at the offset of each suspected batch that the spool has deleted.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

@@ -204,8 +204,8 @@ class Machine:
             self._identities.prepare(partition)
 
     def _quiet_rules(self) -> Sequence[_Rule]:
-        """The rules for a partition without requests in flight and without batches in doubt, in order. A rule with
-        `ends=True` that applies is the last.
+        """The rules for a partition without requests in flight and without batches in doubt, in order. The first rule
+        with `ends=True` that applies ends the turn.
 
         The comment before each rule says why the rule comes before the next one. tests/journal/test_rule_order.py swaps
         neighbours.
@@ -219,8 +219,8 @@ class Machine:
             # While a broker may still append a late request, any answer may already be out of date, and the next rule
             # would ask again and again.
             _Rule(has_late_requests, self._wait_for_late),
-            # This rule puts batches in doubt again. To judge them, the journal needs `partition.doubt`, which the next
-            # rule would reset: whether the leader refused a sequence, and whether a newer epoch exists.
+            # The next rule must not reset `partition.doubt` (whether the leader refused a sequence, and whether a newer
+            # epoch exists), because the journal needs it to judge the batches that this rule puts in doubt again.
             _Rule(was_asked_early, self._ask_again),
             # A later rule may put a batch in doubt, to which the leader's answers about other batches do not apply.
             _Rule(was_judged, self._end_doubt, ends=False),
@@ -347,8 +347,8 @@ class Machine:
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
                 start,
                 acked_before=last is not None and first is not None and last.producer == first.producer,
-                # After a truncation, the leader may have appended a late request out of order. The producer state then
-                # wrongly suggests that the log has the batches before this request.
+                # After a truncation, the leader may have appended a late request out of order, so that the producer
+                # state wrongly suggests that the log has the earlier batches.
                 read_log=cut or any(self._clock.is_old(batch, turn.now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=cut,

@@ -115,8 +115,8 @@ class UnitBatches:
             sequence = unit.sequences[batch.handle]
             batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
         partition.log.begin_before(base_offset)
-        # The leader epoch is unknown if an earlier incarnation staged the unit. The epoch of the partition's last
-        # acknowledgement is no substitute.
+        # The leader epoch is unknown if an earlier incarnation staged the unit. Using the epoch of the partition's last
+        # acknowledgement would be wrong.
         leader_epoch = unit.epochs.get(batch.handle, -1)
         self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
         topic = self._destinations.topics.get(partition.topic)

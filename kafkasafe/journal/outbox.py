@@ -213,8 +213,8 @@ class OutcomeAsk:
 
     Attributes:
         destination: Destination number.
-        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. If empty, the journal
-            needs only the end offset, and the engine answers with `baseline()`.
+        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. Without batches in doubt,
+            the journal needs only the end offset, and the engine answers with `baseline()`.
         from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
         acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.
         read_log: The answer must come from the log, because the producer state is not reliable (for example, it may
@@ -329,7 +329,7 @@ class Aside:
 
     Attributes:
         destination: Destination number.
-        batches: The batches to copy, in queue order. All are in the spool, and one fsync can make all copies durable.
+        batches: The batches to copy, in queue order, all of them in the spool. One fsync can make all copies durable.
     """
 
     destination: int
@@ -458,8 +458,8 @@ class Outbox:
         self.postponed.clear()
 
     def take(self, *, wants_producer_id: bool) -> Ready:
-        """Take the actions decided since the last call. Batches that replace other batches (by a division or a merge)
-        form a separate group. If there are such batches, the next call returns the other batches and the units.
+        """Take the actions decided since the last call. If batches replace other batches (by a division or a merge),
+        only these are in the group, and the next call returns the remaining batches and the units.
         """
         ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)

@@ -38,14 +38,14 @@ class Packer:
         self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """Batches that may be packed next, in queue order. The caller passes the first of them, as many as it chooses,
-        to `pack`.
+        """Batches that may be packed next, in queue order. The caller may pass any number of these batches, from the
+        first one on, to `pack`.
         """
         partition = self._partitions.get(destination)
         if partition is None or partition.progress.flow is Flow.REJECTING:
             return
         if any(each.batch.destination == destination for each in self._out.ready.unpacked):
-            return  # the shell must first learn of the batches that were unpacked
+            return  # the shell must first take the unpacked batches
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
@@ -128,8 +128,8 @@ class Packer:
 class RereadBacklogs:
     """Packs the parts of long backlogs that recovery has already read, and unpacks batches to which later marks refer.
 
-    Before recovery applies a mark about a batch, it *reaches* the batch: it unpacks the backlog up to this batch, which
-    may be packed. `Ready.unpacked` stays empty, because the shell does not know these batches yet.
+    Before recovery applies a mark about a batch that may be packed, it *reaches* the batch: it unpacks the backlog up
+    to this batch. `Ready.unpacked` stays empty, because the shell does not know these batches yet.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -150,8 +150,8 @@ class RereadBacklogs:
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
         """The `packable` batches in queue order, up to a batch without an id that is followed by a batch with an id.
 
-        A mark that voids ids takes effect on all packed batches together. So a batch with an id must not be packed
-        after a batch without one.
+        A mark that voids ids takes effect on all packed batches together, so a batch with an id must not be packed
+        after a batch without an id.
         """
         queue = partition.queue
         without = queue.packed.count > 0 and not queue.packed.identified
@@ -193,8 +193,8 @@ class RereadBacklogs:
                 return
 
     def reach_sent(self, partition: Destination) -> None:
-        """Unpack the batches up to the last batch that can have been sent: the `sent_at_most`-th batch with an id.
-        Batches without an id may come before it in the queue.
+        """Unpack the batches up to the last batch that can have been sent: the `sent_at_most`-th batch with an id,
+        which may follow batches without an id.
         """
         self.reach(partition)
         queue = partition.queue

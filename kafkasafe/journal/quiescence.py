@@ -1,7 +1,7 @@
 """Stores how long brokers may still append this lane's requests, so that the next incarnation need not wait longer.
 
-1. An incarnation ends normally. Its last group has a QUIET mark (`marks.Quiet`), which gives the time after which no
-   broker can append the incarnation's requests.
+1. An incarnation ends normally, with a QUIET mark (`marks.Quiet`) in its last group: the time after which no broker can
+   append the incarnation's requests.
 2. The next incarnation reads the QUIET mark, and asks about batches in doubt as soon as the mark's time has passed.
 3. Before the next incarnation sends anything, it revokes the mark, and waits until the revocation is durable. Otherwise
    a third incarnation would believe the first incarnation's mark, and would not wait for the second incarnation's
@@ -41,8 +41,8 @@ def alive_s(quiet: m.Quiet | None, clock: Moment | None, request_timeout_s: floa
     """The maximum number of seconds for which brokers may still append requests of earlier incarnations.
 
     Args:
-        quiet: The QUIET mark that the last incarnation wrote at its end; None if the incarnation wrote none, or sent a
-            request after it.
+        quiet: The QUIET mark that the last incarnation wrote at its end; None if the incarnation wrote no QUIET mark,
+            or sent a request after the mark.
         clock: The current time; None if the time since the mark is unknown.
         request_timeout_s: After this time, no broker can append an unanswered request any more.
     """

@@ -220,9 +220,9 @@ class Recovery:
                     pass  # the cluster may know more now, so the journal asks the cluster again before it asks the user
 
     def _is_orphan(self, mark: m.Mark) -> bool:
-        """Whether the group that declared the mark's destination is lost.
+        """Whether the group that declared the mark's destination is lost, so that the destination's topic is not known.
 
-        The destination's batches then also count as damaged, because their topic is not known.
+        The batches of a destination without a known topic also count as damaged.
         """
         match mark:
             case m.State() | m.Identified() | m.Committed() | m.Revived():
@@ -304,8 +304,8 @@ class Recovery:
         """Record that a data batch is damaged, or, if `destination` is 0, a whole group with its marks.
 
         A lost mark may have given a batch its first id or a new id, or may have replaced the batch by other batches. So
-        an unfinished batch before the damaged group may have been sent even if it has no id, and may have been sent
-        under a newer id.
+        any unfinished batch before the damaged group may have been sent, even a batch without an id, or under a newer
+        id.
         """
         if destination:
             lost = self._replay.take()
@@ -387,7 +387,7 @@ class Recovery:
                 self._packer.touch(partition)
                 continue
             # The journal sends only batches at the front of a queue, so only the first few batches with an id can have
-            # been sent. (Lost batches that must be sent again, without an id, may be before them.) If marks are lost,
+            # been sent. Lost batches without an id, which must be sent again, may be before them. If marks are lost,
             # any batch with an id can have been sent.
             most = None if blind else self._backlogs.sent_at_most
             doubt = list(
@@ -448,7 +448,7 @@ class Recovery:
             self._index.drop(batch)
             if mark.outcome is m.UnitOutcome.COMMITTED:
                 unit.read_epoch(batch.handle, epochs.get(batch.position, -1))
-                if isinstance(partition, Partition):  # if not, damage destroyed the division's mark
+                if isinstance(partition, Partition):  # otherwise, damage destroyed the division's mark
                     self._unit_batches.place(partition, unit, batch)
                 batch.read_fate(BatchState.COMMITTED)
                 partition.dequeue(batch)

@@ -34,13 +34,13 @@ class RefusalTimer:
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether the current refusal concerns something other than this batch (-1: the whole destination)."""
+        """Whether the current refusal has another handle than `handle` (-1: the whole destination)."""
         return self.denial is not None and self.denial.handle != handle
 
     def refused(
         self, code: int, reason: str, scope: Scope, now: float, *, handle: int, asking: bool
     ) -> Denial:
-        """Record a refusal, whether the first or a repeated one.
+        """Record a first or repeated refusal.
 
         Args:
             code: Kafka's error code.

@@ -151,8 +151,8 @@ class Rejecter:
         if durable:
             self.put_aside(partition, durable, FlowEvent.REJECTS)
         elif partition.progress.is_asking:
-            # The batches are only in memory, and the journal can reject only batches on disk. So the journal writes
-            # them to disk (`spill`), and asks the cluster again after a pause.
+            # The journal can reject only batches on disk. So the journal writes batches that are only in memory to disk
+            # (`spill`), and asks the cluster again after a pause.
             self._out.pause(partition, FlowEvent.REFUSED_IN_MEMORY, reason)
 
     def put_aside(self, partition: Destination, batches: Sequence[Batch], event: FlowEvent) -> None:

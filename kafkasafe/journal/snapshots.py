@@ -69,9 +69,8 @@ def state_mark(partition: Destination) -> m.State:
     return m.State(
         partition.number,
         partition.log.baseline_offset,
-        # The last acknowledged offset would be wrong here. The commit mark of the batch at this offset may not be
-        # durable yet. And a scan that begins at this offset would not find an earlier batch in doubt, even if the log
-        # has it.
+        # The last acknowledged offset would be wrong here: the commit mark of the last acknowledged batch may not be
+        # durable yet, and a scan from this offset on would not find an earlier batch in doubt.
         partition.log.clear_offset,
         partition.log.leader_epoch,
         partition.log.topic_id,
@@ -113,10 +112,10 @@ def _newest_marks(partition: Destination) -> list[m.Mark]:
 
 def _gap_marks(partition: Destination) -> list[m.Identified]:
     """The mark that names the expected sequence gaps. Other marks or torn batches also explain the gaps, but the spool
-    may delete their segment:
+    may delete the segment with these marks and batches:
 
     1. A power cut leaves a batch incomplete. Later batches of the same group are intact.
-    2. The next incarnation copies the later batches forward, and deletes the segment. The process is killed before the
+    2. The next incarnation copies the intact batches forward, and deletes the segment. The process is killed before the
        copied batches get new ids.
     3. Without the mark, the following incarnation would wrongly report the incomplete batch as missing, although the
        batch was never durable.

@@ -30,10 +30,10 @@ class Settings:
         state_age_s: For this many seconds after a batch's own timestamp, a broker is certain to keep the producer
             state.
         request_timeout_s: After this time, no broker can append an unanswered request any more.
-        blocked_timeout_s: How long the journal waits before it rejects batches that the cluster refuses for a reason
-            that may be temporary (the destination is missing, forbidden or invalid, the timestamps are too far in the
-            future, or the broker fails on one particular batch); None: for ever. The time starts again in a new
-            incarnation, and after any other answer.
+        blocked_timeout_s: How long the journal waits before it rejects refused batches; None: for ever. Applies if the
+            destination is missing, forbidden or invalid, if the timestamps are too far in the future, or if the broker
+            fails on one particular batch. The time starts again in a new incarnation, and after an answer that is not a
+            refusal.
         missing_grace_s: How long a topic may be unknown to the cluster, as new topics are for a moment, before a notice
             reports it.
         heal: Resend acknowledged batches that the cluster lost, if the spool still has them.

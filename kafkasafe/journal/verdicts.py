@@ -100,8 +100,8 @@ class Verdicts:
             and absent[0].fault.code == TOO_SLOW
             and now < partition.doubt.dead_at
         ):
-            # The batch's parts will get new ids. So the journal first waits until no broker can append a request with
-            # the batch, and then searches the log for the batch once more.
+            # The batch's parts will get new ids. Before dividing the batch, the journal waits until no broker can
+            # append a request with the batch, and then searches the log for the batch once more.
             self._out.wait_for_late(partition, now, absent[0].fault.message)
             return
         early = partition.doubt.is_early
@@ -154,8 +154,8 @@ class Verdicts:
             and not (first.identity and partition.loss.expects(first.identity, judgement.missing))
         ):
             partition.loss.miss(Hole(partition.number, judgement.missing, judgement.evidence))
-        # Retention has removed the missing batches, or the log has lost them (KAFKA-5793). If the leader cannot report
-        # its producer state, the journal cannot tell which.
+        # Retention has removed the missing batches, or the log has lost them (KAFKA-5793): the journal may be unable to
+        # tell which, if the leader cannot report its producer state.
         evidence = f"{judgement.evidence}; the next batch is {first.identity}"
         self._suspicions.raise_suspicion(partition, Cause.SEQUENCE, evidence)
 

@@ -75,7 +75,7 @@ class Views:
 
     def pinned(self) -> Iterable[tuple[int, int]]:
         """(position, bytes) of the batches that the spool must keep, sorted by position, with each block of packed
-        batches as one batch. The spool must keep everything from the first of these positions on.
+        batches as one batch. The spool must also keep all data after the first batch that it must keep.
         """
         sizes = self._index.sizes()
         for number in self._index.packed_from:

@@ -63,8 +63,8 @@ class LaneReader:
             self._where = {at: where for at, where in self._where.items() if at in found.open}
             self._whole.intersection_update(self._where)
             self._leave_out(found, tail=tail)
-            # During this call, the owner may have copied batches of the first segment to the end of the log, and
-            # deleted the segment. Read again if the first segment is another one now.
+            # Read again if the lane has another first segment now: the owner may have copied batches of the former
+            # first segment to the end of the log, and deleted the segment.
             if first == self._names()[:1]:
                 return found
         raise OSError(errno.EBUSY, f"The segments of {self.path} keep changing")
@@ -158,7 +158,7 @@ class LaneReader:
                 self._where.update(places)
                 moves = limit is None and any(isinstance(mark, m.Moved) for mark in marks)
                 if moves and not all(self._is_whole(at) for at, _ in places):
-                    # A crash tore this group of copies. Ignore the group, because the original batches still exist.
+                    # Ignore a group of copies that a crash tore, because the original batches still exist.
                     for at, _ in places:
                         del self._where[at]
                     return

@@ -2,8 +2,8 @@
 
 `fates` reports the outcomes that the spool records. For batches that may have been sent, `Examination` judges the
 cluster's answers, as the journal does. The best evidence is a batch header in the log, because users can verify it
-later at its offset. If the log cannot be read, the evidence is the leader's producer state. Without either, the batch
-is undecidable.
+later at its offset. If the log cannot be read, the evidence is the leader's producer state. Without a batch header and
+without producer state, the batch is undecidable.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class ExtentFile:
         self._before = max(0, self._before)
 
     def keep(self, segments: Sequence[StoredSegment]) -> None:
-        """Create the file if it does not exist. If this fails, the lane works without claims."""
+        """Create the file if it does not exist. If the file cannot be created, the lane works without claims."""
         if self._handle >= 0:
             return
         try:

@@ -66,7 +66,9 @@ class Files(Protocol):
         """The identity of the file or directory with this name; None if the name does not exist."""
 
     def path_of(self, handle: int) -> Path | None:
-        """A directory's current path, for messages; None if it was deleted, or if the system does not report it."""
+        """A directory's current path, for messages; None if the directory was deleted, or the system does not report
+        the path.
+        """
 
     def writev(self, handle: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Writes at most `IOV_MAX` buffers at an offset in one system call. Returns how many bytes were written."""
@@ -565,7 +567,7 @@ _fdatasync = getattr(os, "fdatasync", os.fsync)
 
 
 def _load_fallocate() -> Any:
-    """Returns the C library's function fallocate(2); None if it does not exist (as on macOS)."""
+    """Returns the C library's function fallocate(2), or None if the C library has no such function (as on macOS)."""
     try:
         function = ctypes.CDLL(None, use_errno=True).fallocate
     except (OSError, AttributeError):

@@ -61,12 +61,12 @@ class Inspected:
         damage: One sentence per damaged range.
         untold: The sentences of `damage` about ranges without a copy in `quarantine/`, which no producer has reported
             yet.
-        torn_bytes: Number of bytes in the torn tail, which recovery would cut off. These bytes were never reported as
-            durable.
+        torn_bytes: Number of bytes in the torn tail, which were never reported as durable, and which recovery would cut
+            off.
         closed: Whether the last owner closed the lane in an orderly way.
         unfinished: Number of batches and atomic batches without an outcome.
-        doubted: Number of partitions whose acknowledged records the cluster may have lost, about which the next
-            producer will ask.
+        doubted: Number of partitions whose acknowledged records the cluster may have lost. The next producer checks
+            these partitions.
         waiting: Undelivered records, by partition.
         rejected_bytes: Size of the files in `rejected/`.
         rejected_unreadable: One sentence per damaged file in `rejected/`.
@@ -106,8 +106,8 @@ class Inspected:
 def extent_of(files: Files, lane: Path, found: Log) -> str:
     """One sentence about the problem with a lane's `extent`; empty if the extent is valid.
 
-    An invalid `extent` is not damage. But without it, recovery does not notice if the first or last segments of the log
-    vanish.
+    An invalid `extent` is not damage, but recovery with an invalid `extent` does not notice if the first or last
+    segments of the log vanish.
 
     Raises:
         SpoolError: The file cannot be read.
@@ -213,7 +213,7 @@ def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
 def read_lane(lane: Path, *, files: Files) -> Log:
     """Reads a lane, without changing anything or taking its lock.
 
-    The lane's owner may write and delete segments at the same time. If this disturbs the reading, the lane is read
+    If the lane's owner writes or deletes segments at the same time and disturbs the reading, `read_lane` reads the lane
     again.
 
     Raises:
@@ -281,8 +281,8 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     journal = journal_of(found)
     resent = (*resent, *resent_in(found))
     try:
-        # Read the notes before the files. If a file is resent in between, `missing` reads the notes again, and does not
-        # find the file's note, because a resend removes the note before the file.
+        # Read the notes before the files. If a file is resent after the notes are read, `missing` reads the notes
+        # again, and does not find the file's note, because a resend removes the note before the file.
         notes = read_notes(files, lane)
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error

@@ -6,10 +6,10 @@ Kafka's brokers also trust the segments before their recovery point, and check a
 When a producer starts, it needs only the headers of the batches. Without the content, the CRC of a batch cannot be
 checked, so other data must confirm the header. The manifest of the group confirms bytes 0 to 20, and the positions
 confirm the number of records. The previous batch with the same destination, producer id and epoch confirms the id if
-the batch continues its sequence numbers. `OutlineReader` reads the content of a batch whose id is not confirmed. It
-also reads the content of copies: the log may still contain the original, which recovery uses if the copy is damaged. So
-skipping the content of a batch does not change how recovery handles other batches. Before a batch is sent, `Spool.read`
-checks all of its bytes.
+the batch continues its sequence numbers. `OutlineReader` reads the content of a batch whose id is not confirmed, and
+the content of copies: the log may still contain the original, which recovery uses if the copy is damaged. So skipping
+the content of a batch does not change how recovery handles other batches. Before a batch is sent, `Spool.read` checks
+all of its bytes.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class OutlineReader:
             window = _Window(lambda at, size: self._files.read(handle, at, size), self._files.size(handle))
             groups = self._groups(index, segment.first_position, limit, window)
         if groups is None:
-            # This reader stopped inside the segment, which another reader will read as a whole. So the base sequences
-            # that this reader expects next may be wrong.
+            # This reader stopped inside the segment, which another reader will read as a whole. So this reader's
+            # expected base sequences may now be wrong.
             self._next.clear()
             return None
         segment.ends_at(groups[-1].end if groups else 0)

@@ -84,8 +84,8 @@ def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
 
 
 def keep_torn(files: Files, lane: Path, found: Log) -> None:
-    """Copy a torn tail to quarantine/ before it is cut off, because the tail may be damage to durable data that only
-    looks like the result of a crash.
+    """Copy a torn tail to quarantine/ before it is cut off: what looks like the result of a crash may be damage to
+    durable data.
     """
     if found.torn is None:
         return
@@ -129,8 +129,8 @@ def already_quarantined(files: Files, lane: Path, damage: Damage) -> bool:
     Raises:
         OSError: A file cannot be read.
     """
-    # A segment of another lane that is still in this lane was not reported yet, because reporting moves the segment to
-    # quarantine/.
+    # Reporting a segment of another lane moves the segment to quarantine/, so a segment that is still here was not
+    # reported yet.
     return damage.other_lane is None and read_whole(files, copy_of(lane, damage)) == _bytes_of(files, damage)
 
 

@@ -77,10 +77,10 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     Args:
         files: The disk.
         lane: The lane's directory.
-        each: Called with each entry before the first torn or damaged place, while the log is read; `Log.entries` then
-            has only the other entries. With `each`, `scan` skips the content of large batches in segments that are
-            certain to be durable, which `Spool.read` checks later. A caller that passes `each` must hold the lane's
-            lock.
+        each: Called with each entry before the first torn or damaged place, while the log is read. `Log.entries` then
+            has only the entries after this place. With `each`, `scan` skips the content of large batches in segments
+            that are certain to be durable, which `Spool.read` checks later. A caller that passes `each` must hold the
+            lane's lock.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
@@ -179,10 +179,9 @@ def read_extent(files: Files, lane: Path) -> Extent:
 
 
 class _Whole:
-    """Processes the intact groups before the first damaged or torn group. Nothing later in the log can change their
-    meaning.
+    """Processes the intact groups before the first damaged or torn group, which no later group can change.
 
-    So `_Whole` processes these groups while the log is read, and passes their entries to `each`, if given, without
+    So `_Whole` processes the intact groups while the log is read, and passes their entries to `each`, if given, without
     keeping them. `_Whole` keeps all later groups until it is known up to which position the log was durable.
 
     Attributes:

@@ -101,7 +101,7 @@ def summed_up(kept: Sequence[KeptFile], journal: Journal) -> tuple[RejectedRecor
 
 
 class JournalWaits:
-    """The unfinished batches of a lane. Packed batches may be very many, so `get` looks them up one by one."""
+    """The unfinished batches of a lane. Packed batches may be very many, so `get` looks up one batch at a time."""
 
     __slots__ = ("_unpacked", "_views")
 

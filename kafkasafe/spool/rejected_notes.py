@@ -7,8 +7,7 @@ the file and the note. `kafkasafe spool discard` marks the note, to show that th
    makes the note.
 2. A resend removes the note, then the file, and then the note again. The last step is necessary because an owner that
    opens the lane between the first two steps finds a file without a note, and makes a new note. After a crash during a
-   resend, the lane that now has the records still has the mark of the resend in its log, and the lane's next owner
-   repeats the whole removal.
+   resend, the next owner of the lane that now has the records finds the mark of the resend, and repeats the removal.
 3. A discard marks the note, then removes the file. After a crash in between, the file counts as rejected until the
    discard is repeated.
 

@@ -38,8 +38,8 @@ REMEDIES: Final[Mapping[int, str]] = {
 """What to do if a write fails, by error number."""
 _NAME: Final = "reserve"
 _MARKS_BYTES: Final = 64 * 1024
-"""Size of the reserve's part for marks. The other part is for the division of batches whose partitions are not known
-yet.
+"""Size of the reserve's part for marks. The rest of the reserve is for the division of batches whose partitions are not
+known yet.
 """
 _STEP_BYTES: Final = 64 * 1024
 """The size of the reserve's part for divisions is a multiple of this."""
@@ -138,7 +138,7 @@ class Reserve:
 
     def give_step(self, error: OSError) -> None:
         """Free some space, because the disk has no room for a small file beside the log: 64 KiB of the reserve's part
-        for divisions. If this part does not exist, free the whole reserve.
+        for divisions. If the reserve has no part for divisions, free the whole reserve.
         """
         if error.errno in NO_ROOM and self._size is not None and self._size > _MARKS_BYTES:
             self._shrink(self._size - _STEP_BYTES)

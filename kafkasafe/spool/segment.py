@@ -84,8 +84,8 @@ class StoredSegment:
         batches: The places of the segment's data batches, by position.
         records: Number of records in these batches.
         proven_bytes: According to a later group or `extent`, all bytes before this byte offset have been durable.
-        written_ms: When the segment's last group was written, ms since the epoch (in a segment read from disk, the
-            largest time of a group); 0 if unknown.
+        written_ms: When the segment's last group was written (in a segment read from disk: the largest time of a
+            group), ms since the epoch; 0 if unknown.
     """
 
     path: Path

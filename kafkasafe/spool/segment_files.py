@@ -1,8 +1,8 @@
 """Holds the files of a lane's segments open, so that their content stays readable after the files are deleted or
 renamed.
 
-So if the name of a segment no longer leads to the segment's file, the owner of the lane can write the content again,
-from the open file.
+If the name of a segment no longer leads to the segment's file, the owner of the lane can write the content again, from
+the open file.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SegmentFiles:
                 self._files.close(handle)
 
     def limit(self) -> None:
-        """Record that the newest segment gets no more records. Closes its file if too many files are held open."""
+        """Record that the newest segment gets no more records. Closes the segment's file if too many files are open."""
         if len(self._held) > _HELD:
             at = next(reversed(self._held))
             self._files.close(self._held.pop(at))

@@ -111,8 +111,8 @@ class SegmentList(Sequence[StoredSegment]):
         self.sync_deletions()
         segment = self._segments[0]
         self._unlink(segment)
-        # The file is deleted, even if the deletion is not durable yet. So remove the segment from the list, or the
-        # spool would report the segment as missing.
+        # The file is deleted, even if the deletion is not durable yet. Remove the segment from the list, or the spool
+        # would report the segment as missing.
         self._deletions_undurable = True
         del self._segments[0]
         self.used_bytes -= segment.size_bytes

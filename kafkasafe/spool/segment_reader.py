@@ -42,7 +42,7 @@ Content: TypeAlias = bytes | bytearray
 class ReadGroup:
     """An intact control batch, with its data batches. A damaged data batch has the header None.
 
-    `torn` contains the damaged batches that a crash may have damaged.
+    `torn` contains the damaged batches whose damage may come from a crash.
     """
 
     segment: int
@@ -58,7 +58,9 @@ class ReadGroup:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """Bytes in place of a group that should be there. `torn` says whether a crash may be the cause."""
+    """Bytes that are not an intact group, although a group should begin there. `torn` says whether a crash may be the
+    cause.
+    """
 
     segment: int
     at: int
@@ -233,7 +235,7 @@ def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
 
 
 def _may_be_torn(content: Content, start: int, end: int) -> bool:
-    """Whether a crash may have left the batch in this state. Otherwise, a complete batch was changed later.
+    """Whether a crash may have left the batch in this state. False means that a complete batch was changed later.
 
     Disks write whole sectors, so a sector that was never written is all zeros. If a sector was written before the
     process had filled it, only the end of the sector is zeros. Data that the file system had not written yet is missing
@@ -268,9 +270,8 @@ def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> boo
 
 
 def _address_may_be_torn(content: Content, meant: bytes, at: int) -> bool:
-    """Whether a crash may have caused the damage to the address of a batch with a complete body. If so, the missing
-    bytes end at the next sector boundary, and all bytes from the first missing one to this boundary, even bytes of the
-    body, are zeros.
+    """Whether a crash may have damaged the address of a batch with a complete body: all bytes from the first damaged
+    byte to the next sector boundary are zeros, and all later bytes are intact.
     """
     found = content[at : at + len(meant)]
     boundary = _SECTOR_BYTES - at % _SECTOR_BYTES

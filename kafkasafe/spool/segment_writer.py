@@ -37,7 +37,7 @@ class SegmentWriter:
         self._unwritten_at = 0
         self._continued: tuple[int, int] | None = None
         """First position and handle of a segment that the spool continues after the repair, because a write failed only
-        for a full disk.
+        on a full disk.
         """
         self._promised_bytes = 0
         self._promised_records = 0
@@ -113,7 +113,7 @@ class SegmentWriter:
         self._preallocated = wanted if self._files.preallocate(self._handle, wanted) else _NEVER_PREALLOCATED
 
     def sync(self) -> None:
-        """Sync the last segment. Everything written to it so far is durable on return."""
+        """Sync the last segment, so that everything written to it so far is durable on return."""
         self._files.sync_data(self._handle)
 
     def drop_cache(self) -> None:
@@ -158,8 +158,8 @@ class SegmentWriter:
     def put_back(self, position: int) -> None:
         """Remove everything at and after `position`, where the log ended when `promise` was last called.
 
-        The spool never continues a segment whose fsync failed. But after a write that failed only for a full disk, the
-        spool continues the segment, because new segments could use up the disk:
+        The spool never continues a segment whose fsync failed. After a write that failed only because the disk was
+        full, the spool continues the segment, because new segments could use up the disk:
 
         1. The disk has room for marks, but not for the next batch.
         2. Each attempt to write the batch fails, and is followed by a mark.
@@ -172,8 +172,8 @@ class SegmentWriter:
             segment = self._segments[-1]
             continued, kept = self._continued or (-1, -1)
             continues = continued == segment.first_position
-            # If the bytes cannot be cut off, they are abandoned: the next segment starts at the position where they
-            # begin.
+            # If the bytes cannot be cut off, they are abandoned: the next segment starts at the position of the first
+            # abandoned byte.
             with contextlib.suppress(OSError):
                 if self._segments.has_file(segment):
                     with opened(self._files, segment.path, write=True) as handle:

@@ -37,7 +37,8 @@ for an atomic batch, even if the batch takes only a few hundred bytes on disk.
 _DIVIDED_SEGMENT_BYTES: Final = 1024 * 1024
 """Maximum size of a segment whose batches must be divided.
 
-In a large log, such a segment may have up to the log's size divided by `_DIVIDED_SEGMENTS`. A maximum is necessary:
+In a large log, a segment whose batches must be divided may have up to 1/512 of the log's size (`_DIVIDED_SEGMENTS`). A
+maximum is necessary:
 
 1. The spool divides a batch by writing its records once more, at the end of the log.
 2. The spool deletes a segment when all batches of the segment are divided.
@@ -186,7 +187,7 @@ class Spool:
                 batches may use the reserve.
             divisible: Whether the batches will have to be divided, so that they are written to small segments.
             more: Whether the caller writes another group before it calls `sync`, so that both groups go to the disk in
-                one write. Until then, the caller must not change the batches.
+                one write, before which the caller must not change the batches.
 
         Returns:
             The position of each batch.

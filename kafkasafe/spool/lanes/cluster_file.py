@@ -14,8 +14,8 @@ from kafkasafe.spool.lanes.format import FORMAT_NAME, write_whole
 from kafkasafe.spool.lanes.lock import close_lockable, open_lockable
 
 _CLUSTER: Final = re.compile(r"[!-~]{1,200}")
-"""Pattern for the id of a cluster. Current versions of Kafka use a UUID in base64; old versions allow any printable
-characters.
+"""Pattern for the id of a cluster. The cluster id is a UUID in base64 in current versions of Kafka, and may be any
+printable characters in old versions.
 """
 _BIND_TRIES: Final = 250  # 5 s
 
@@ -98,8 +98,8 @@ class ClusterFile:
         except FileNotFoundError:
             return None
         found = raw.decode(errors="replace").strip()
-        # kafkasafe always writes the file as a whole. So an empty file was truncated, and may have contained another
-        # cluster's id.
+        # kafkasafe always writes the file as a whole. An empty file CLUSTER was truncated later, and may have contained
+        # another cluster's id.
         if not _CLUSTER.fullmatch(found):
             raise SpoolCorruptError(
                 f"{self._path / 'CLUSTER'} is damaged: it contains {found[:40]!a} instead of the id of the cluster to"

@@ -55,8 +55,8 @@ class SpoolDirectory:
     Attributes:
         path: The directory.
         owners: Finds out which processes own the lanes.
-        strange: Entries that are named like lanes, but are not lanes. Maps the number in the name to the reason, as
-            found by `dead_lanes`.
+        strange: Entries that are named like lanes, but are not lanes: maps the number in the name to the reason.
+            `dead_lanes` fills this map.
     """
 
     def __init__(self, path: Path, files: Files) -> None:
@@ -145,8 +145,8 @@ class SpoolDirectory:
         """Takes ownership of a lane: the requested one, or a free one.
 
         With `client`, this method prefers the lowest free lane whose last owner had this client id or drained the lane.
-        Otherwise, it asks processes that have adopted lanes with this client id to hand a lane back. The last choice is
-        a new lane.
+        If no such lane is free, this method asks processes that have adopted lanes with this client id to hand a lane
+        back. The last choice is a new lane.
 
         Args:
             number: Number of the requested lane.
@@ -246,7 +246,7 @@ class SpoolDirectory:
     def _ask_back(
         self, number: int, client: str, wait: Callable[[float], None] | None, patience_s: float
     ) -> LaneLock | None:
-        """Asks the process that adopted a lane to hand the lane back. Returns None if this takes too long, or if
+        """Asks the process that adopted a lane to hand the lane back. Returns None if the process takes too long, or if
         another process is already asking for the lane.
         """
         path = self.lane_path(number) / "wanted"
@@ -278,9 +278,10 @@ class SpoolDirectory:
 
     @contextlib.contextmanager
     def births(self) -> Iterator[None]:
-        """Context manager for taking a lane, and for finding out whether a lane has an owner. To find out, a process
-        locks the lane for a moment, and another process could mistake it for the owner. So only one process at a time
-        enters the context; after 5 s of waiting, a process enters anyway.
+        """Context manager for taking a lane, and for finding out whether a lane has an owner. To find out whether a
+        lane has an owner, a process locks the lane for a moment, and another process could mistake this process for the
+        owner. So only one process at a time enters the context, except that a process that has waited for 5 s enters
+        anyway.
 
         Raises:
             OSError: The lock cannot be opened.

@@ -42,9 +42,9 @@ _held: weakref.WeakSet[LaneLock] = weakref.WeakSet()
 _lockable: set[tuple[Files, int]] = set()
 """Every open file that is locked or about to be locked."""
 _forking = threading.RLock()
-"""Held during a fork, and while `_lockable` changes. A lock belongs to the open file, not to the process. So a child
-must close each inherited lock file, and finds them all in `_lockable`. Otherwise the locks would stay held until the
-child ends, even after the parent has released them.
+"""Held during a fork, and while `_lockable` changes. A flock belongs to the open file, not to the process. So a forked
+child must close all inherited lock files, which are in `_lockable`. Otherwise the locks would stay held until the child
+ends, even after the parent has released them.
 """
 
 
@@ -172,7 +172,9 @@ class LaneLock:
 
     @property
     def found_at(self) -> Path | None:
-        """The directory's current path, for messages; None if it was deleted, or if the system does not report it."""
+        """The directory's current path, for messages; None if the directory was deleted, or the system does not report
+        the path.
+        """
         return self._on.path_of(self._directory)
 
     def announce(self, position: int) -> None:
@@ -185,8 +187,8 @@ class LaneLock:
         """Releases the lane, so that other processes can own it.
 
         Args:
-            drained: Whether no record waits in the lane. Otherwise the lock file gets the client id, so that a producer
-                with this client id prefers the lane.
+            drained: Whether no record waits in the lane. If records wait, the lock file gets the client id, so that a
+                producer with this client id prefers the lane.
         """
         if self._handle < 0:
             return
