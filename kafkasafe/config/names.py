@@ -25,8 +25,8 @@ _NO_848: Final = (
     "kafka-python lacks the group protocol of KIP-848; groups use the classic protocol, which Kafka 4 still"
     " supports"
 )
-# Advice for options of kafka-python 1.4 to 2.3 and of other clients. The error message gives this advice in place of
-# the most similar option, which has an unrelated meaning.
+# Advice for options of kafka-python 1.4 to 2.3 and of other clients. Error messages give this advice instead of
+# suggesting the option with the most similar name, which has an unrelated meaning.
 REMOVED: Final[dict[str, str]] = {
     "group_protocol": f"{_NO_848}. Leave it out",
     "group_remote_assignor": f"{_NO_848}. To choose assignors, set partition_assignment_strategy",

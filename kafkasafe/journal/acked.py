@@ -268,8 +268,8 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop the batches that are lost for good: the log ends at `last_offset`, before them, and the spool has
-        deleted them.
+        """Drop the lost batches (after the log's `last_offset`) that the spool has deleted, so that they cannot be sent
+        again.
         """
         self.released.cut(last_offset + 1)
         self.acked = deque(
@@ -356,9 +356,7 @@ class LossCase:
         self.suspicion = suspicion
 
     def add(self, known: Suspicion, from_offset: int, *, overlaps: bool) -> None:
-        """Merge a new suspicion into the open suspicion `known`. The suspected loss begins at the lower of the two
-        offsets.
-        """
+        """Merge a new suspicion into the open one, `known`. The suspected loss begins at the lower `from_offset`."""
         if from_offset >= 0 and not 0 <= known.from_offset <= from_offset:
             known = replace(known, from_offset=from_offset)
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
@@ -450,8 +448,8 @@ class LossCase:
 
 
 def _first_missing(before: BatchId | None, identity: BatchId) -> int:
-    """The first sequence that may be missing between the batch ids `before` and `identity`; 0 if `identity` has another
-    producer id or epoch, whose sequences begin at 0.
+    """The first sequence that may be missing between the batch ids `before` and `identity`; 0 if the two ids have
+    different producer ids or epochs, because the sequences of each begin at 0.
     """
     if before is None or before.producer != identity.producer:
         return 0

@@ -185,7 +185,7 @@ class Answers:
             partition.keep_apart()
         # Each answer is about one request only. While a broker may still append an older, unanswered request with the
         # same batch, an error answer does not prove that the batch will never be in the log. An error answer to a probe
-        # proves nothing either: a probe repeats a batch that an earlier request has already put into the leader's log.
+        # does not prove absence, because a probe repeats a batch that is already in the leader's log.
         alone = now >= partition.doubt.dead_at and partition.progress.flow is not Flow.PROBING
         self._note_producer_state(partition, code, log_start_offset)
         lasting = self._note_refusal(partition, batch, code, text, scope, now)

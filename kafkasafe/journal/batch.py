@@ -291,8 +291,8 @@ class Batch:
     # -- other batches
 
     parent: Batch | None = None
-    """The divided batch that contained this batch, or the first of the batches that were merged into this batch. This
-    batch takes the parent's place in the order. Invariant: the parent is REPLACED.
+    """The divided batch of which this batch is a part, or the first of the batches that were merged into this batch.
+    This batch takes the parent's place in the order. Invariant: the parent is REPLACED.
     """
     rank: tuple[int, ...] = ()
     """Sort key of a partition's durable batches: the order in which the journal accepted their records. Invariant:

@@ -37,10 +37,10 @@ class Gatherer:
         self._gather_bytes = state.settings.gather_bytes
 
     def gathered(self, batches: Sequence[Batch], size_bytes: int) -> Batch:
-        """Merge waiting batches (see `Ready.gathers`) into one, which has their records and sequences, and takes their
+        """Merge waiting batches (see `Ready.gathers`) into one batch with the same records and sequences, in the same
         place.
 
-        The journal has never sent the merged batches, and sends only the result, as soon as it is durable.
+        The journal has never sent the original batches, and sends only the merged batch, as soon as it is durable.
 
         Args:
             batches: The batches, in queue order.

@@ -219,7 +219,7 @@ class Journal:
         return self._forward.to_move(before_position, most_bytes)
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """A segment of the spool is missing. Returns the segment's batches; the engine should write the batches again
+        """A segment of the spool is missing. Returns the segment's batches. The engine should write again the batches
         that are still in memory.
         """
         return self._forward.to_rescue(first_position, end_position)

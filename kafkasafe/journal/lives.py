@@ -69,8 +69,8 @@ class Incarnations:
         """The QUIET mark of a producer that has stopped sending. The mark contains the time after which no broker can
         append requests of this lane any more.
 
-        None if the log already contains the mark, or if the next incarnation need not ask the cluster about batches:
-        every batch is finished, and none is suspected to be lost.
+        None if the log already contains the mark, or if every batch is finished and none is suspected to be lost: the
+        next incarnation then has no questions to the cluster.
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None

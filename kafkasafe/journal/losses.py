@@ -291,9 +291,9 @@ class Losses:
             if hole is not None:
                 self._out.ready.notices.append(hole)
             log.confirm_until(end_offset)
-            # Write the REVIVED mark even if every batch is still at the same offset. Otherwise the next incarnation
-            # would find the same sign of a loss in the marks, and suspect a loss again, when the spool may have deleted
-            # the batch that disproves the loss.
+            # Write the REVIVED mark even if every batch is still at the same offset. Without the REVIVED mark, the next
+            # incarnation would suspect the same loss again, when the spool may have deleted the batch that disproves
+            # the loss.
             self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), moved))
             self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
@@ -480,8 +480,8 @@ def _is_remembered(
     """Whether the journal remembers the last acknowledged batch, or knows that the log has it."""
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
-    # If the last acknowledged offset is before `forgotten_offset`, a remembered batch that ends at this offset proves
-    # nothing: the log may have lost a forgotten batch at the same offset before it got the remembered batch.
+    # Below `forgotten_offset`, a remembered batch that ends at the last acknowledged offset proves nothing. The log may
+    # have lost a forgotten batch, and then got the remembered batch at the same offset.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:

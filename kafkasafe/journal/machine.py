@@ -262,7 +262,7 @@ class Machine:
         self._out.wait_for_late(turn.partition, turn.now, turn.partition.progress.reason)
 
     def _ask_again(self, turn: Turn) -> None:
-        """Put batches in doubt again that the journal judged while a broker could still append a request with them."""
+        """Put batches in doubt again if the journal judged them while a broker could still append them."""
         for batch in turn.partition.queue.near:
             if batch.state is BatchState.PREPARED and batch.unanswered:
                 batch.on(BatchEvent.MAY_BE_THERE)

@@ -2,9 +2,10 @@
 batches of later incarnations.
 
 An *incarnation* is one run of a producer on a lane, from opening the lane to closing it or to a crash. When an
-incarnation begins, other lanes may still hold batches of incarnations that have ended. The new incarnation writes the
-position after these batches, for each of the other lanes, into its own log (mark AFTER). In each topic-partition, the
-new incarnation's batches wait until the other lanes have finished every batch before the recorded positions.
+incarnation begins, other lanes may still hold batches of incarnations that have ended. For each of the other lanes, the
+new incarnation writes the position after the batches of ended incarnations into its own log (mark AFTER). In each
+topic-partition, the new incarnation's batches wait until the other lanes have finished every batch before the recorded
+positions.
 
 Circular waits are impossible, because every batch waits only for batches that were written earlier. Within a lane,
 batches are delivered in the order in which they were written. Across lanes, an incarnation waits only for batches that

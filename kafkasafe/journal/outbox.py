@@ -459,7 +459,7 @@ class Outbox:
 
     def take(self, *, wants_producer_id: bool) -> Ready:
         """Take the actions decided since the last call. If batches replace other batches (by a division or a merge),
-        only these are in the group, and the next call returns the remaining batches and the units.
+        the group has only the replacements, and the next call returns the remaining batches and the units.
         """
         ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)

@@ -236,8 +236,8 @@ class Recovery:
         Args:
             mark: The mark.
             ended: Maps positions to batches, for the units that earlier marks of this group ended.
-            repeats: Whether the mark only repeats the earlier mark of the newest acknowledged batch, whose segment the
-                spool may have deleted.
+            repeats: Whether the mark only repeats an earlier mark, which the spool may have deleted, about the newest
+                acknowledged batch.
         """
         known = self._destinations.declared(mark.destination)
         if isinstance(known, Partition):
@@ -304,8 +304,7 @@ class Recovery:
         """Record that a data batch is damaged, or, if `destination` is 0, a whole group with its marks.
 
         A lost mark may have given a batch its first id or a new id, or may have replaced the batch by other batches. So
-        any unfinished batch before the damaged group may have been sent, even a batch without an id, or under a newer
-        id.
+        the ids in the spool do not show which unfinished batches before the damaged group were sent.
         """
         if destination:
             lost = self._replay.take()

@@ -154,7 +154,5 @@ class BrokerClock:
         return max(0.0, (self.now_ms(now_ms) - batch.max_timestamp) / 1000)
 
     def is_old(self, batch: Batch, now_ms: int) -> bool:
-        """Whether a leader whose newest batch of our producer is this one may drop our producer state, because the
-        batch is too old.
-        """
+        """Whether the batch is so old that a leader without newer batches of ours may drop our producer state."""
         return self.now_ms(now_ms) - batch.max_timestamp > self.state_age_s * 1000

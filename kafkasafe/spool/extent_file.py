@@ -1,4 +1,4 @@
-"""The file `extent` of a lane: where its log must begin and end."""
+"""The file `extent` of a lane: where the lane's log must begin and end."""
 
 from __future__ import annotations
 

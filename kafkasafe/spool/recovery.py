@@ -179,7 +179,8 @@ def read_extent(files: Files, lane: Path) -> Extent:
 
 
 class _Whole:
-    """Processes the intact groups before the first damaged or torn group, which no later group can change.
+    """Processes the intact groups before the first damaged or torn group. No later group can change what these groups
+    mean.
 
     So `_Whole` processes the intact groups while the log is read, and passes their entries to `each`, if given, without
     keeping them. `_Whole` keeps all later groups until it is known up to which position the log was durable.

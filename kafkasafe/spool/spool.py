@@ -523,8 +523,8 @@ class Spool:
         self._files.sync_directory(self._lane)
         marks = list(self._snapshot())
         if self._torn:
-            # This group states that all earlier records were durable, except the torn batches that recovery skipped,
-            # whose positions a mark must name.
+            # This group states that all earlier records were durable, so a mark must name the exceptions: the torn
+            # batches that recovery skipped.
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
         self._append(control, (), (), end_position)

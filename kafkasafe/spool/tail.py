@@ -17,9 +17,7 @@ _DRAFT: Final = re.compile(r"\d{20}\.new")
 
 
 def cut_tail(files: Files, lane: Path, found: Log) -> None:
-    """Remove a torn tail, in such an order that after a crash in between, the next recovery judges the log in the same
-    way.
-    """
+    """Remove a torn tail. After a crash in between, the next recovery still judges the log in the same way."""
     doomed = list(found.doomed)
     last = found.segments[-1] if found.segments else None
     if last is not None and last.size_bytes == 0 and last.first_position == found.next_position:

@@ -145,8 +145,8 @@ class SpoolDirectory:
         """Takes ownership of a lane: the requested one, or a free one.
 
         With `client`, this method prefers the lowest free lane whose last owner had this client id or drained the lane.
-        If no such lane is free, this method asks processes that have adopted lanes with this client id to hand a lane
-        back. The last choice is a new lane.
+        If all lanes with this client id have owners, this method asks processes that have adopted such lanes to hand a
+        lane back. The last choice is a new lane.
 
         Args:
             number: Number of the requested lane.
@@ -487,7 +487,7 @@ class SpoolDirectory:
         return self.owners.owner(number)
 
     def starting_lanes(self) -> dict[int, str]:
-        """Maps the number of each lane without an owner that a new producer would take to the producer's client id.
+        """Returns the lanes without an owner that new producers would take: lane number → client id of such a producer.
 
         An empty client id means that any producer would take the lane. The result may be wrong, because this method
         does not test the locks. A caller must take the lock before it changes a lane.
