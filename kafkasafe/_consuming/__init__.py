@@ -1,9 +1,9 @@
 """The decisions of `kafkasafe.consumer.SafeConsumer` about positions (see docs/design-consumer.md).
 
-`reading.py` makes the objects. The constructor of each object takes the other objects that this object uses. In this
-list, each module comes after the modules that it uses:
+`reading.py` makes the objects. Each constructor takes the objects that the new object uses. In this list, each module
+comes after the modules that it uses:
 
-- `ports.py`: what all of them need of kafka-python, as protocols.
+- `ports.py`: protocols for kafka-python's assigned partitions, group and metadata.
 - `event_table.py`, `reports.py`, `followers.py`: the level and the metrics of each event, the destinations of events,
   and the followers from which the consumer may read.
 - `history.py`, `partition.py`: the state of one partition.

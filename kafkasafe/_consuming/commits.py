@@ -36,7 +36,7 @@ class Commits:
     def described(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, max_bytes: int = METADATA_BYTES
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Add lineages to offsets. The application's own metadata are not changed.
+        """Add lineages to offsets as commit metadata. Metadata that the application has set are not changed.
 
         Args:
             offsets: The offsets to commit.
@@ -72,14 +72,15 @@ class Commits:
 
         `unhanded` maps partitions to the first offset that was fetched but not returned to the application.
 
+        If a topic is deleted and created again, the old topic's position could be committed for the new topic:
+
         1. The consumer reads offsets 0 to 9. The topic is deleted and created again, with 15 records.
         2. `poll` raises LogDivergedError. The application does not seek, and an automatic commit is due.
-        3. Both logs have leader epoch 0. The next incarnation of the program would accept offset 10, and skip 0 to 9.
+        3. Both logs have leader epoch 0. After a restart, the program would accept offset 10, and skip 0 to 9.
 
-        So a position that may be mistaken for a position in the new log is left out until the application has decided
-        where to continue. A position is also left out if the topic metadata already contain the new topic's id, but the
-        position has not been checked yet. While the metadata still contain the id of the topic that was read, commits
-        carry this id (`_described`).
+        So the commit leaves out a position that may be mistaken for a position in the new log, until the application
+        has decided where to continue. It also leaves out an unchecked position if the metadata already contain the new
+        topic's id. While the metadata still contain the old topic's id, commits carry the old id (`_described`).
         """
         return self._assignments.consumed(unhanded, self._is_allowed)
 
@@ -93,7 +94,7 @@ class Commits:
         return undecided is not None and undecided.forbids(offset)
 
     def _is_another_topic(self, tp: TopicPartition) -> bool:
-        """Return whether the topic in the metadata is newer than the topic that was read."""
+        """Return whether the metadata name a newer topic than the topic that was read."""
         part, leadership = self._parts.get(tp), self._metadata.leadership(tp)
         if part is None or part.history.topic_id is None or leadership is None:
             return False

@@ -54,7 +54,7 @@ class Connections:
             return self._transport
 
     def close(self) -> None:
-        """Close the connections of a closed consumer. Calling it again does nothing."""
+        """Close the connections of a closed consumer. Idempotent."""
         with self._lock:
             transport, self._transport = self._transport, None
         if transport is not None:

@@ -1,4 +1,4 @@
-"""The events of a consumer as a table: at which level each one is logged, and which metrics it moves."""
+"""A table of a consumer's events: the level at which each event is logged, and the metrics that it changes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ _Event = TypeVar("_Event", bound=ConsumerEvent)
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[_Event]):
-    """What `Reports` does with the events of one class.
+    """How `Reports` handles the events of one class.
 
     Attributes:
-        level: The level at which an event is logged, or a function that returns it. docs/log-events.md lists the
-            levels.
-        count: Function that moves the event's metrics; None if the event has no metric.
+        level: Logging level of an event, or a function that returns the level. docs/log-events.md lists the levels.
+        count: Function that changes the event's metrics; None if the event has no metric.
     """
 
     level: int | Callable[[_Event], int]
@@ -45,7 +44,7 @@ def _row(
     level: int | Callable[[_Event], int],
     count: Callable[[ConsumerStats, _Event], None] | None,
 ) -> tuple[type[Any], Row[Any]]:
-    """Make a row. mypy compares the functions with the event's class here."""
+    """Make a row. This function exists so that mypy checks `level` and `count` against the event's class."""
     return event, Row(level, count)
 
 
@@ -75,7 +74,7 @@ def _ready(stats: ConsumerStats, event: PartitionReady) -> None:
 
 
 def _held(stats: ConsumerStats, event: EndOffsetHeld) -> None:
-    if event.look_up == "latest":  # the metrics of lower offsets are only about end offsets
+    if event.look_up == "latest":  # other look-ups have no metric
         stats.held[event.topic, event.reason] += 1
 
 
@@ -89,9 +88,9 @@ ROWS: Final[Mapping[type[Any], Row[Any]]] = dict(
         _row(LogDiverged, logging.ERROR, _divergence),
         _row(LossCheckInconclusive, logging.INFO, _inconclusive),
         _row(PositionReset, _level_of_reset, _reset),
-        # No record is lost or skipped. The producer counts its dropped batches.
+        # A rewound position loses and skips no record. The producer has a metric for dropped batches.
         _row(PositionRewound, logging.INFO, None),
-        _row(PartitionNotReady, logging.INFO, None),  # `PartitionReady` counts it
+        _row(PartitionNotReady, logging.INFO, None),  # `PartitionReady` has the metric
         _row(PartitionReady, logging.INFO, _ready),
         _row(EndOffsetHeld, logging.INFO, _held),
         _row(EndOffsetRegressed, logging.ERROR, _regression),

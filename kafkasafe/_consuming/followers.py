@@ -4,13 +4,14 @@ If a Fetch has a rack id, the leader may answer with the id of a follower instea
 consumer sends its rack id, the leader repeats this answer:
 
 1. A follower is killed. The consumer gets metadata that say that the follower is offline.
-2. The follower is started again. The consumer sends a Fetch to the leader, and the leader names the follower.
-3. The consumer's metadata still say that the follower is offline. So the consumer asks the leader again, with the same
-   rack id, and gets the same answer. This is repeated without a pause until the metadata expire. Meanwhile the consumer
-   gets no record.
+2. The follower is started again. The consumer sends a Fetch to the leader, and the leader answers with the follower's
+   id.
+3. The consumer's metadata still say that the follower is offline. So the consumer sends the Fetch to the leader again,
+   with the same rack id, and gets the same answer. The consumer repeats this Fetch without a pause until the metadata
+   expire, and gets no record.
 
-Rule: if a follower cannot be used, the consumer reads the partition from its leader for `LEADER_ONLY_S`. Meanwhile
-requests for the partition carry no rack id, so the leader returns the records itself.
+Rule: if a follower cannot be used, the consumer reads the partition from its leader for `LEADER_ONLY_S`. During this
+time, requests for the partition carry no rack id, so the leader returns the records itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ T = TypeVar("T", bound=Hashable)
 LEADER_ONLY_S: Final = 30.0
 """How long, in seconds, a partition is read only from its leader."""
 ANSWER_S: Final = 3.0
-"""Time, in seconds, that a follower has for an answer in addition to `fetch_max_wait_ms`."""
+"""A follower must answer a Fetch within `fetch_max_wait_ms` plus this many seconds."""
 _MOST_LATE_ERRORS: Final = 1000
 
 
@@ -49,11 +50,11 @@ class Followers(Generic[T]):
         self._asked: dict[int, tuple[float, frozenset[T]]] = {}
         """For each follower with a Fetch in flight: the deadline of its answer, and the requested partitions."""
         self._overdue: dict[int, frozenset[T]] = {}
-        """For each follower whose answer is overdue: the partitions that the consumer now reads from the partition's
-        leader, not from this follower. The answer may still come.
+        """For each follower whose answer is overdue: the requested partitions, which the consumer now reads from their
+        leaders. The follower's answer may still arrive.
         """
         self._late: deque[Any] = deque(maxlen=_MOST_LATE_ERRORS)
-        """The latest errors from followers that the consumer had stopped reading from."""
+        """The latest errors in overdue responses of followers."""
 
     def leave(self, partitions: Iterable[T], now: float) -> None:
         """Read these partitions only from their leaders for a while."""
@@ -70,7 +71,7 @@ class Followers(Generic[T]):
             return any(self._left_until.get(partition, now) > now for partition in partitions)
 
     def asked(self, node: int, partitions: Iterable[T], now: float) -> None:
-        """Record that a Fetch for these partitions is sent to a follower."""
+        """Record that the consumer sends a Fetch for these partitions to a follower."""
         if wanted := frozenset(partitions):
             with self._lock:
                 self._asked[node] = now + self._patience_s, wanted
@@ -82,8 +83,8 @@ class Followers(Generic[T]):
             self._overdue.pop(node, None)
 
     def failed(self, node: int, now: float) -> frozenset[T]:
-        """Record that the Fetch to this follower has failed. Return the partitions that it requested. For a while, they
-        are read only from their leaders.
+        """Record that the Fetch to this follower has failed. Return the partitions of the Fetch, which the consumer
+        reads only from their leaders for a while.
         """
         with self._lock:
             _, partitions = self._asked.get(node, (0.0, frozenset[T]()))
@@ -120,8 +121,8 @@ class Followers(Generic[T]):
             return any(each is row for each in self._late)
 
     def due_s(self, now: float) -> float:
-        """Return the seconds until a follower's answer is overdue. If no answer is awaited, return the time-out that a
-        Fetch would have if it were sent now.
+        """Return the seconds until a follower's answer is overdue. If no answer is awaited, return the time-out for a
+        new Fetch.
         """
         with self._lock:
             return max(0.0, min((until - now for until, _ in self._asked.values()), default=self._patience_s))

@@ -1,6 +1,5 @@
-"""The history of the records that were read from one partition. It is made from the headers of fetched batches.
-
-The leader's log is compared with this history.
+"""The history of the records that were read from one partition, made from the headers of fetched batches. The consumer
+compares the leader's log with this history.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class _Header(NamedTuple):
     """Fields of the header of a batch, or of a message in a format before 2.
 
     Attributes:
-        base_offset: First offset. For a compressed message in a format before 2, it is the last offset, because the
-            header of such a message contains no other offset.
+        base_offset: First offset. Exception: for a compressed message in a format before 2, the last offset, which is
+            the only offset in the header.
         last_offset: Last offset (inclusive).
         epoch: Leader epoch, or -1.
         crc: Checksum.
@@ -75,16 +74,18 @@ def headers(records: Any) -> Iterator[_Header]:
 
 
 class FormerTopics:
-    """The ids of deleted topics of one name. Metadata that name such a topic are outdated.
+    """The ids of deleted topics of one name. Metadata with the id of a deleted topic are outdated.
 
     But ids do not say which of two topics is the newer one:
 
-    1. Topic B is deleted and created again as C. Another member of the group reads C, and commits an offset.
-    2. All metadata of this consumer still name B. So the consumer takes B for the successor of C.
-    3. From then on all metadata name C. If C still counted as deleted, the partition would never be read again.
+    1. The topic with id B is deleted and created again with id C. Another member of the group reads C, and commits an
+       offset.
+    2. All metadata of this consumer still contain B. So the consumer concludes that B replaced C, and that C was
+       deleted.
+    3. All later metadata contain C. If C still counted as deleted, the consumer would never read the partition again.
 
-    So if the metadata name the same former topic for `FORMER_TOPIC_S` seconds without a break, this topic counts as
-    present again.
+    So if the metadata contain the same former id for `FORMER_TOPIC_S` seconds without a break, the topic with this id
+    counts as existing again.
 
     Attributes:
         ids: The ids.
@@ -95,18 +96,20 @@ class FormerTopics:
     def __init__(self, ids: frozenset[bytes] = frozenset()) -> None:
         self.ids = ids
         self._named: bytes | None = None
-        """The former topic that all metadata have named since the time `_since` (monotonic seconds)."""
+        """The former topic id that all metadata have contained since the time `_since` (monotonic seconds)."""
         self._since = 0.0
 
     def copy(self) -> FormerTopics:
         return FormerTopics(self.ids)
 
     def succeeded(self, former: bytes, by: bytes) -> None:
-        """Record that the topic with the id `by` has taken the place of another one."""
+        """Record that the topic with the id `by` has replaced the topic with the id `former`."""
         self.ids = (self.ids | {former}) - {by}
 
     def name(self, topic_id: bytes | None, now: float) -> bool:
-        """Record which topic the metadata name; None: not known, or several. Return whether it is a former one."""
+        """Record the topic id in the metadata; None: not known, or several ids. Return whether it is the id of a former
+        topic.
+        """
         if topic_id not in self.ids:
             self._named = None
             return False
@@ -125,7 +128,7 @@ class HistoryCopy(NamedTuple):
         lineage: Leader epochs with their first offsets.
         marks: The latest batches that were read.
         topic_id: Id of the topic that was read.
-        former: Deleted topics of that name.
+        former: Deleted topics with the same name.
     """
 
     lineage: Lineage
@@ -143,9 +146,9 @@ class History:
     Attributes:
         lineage: Leader epochs of the records read.
         marks: The latest batches that were read, for logs that cannot be compared by leader epochs alone.
-        topic_id: Id of the topic that was read. If another topic gets the name, this id stays until the application has
-            decided.
-        former: Deleted topics of that name. kafka-python's metadata may still name them.
+        topic_id: Id of the topic that was read. If the topic is recreated, the attribute keeps the old id until the
+            application has decided where to continue.
+        former: Deleted topics with the same name. kafka-python's metadata may still contain their ids.
     """
 
     __slots__ = ("_lock", "_skipped", "former", "lineage", "marks", "topic_id")
@@ -157,7 +160,7 @@ class History:
         self.topic_id: bytes | None = None if known is None else known.topic_id
         self.former = FormerTopics()
         self._skipped: list[tuple[int, int]] = [] if known is None else list(known.skipped)
-        """Ranges of offsets that a seek has skipped. The leader epochs of their records are not known."""
+        """Ranges of offsets that a seek has skipped. The consumer does not know the leader epochs in these ranges."""
         for mark in () if known is None else known.marks:
             self.marks.observe(mark)
 
@@ -179,8 +182,8 @@ class History:
     def for_commit(self, end: int) -> tuple[Lineage, bytes | None]:
         """Return two values for a commit of this offset: the lineage and the topic id. Any thread may call it.
 
-        The text of a lineage cannot express skipped ranges. So if a new epoch begins directly after a skipped range,
-        the lineage gets an entry for the range, and this entry names no epoch.
+        The text format of a lineage has no skipped ranges. So if a new epoch begins directly after a skipped range, the
+        lineage gets an entry without an epoch for the skipped range.
         """
         with self._lock:
             lineage = self._copy(end)
@@ -194,18 +197,20 @@ class History:
 
     def _read_before(self, offset: int) -> int:
         """Return the end offset of the read records that are below `offset`. If a seek has skipped the records directly
-        below `offset`, this is the start of the skipped range; otherwise it is `offset` itself.
+        below `offset`, the result is the start of the skipped range; otherwise the result is `offset` itself. Example:
 
-        1. The consumer reads up to offset 10, seeks to 35 and reads on. The epoch has changed at 20 and at 30.
-        2. In the lineage, the first epoch ends at 35, because no newer epoch was seen at a lower offset.
-        3. The consumer seeks to 25. In the log, records 20 to 24 have the second epoch; in the lineage, the first. This
-           is no loss, because none of these records was read.
+        1. The consumer reads up to offset 10, seeks to 35 and reads on. In the log, the leader epoch changes at offsets
+           20 and 30.
+        2. In the lineage, the first epoch ends at 35, because the consumer has read no record of a newer epoch at a
+           lower offset.
+        3. The consumer seeks to 25. Records 20 to 24 have the second epoch in the log, but the first epoch in the
+           lineage. The difference is no loss, because the consumer has read none of the records 20 to 24.
         """
         return next((start for start, end in self._skipped if start < offset <= end), offset)
 
     def _note_read(self, start: int, end: int, former_end: int | None) -> None:
-        """Record that this range was read, so it no longer counts as skipped. If there is a gap between the end of the
-        lineage and this range, record the gap as skipped.
+        """Record that this range was read, so it no longer counts as skipped. If the range begins after the end of the
+        lineage, record the gap between them as skipped.
 
         Args:
             start: Offset that was fetched.
@@ -219,7 +224,7 @@ class History:
             self._skipped = [(s, e) for s, e in left if s < e]
 
     def remembered(self, end: int | None) -> Remembered:
-        """Return the history in the form that is kept for a later assignment.
+        """Return the history in the form that the consumer keeps for a later assignment.
 
         Args:
             end: Leave out records at this offset and later ones; None: keep everything.
@@ -262,7 +267,7 @@ class History:
             self.lineage.forget_before(start)
 
     def restart(self, start: int) -> None:
-        """Forget the leader epochs. The next record to be read is at offset `start`."""
+        """Forget the leader epochs. The consumer reads on at offset `start`."""
         with self._lock:
             self.lineage, self._skipped = Lineage((), start), []
 
@@ -272,16 +277,16 @@ class History:
             self.lineage, self.marks, self._skipped = Lineage(), BatchMemory(), []
 
     def forget_unread_topic(self) -> None:
-        """If no record was read, forget the topic's id. In that case, the position belongs to the present topic of this
-        name.
+        """If no record was read, forget the topic's id. Without a topic id, the position belongs to whichever topic now
+        has the name.
         """
         if not self.lineage.entries:
             with self._lock:
                 self.topic_id = None
 
     def restore(self, metadata: str | None, epoch: int, offset: int) -> None:
-        """Replace the history with the one that a committed offset carries, unless the present one is better (see
-        `_restored`).
+        """Replace the history with the history that a committed offset carries. `_restored` describes when the present
+        history is kept instead.
         """
         with self._lock:
             lineage, topic_id = _restored(metadata, epoch, offset, self.lineage)
@@ -295,8 +300,8 @@ class History:
 
         Args:
             records: Bytes of the batches.
-            fetched: The offset that was fetched. The first batch may begin before this offset.
-            marked: Whether to remember the batches themselves, too.
+            fetched: The offset that was fetched. The first batch in `records` may begin at a lower offset.
+            marked: Whether to remember the batches' offsets and checksums, too.
         """
         with self._lock:
             return self._observe(records, fetched, marked=marked)
@@ -310,8 +315,8 @@ class History:
             if end <= start:
                 continue
             if marked or batch.epoch < 0:
-                # The header of an old compressed message contains only the message's last offset. So assume that the
-                # message begins directly after the preceding one.
+                # The header of an old compressed message contains only the message's last offset. Assume that the
+                # message begins directly after the preceding message.
                 base = expected if batch.wrapped else batch.base_offset
                 self.marks.observe(BatchMark(min(base, batch.last_offset), batch.last_offset, batch.crc))
             expected = end
@@ -330,7 +335,7 @@ class History:
 
 def _without_skipped(lineage: Lineage, skipped: list[tuple[int, int]]) -> Lineage:
     """Return a copy of the lineage. If a new epoch begins directly after a skipped range, the copy names no epoch for
-    the range, because the new epoch may have begun within it.
+    the skipped range, because the new epoch may have begun within the range.
     """
     begins = {end: start for start, end in skipped}
     entries: list[tuple[int, int]] = []
@@ -352,7 +357,7 @@ def _restored(
     try:
         lineage, topic_id = Lineage.decode(metadata or ""), decode_topic_id(metadata or "")
     except LineageError:
-        pass  # the offset has the application's own metadata, or none
+        pass  # the commit metadata are the application's, or empty
     else:
         lineage.truncate(offset)
         return lineage, topic_id

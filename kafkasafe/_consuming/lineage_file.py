@@ -13,8 +13,8 @@ from kafkasafe.history.sealed import SealError
 from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
 from kafkasafe.spool.lanes.lock import close_lockable, open_lockable
 
-# Shortest time before the next write of the file, in seconds. `_SAVE_S` applies after a successful write, and
-# `_SAVE_AGAIN_S` after a failed one.
+# Minimum time between two writes of the file, in seconds: `_SAVE_S` after a successful write, `_SAVE_AGAIN_S` after a
+# failed write.
 _SAVE_S: Final = 1.0
 _SAVE_AGAIN_S: Final = 10.0
 
@@ -27,7 +27,7 @@ class LineageMemory:
         files: The disk, for tests.
 
     Raises:
-        LineageFileError: The file cannot be used, or another consumer uses it. It was not changed.
+        LineageFileError: The file is damaged, or another consumer uses it. The file was not changed.
         OSError: The file, or the lock next to it, cannot be opened.
     """
 
@@ -41,7 +41,8 @@ class LineageMemory:
         if path is None:
             return
         lock = path.with_name(path.name + ".lock")
-        # A forked child does not inherit this lock. Otherwise the file would be locked until the child ends.
+        # A forked child does not inherit this lock. If the child inherited it, the file would stay locked until the
+        # child ends.
         self._lock = open_lockable(self._files, lock, create=True)
         try:
             self._claim(path, lock)

@@ -48,8 +48,7 @@ from kafkasafe.history.epochs import (
 from kafkasafe.offsets import EndOffsetTracker, IsolationLevel
 
 _NOTHING: Final = Unknown("nothing was asked")
-# An end offset that is lower than an earlier one is not believed at first. It is looked up again after this many
-# seconds.
+# If an end offset is lower than an earlier end offset, the consumer waits this many seconds and looks it up again.
 _SETTLE_S: Final = 0.5
 
 
@@ -58,7 +57,8 @@ class LogChecks:
 
     Args:
         metadata: kafka-python's metadata, which are separate from the metadata of our connections.
-        hold_timeout_s: An end offset that is lower than an earlier one is not believed for this many seconds.
+        hold_timeout_s: For this many seconds, the consumer does not accept an end offset that is lower than an earlier
+            end offset.
         isolation: Isolation level. With 1 (read_committed), the end of a log is its last stable offset.
     """
 
@@ -135,20 +135,22 @@ class LogChecks:
     def walk(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogCompared]:
         """Compare the leader's log with the records that were read before `position`.
 
-        The walk requests new metadata. They and kafka-python's metadata may name two different topics. In this case the
-        walk waits until both sets of metadata name the same topic, because ids do not show which topic is newer:
+        The walk requests new metadata. The new metadata and kafka-python's metadata may contain different topic ids. If
+        so, the walk waits until both contain the same id, because ids do not show which topic is newer:
 
-        1. Topic A was read. It is deleted and created again as B, then as C.
-        2. kafka-python's metadata are from the time of B. The requested metadata have C. Suppose the walk ends with C.
-        3. The next check would use kafka-python's metadata, and take B for a newer topic than C. From that check on, C
-           would count as a former topic. All later metadata contain C, so they would count as outdated, and the
-           partition would never be read again.
+        1. The consumer has read the topic with id A. The topic is deleted and created again with id B, and again with
+           id C.
+        2. kafka-python's metadata still contain B. The walk's metadata contain C. Suppose the walk accepts C.
+        3. The next check would use kafka-python's metadata, conclude that B is newer than C, and record C as a former
+           topic. All later metadata contain C and would count as outdated, so the consumer would never read the
+           partition again.
 
-        One of these two topics may also be the topic that was read. For instance, another member of the group has read
-        the new topic and committed the position, but some metadata of this consumer still name the former topic.
+        The walk also waits if one of the two ids is the id of the topic that was read. For instance, another member of
+        the group has read the new topic and committed the position, but some metadata of this consumer still contain
+        the former id.
 
-        The walk also waits while kafka-python's metadata and the requested ones name the same former topic.
-        `FormerTopics` decides how long.
+        The walk also waits while kafka-python's metadata and the walk's metadata contain the same former id.
+        `FormerTopics` limits this wait.
         """
         topic_id = read.topic_id
         tries = 0
@@ -157,7 +159,7 @@ class LogChecks:
             # kafka-python's metadata may be minutes old.
             info = yield from self._fresh(tp.topic)
             leader = info.partitions.get(tp.partition)
-            # The broker that answered us may also have older metadata than the broker that answered kafka-python.
+            # But the walk's metadata may be even older, because they may come from another broker than kafka-python's.
             fresh_id = info.topic_id if any(info.topic_id) else None
             ids = {fresh_id, leadership[0] if leadership else None} - {None}
             named = next(iter(ids)) if len(ids) == 1 else None
@@ -212,7 +214,7 @@ class LogChecks:
         except kafka_errors.IllegalStateError:  # the consumer was closed meanwhile
             raise
         except kafka_errors.KafkaError as error:
-            # Brokers before 2.3 do not allow every client to ask about epochs.
+            # Brokers before 2.3 refuse OffsetForLeaderEpoch to clients without the permission ClusterAction.
             outcome = Unknown(f"the broker does not answer questions about epochs: {error!r}")
         else:
             outcome = walk.outcome
@@ -228,7 +230,7 @@ class LogChecks:
                 case ((Unknown() | Same() | None), (Same() | Diverged()) as found):
                     return LogCompared(found, current, rounds)
                 case _:
-                    pass  # keep the result of the comparison by epochs
+                    pass  # keep the result of the epoch walk
         if isinstance(outcome, Unknown) and walk.steps:
             ours = lineage.copy()
             ours.truncate(position)
@@ -257,8 +259,8 @@ class LogChecks:
             answer = yield from self._batch_at(tp, offset, current)
             found = next((each for each in headers(answer.records) if each.last_offset >= offset), None)
             if found is None:
-                # The batch is above the high watermark, because a new leader is catching up: fetches do not return the
-                # batch yet.
+                # The batch is above the high watermark of a new leader that is catching up, so fetches do not return
+                # the batch yet.
                 yield Pause(pause_s(tries))
                 tries += 1
                 continue
@@ -294,7 +296,7 @@ class LogChecks:
         return answer.offset
 
     def _newest_epoch(self, tp: TopicPartition) -> int:
-        """Return the newer of two leader epochs: that in kafka-python's metadata, and that in our transport's own."""
+        """Return the newest leader epoch in kafka-python's metadata and in the metadata of our connections."""
         leadership = self._metadata.leadership(tp)
         info = self._network().topic(tp.topic)
         leader = info.partitions.get(tp.partition) if info is not None else None
@@ -305,7 +307,9 @@ class LogChecks:
 
 
 def _all_gone(lineage: Lineage, position: int, log_end: int) -> Diverged:
-    """Return the divergence of a log whose topic was replaced by another topic of the same name."""
+    """Return the divergence after a topic was replaced by another topic with the same name: all records that were read
+    are gone.
+    """
     ours = lineage.copy()
     ours.truncate(position)
     first, last = ours.start_offset, ours.end_offset - 1

@@ -23,7 +23,7 @@ from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.limits.patience import seconds_of
 from kafkasafe.offsets import EndOffsetTracker
 
-# Seconds until a leader is asked again if it did not say whether the log has a remote part.
+# If a leader did not say whether the log has a remote part, the consumer asks again after this many seconds.
 _REMOTE_AGAIN_S: Final = 1.0
 # Minimum pause, in seconds, after a failed attempt to write the file `offsets_path`.
 _SAVE_AGAIN_S: Final = 10.0
@@ -132,7 +132,7 @@ class OffsetLookUps:
             else:
                 answered[tp] = inquiry.result
         if missing and not partial:
-            # Prefer an error that no retry can fix: it tells the caller more than a time-out.
+            # If some errors are not time-outs, raise one of these, because no retry can fix their cause.
             raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
         return answered, missing
 
@@ -160,8 +160,8 @@ class OffsetLookUps:
 class _Trouble:
     """The reason why one look-up has no answer yet.
 
-    Some errors suggest that remote storage is not ready, but each of these errors can have other causes, too. So this
-    object asks the leader whether the log has a remote part.
+    Some errors suggest that remote storage is not ready, but can have other causes, too. To tell these causes apart,
+    this object asks the leader whether the log has a remote part.
     """
 
     __slots__ = ("_asked_at", "_last", "_lookups", "_remote", "_runner", "_tp")

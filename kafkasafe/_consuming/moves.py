@@ -1,4 +1,4 @@
-"""Carry out the actions of the table of positions (`kafkasafe._consuming.position_table`)."""
+"""Carry out the actions that `kafkasafe._consuming.position_table` selects."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Moves:
             tp: The partition.
             part: State of the partition.
             event: What happened.
-            offset: For actions that change the history: the offset at which they change it.
+            offset: Offset of the event, for the actions that change the history.
             strategy: If the event requests a reset: the strategy of the reset.
         """
         self.carry_out(tp, part, part.on(event, offset), strategy=strategy)

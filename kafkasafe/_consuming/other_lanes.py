@@ -2,28 +2,28 @@
 group's offsets.
 
 `kafkasafe.units` compares and orders the batches of one lane, but not batches of different lanes. Without this module,
-records could be in the output twice:
+a program could write records to its output twice:
 
-1. A program closes its producer while a batch with records 0 to 9 is under way. The batch is left in the spool, and the
-   consumer goes back to the group's offset, 0.
-2. The program continues with a producer of another lane: one that was open already, or one with another `client_id` or
-   `spool_dir`. That producer's batch with records 0 to 9 is committed.
-3. A producer, in this process or in another one, opens the first lane and delivers the batch that was left there. The
-   group would accept the offsets of that batch, because they come from the same member in the same generation. So
+1. A program closes its producer while a batch with the results of records 0 to 9 is in flight. The batch is left in the
+   spool, and the consumer goes back to the group's offset, 0.
+2. The program continues with a producer of another lane: a producer that was open already, or a producer with another
+   `client_id` or `spool_dir`. The second producer's batch with records 0 to 9 is committed.
+3. A producer, in this process or in another process, opens the first lane and delivers the batch that was left there.
+   The group would accept the offsets of that batch, because they come from the same member in the same generation. So
    records 0 to 9 would be in the output twice.
 
-So if a batch is undecided, and the next batch goes to another lane:
+Rules if the outcome of a batch is undecided, and the next batch goes to another lane:
 
 - A consumer that is a member of a group leaves the group and joins it again. It is then a new member in a new
   generation, so the group refuses the batches that were left (KIP-447). The consumer requests the group's offset only
   after it has joined again. The coordinator returns this offset only when all offsets that the group has already
   accepted are committed or aborted.
-- With `assign` there is no generation. So `send_offsets` refuses the next batch while the other lane has an undecided
-  batch with offsets of the same partition. If the new producer uses the same directory and will adopt that lane,
-  `send_offsets` waits for the adoption, which takes seconds.
+- A consumer with `assign` has no generation. So `send_offsets` refuses the next batch while the other lane has an
+  undecided batch with offsets of the same partition. If the new producer uses the same directory and will adopt the
+  other lane, `send_offsets` waits for the adoption, which takes seconds.
 - If the producer of the undecided batch is still open, `send_offsets` waits for the outcome. The input of the next
-  batch begins where that of the undecided batch ends. So the next batch must be committed after the undecided one, and
-  must not be committed if the undecided one is dropped.
+  batch begins at the end of the undecided batch's input. So the next batch must be committed after the undecided batch,
+  and must not be committed if the undecided batch is dropped.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Way(enum.Enum):
 
 
 class OtherLanes:
-    """Lets only one lane at a time move the offsets; see the module's docstring. Only the polling thread uses it.
+    """Lets only one lane at a time move the group's offsets (see the module's docstring). Not thread-safe.
 
     Args:
         group: The consumer's group.
@@ -97,13 +97,13 @@ class OtherLanes:
         """Make sure that no other lane can move the group's offsets in these partitions.
 
         Args:
-            readings: Maps each partition to the reading that the next batch continues.
+            readings: Maps each partition to its `ReadingRun`, which the next batch continues.
             mine: Carrier of the next batch.
             group: The consumer's group.
 
         Raises:
-            UsageError: A batch of another producer is open, or was left undecided. The program has to decide about that
-                batch.
+            UsageError: A batch of another producer is open, or its producer was closed before the outcome. The program
+                has to commit, drop or deliver that batch first.
             WaitTimeoutError: A batch of another producer has no outcome yet.
         """
         before = [claim for run in readings.values() for claim in run.elsewhere(mine)]

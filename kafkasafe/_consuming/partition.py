@@ -38,8 +38,8 @@ class PlaceLeft(NamedTuple):
     def is_in(self, topic_id: bytes | None) -> bool:
         """Return whether this position belongs to the topic with this id (None: unknown).
 
-        If one of the two ids is not known, return whether records were read. If none were read, the position may be in
-        a deleted topic of the same name.
+        If one of the two ids is not known, return whether the consumer had read records. A position without read
+        records may belong to a deleted topic with the same name.
         """
         if None in {topic_id, self.topic_id}:
             return self.was_read
@@ -53,10 +53,9 @@ class LogCompared(NamedTuple):
         outcome: The result of the comparison.
         epoch: Leader epoch of the log that was compared.
         round_trips: Number of answers that the walk needed.
-        recreated: Whether another topic has the name now.
+        recreated: Whether the topic's name now belongs to another topic.
         topic_id: Id of the topic whose log was compared.
-        leadership: The leadership in kafka-python's metadata when the walk began. If later metadata name the same
-            leadership, it has not changed.
+        leadership: Topic id, leader and leader epoch in kafka-python's metadata when the walk began.
     """
 
     outcome: Outcome
@@ -68,8 +67,8 @@ class LogCompared(NamedTuple):
 
 
 class LogRange(NamedTuple):
-    """The result of a check after a broker said that an offset is out of range: the bounds of the log and, if a walk
-    was necessary, its result.
+    """The result of a check after the error OFFSET_OUT_OF_RANGE: the bounds of the log and, if a walk was necessary,
+    the result of the walk.
     """
 
     start: int
@@ -95,7 +94,7 @@ class Undecided(NamedTuple):
     """A divergence about which the application has not decided.
 
     Attributes:
-        topic_id: Id of the topic that has the name now. `History.topic_id` is still the id of the topic that was read.
+        topic_id: Id of the topic that now has the name. `History.topic_id` is still the id of the topic that was read.
     """
 
     event: LogDiverged
@@ -126,10 +125,10 @@ class Failures:
         code: Error code of the last failed fetch.
         reason: The meaning of this code.
         reported_code: Error code in the latest event about these failures; 0 if no event has reported them.
-        overdue_since: When the fetches began to fail, or when `poll` last raised an error about these failures. The
-            time-out for the next such error counts from this time.
-        remote: Whether the position is in remote storage; None: not known yet. The consumer asks the leader only after
-            a failed fetch.
+        overdue_since: When the fetches began to fail, or when `poll` last raised an error about these failures. At this
+            time, the time-out for the next error starts.
+        remote: Whether the position is in remote storage; None: not known, because the consumer asks the leader only
+            after a failed fetch.
         rest_until: When the partition may be fetched again.
     """
 
@@ -159,11 +158,11 @@ class Failures:
         self.rest_until = until
 
     def reported(self) -> None:
-        """Store that the failures so far have been reported by an event."""
+        """Record that an event has reported the failures so far."""
         self.reported_code = self.code
 
     def raised(self, now: float) -> None:
-        """Store the present time, because `poll` now raises an error about the failures."""
+        """Record that `poll` raises an error about the failures at the time `now`."""
         self.overdue_since = now
 
     def located(self, *, remote: bool) -> None:
@@ -171,7 +170,7 @@ class Failures:
         self.remote = remote
 
     def moved(self) -> None:
-        """Record a new position. It may or may not be in remote storage."""
+        """Record a new position. Whether the new position is in remote storage is not known."""
         self.remote = None
 
 
@@ -183,15 +182,17 @@ class AssignedPartition:
         at: The state of the position (`kafkasafe._consuming.position_table`).
         history: The records that were read.
         failures: The failed fetches.
-        doubted: Whether the leader may have changed since the last check: the connection to it was lost, or it refused
-            a fetch because it no longer led. This matters only if no leader epoch shows a change.
-        checked: The leadership under which the position was found valid; None: the position must be checked.
+        doubted: Whether the leader may have changed since the last check: the connection to the leader was lost, or the
+            leader answered NOT_LEADER_OR_FOLLOWER. Used only if the metadata have no leader epochs.
+        checked: Topic id, leader and leader epoch for which the position was found valid; None: the position must be
+            checked.
         inquiry: The running procedure, if any.
         position: The position when the procedure began, or when the error was raised.
         undecided: A divergence about which the application has not decided.
         error: The error that `poll` raises until the position changes.
-        raised_at: Monotonic time, in seconds, at which `poll` last raised `error`; 0 if it has not raised it yet.
-        reset: The reason for the next reset; None if the application asked for it.
+        raised_at: Monotonic time, in seconds, at which `poll` last raised `error`; 0 if `poll` has not raised `error`
+            yet.
+        reset: The reason for the next reset; None if the application requested the reset.
     """
 
     __slots__ = (
@@ -232,16 +233,16 @@ class AssignedPartition:
         return self.at.activity is Activity.IDLE
 
     def is_due(self, leadership: Leadership) -> bool:
-        """Return whether the position must be checked. `leadership` is the present one."""
+        """Return whether the position must be checked under the present leadership."""
         then = self.checked
         if then is None or self.at.standing is not Standing.VALID:
             return True
         if then[0] != leadership[0] and then[0] is not None and leadership[0] is not None:
-            return True  # another topic has the name
+            return True  # the topic was recreated
         if leadership[2] >= 0:
             return leadership[2] > then[2]
-        # The present metadata contain no epoch: brokers before 2.4 do not report it. But during an upgrade of the
-        # cluster, the last check may have got an epoch from a newer broker.
+        # The present metadata contain no epoch, because brokers before 2.4 do not report epochs. But during an upgrade
+        # of the cluster, the last check may have got an epoch from a newer broker.
         return self.doubted or leadership[1] != then[1]
 
     def on(self, event: PositionEvent, offset: int = 0) -> list[Action]:
@@ -249,7 +250,7 @@ class AssignedPartition:
 
         Args:
             event: What happened.
-            offset: The offset that the event is about, if the event changes the history.
+            offset: Offset of the event, if the event changes the history.
 
         Raises:
             IllegalEventError: The event cannot happen in this state.
@@ -314,8 +315,8 @@ class AssignedPartition:
         self.mend()
 
     def mend(self) -> None:
-        """If the position is in a state in which a procedure should run, but none runs, leave this state. This happens
-        if an interrupt comes between the event and the start of the procedure.
+        """If the position is in a state in which a procedure should run, but no procedure runs, leave this state. An
+        interrupt between the event and the start of the procedure can cause such a state.
         """
         if self.inquiry is None and self.at.activity in _RUNNING:
             self.on(PositionEvent.ENDED)
@@ -329,8 +330,8 @@ class AssignedPartition:
         """Return the history up to the position, to keep it for a later assignment.
 
         Args:
-            least: The history reaches at least to this offset, because all records below this offset were returned to
-                the application, or are about to be.
+            least: Minimum end offset of the history: all records below this offset were returned to the application, or
+                are about to be returned.
         """
         position = self.state.position
         # Without a position (during a reset) keep the whole history.
@@ -371,14 +372,14 @@ class AssignedPartition:
         )
 
     def doubt(self, nodes: Collection[int]) -> None:
-        """If the position was found valid under one of these leaders, record that it must be checked again. This
-        matters only if the metadata have no leader epochs.
+        """If the position was found valid under one of these leaders, and the metadata have no leader epochs, check the
+        position again.
         """
         if self.checked is not None and self.checked[1] in nodes:
             self.doubted = True
 
     def doubt_leader(self) -> None:
-        """Record that the position must be checked again. This matters only if the metadata have no leader epochs."""
+        """If the metadata have no leader epochs, check the position again."""
         self.doubted = True
 
     def looked(self) -> None:
@@ -391,7 +392,7 @@ class AssignedPartition:
 
     def diverged(self, undecided: Undecided, error: Exception) -> list[Action]:
         """Record that the log no longer contains the records that were read. Return the actions to carry out."""
-        # Store the reason first: an interrupt must not leave a held partition without an error.
+        # Store the error first: an interrupt must not leave a held partition without an error.
         self.undecided = undecided
         self.stop(error)
         return self.on(PositionEvent.DIFFERED)
@@ -406,7 +407,9 @@ class AssignedPartition:
         self.error, self.raised_at = error, 0.0
 
     def explain(self, error: Exception) -> bool:
-        """If `poll` still has an error to raise, replace this error and return True. Otherwise return False."""
+        """If `poll` will raise an error about this partition, replace that error with this error and return True.
+        Otherwise return False.
+        """
         if self.error is None:
             return False
         self.error = error

@@ -1,4 +1,4 @@
-"""The state of each assigned partition, and which partitions wait for a decision of the application."""
+"""The state of each assigned partition, and the partitions that wait for a decision of the application."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kafkasafe._consuming.position_table import PositionEvent
 
 
 class AssignedPartitions:
-    """An `AssignedPartition` for each assigned partition. The polling thread changes them. Other threads may call only
-    the methods whose docstrings permit it.
+    """An `AssignedPartition` for each assigned partition. Only the polling thread changes these objects. Other threads
+    may call only the methods whose docstrings permit it.
     """
 
     __slots__ = ("_assignments", "_left", "_memory", "_parts", "_unhanded")
@@ -26,33 +26,32 @@ class AssignedPartitions:
         self._memory = memory
         self._parts: dict[TopicPartition, AssignedPartition] = {}
         self._left: dict[TopicPartition, PlaceLeft] = {}
-        """For each partition that was revoked: the position that it had."""
+        """For each revoked partition: its position at the revocation."""
         self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
 
     def hand_out_later(self, unhanded: Callable[[], Mapping[TopicPartition, int]]) -> None:
-        """Set the function `unhanded`. A consumer needs it if it keeps fetched records and returns them to the program
-        later.
+        """Set the function `unhanded`, for a consumer that buffers fetched records.
 
         Args:
-            unhanded: Returns a mapping from partitions to the first offset that was fetched but not returned yet.
-                Partitions whose records were all returned are left out.
+            unhanded: Returns a mapping from partitions to the first offset that was fetched but not returned yet. The
+                mapping has no entry for a partition whose records were all returned.
         """
         self._unhanded = unhanded
 
     def consumed(self, tp: TopicPartition, position: int) -> int:
-        """Return the offset after the last record that the application got. It is lower than `position` if fetched
-        records were not returned yet.
+        """Return the offset after the last record that the application got. While fetched records are buffered, this
+        offset is lower than `position`.
         """
         return min(position, self._unhanded().get(tp, position))
 
     def take_left(self, tp: TopicPartition) -> PlaceLeft | None:
-        """Return the position that a partition had when it was revoked, and forget it. Return None if the partition had
-        no position, or if the application chose another position.
+        """Return and forget the position that a partition had when it was revoked. Return None if the partition had no
+        position, or if the application chose another position.
         """
         return self._left.pop(tp, None)
 
     def renewed(self, tp: TopicPartition) -> None:
-        """Record that a partition counts as newly assigned, and that its former position must not be reported again."""
+        """Treat a partition as newly assigned, and forget its former position, which an event has reported already."""
         self._of(tp, self._assignments.state(tp))
         self._left.pop(tp, None)
 
@@ -91,17 +90,20 @@ class AssignedPartitions:
             self._left[tp] = left._replace(offset=self.consumed(tp, left.offset))
         elif part.is_reset_by_application:
             self._left.pop(tp, None)
-        # Otherwise the partition was revoked before it had a position: keep the position of an earlier assignment.
+        # If the partition was revoked before it had a position, keep the position of an earlier assignment.
 
     def present(self) -> list[tuple[TopicPartition, AssignedPartition]]:
-        """Return the assigned partitions and their states. Drop the others, but keep their histories."""
+        """Return the assigned partitions and their states. Drop the states of revoked partitions, but keep their
+        histories.
+        """
         assigned = self._assignments.assigned()
         for tp in self._parts.keys() - assigned.keys():
             self._of(tp, None)
         return [(tp, part) for tp, state in assigned.items() if (part := self._of(tp, state)) is not None]
 
     def keep(self, records: Mapping[TopicPartition, list[Any]]) -> None:
-        """Pass the history of each partition, up to its position, to `LineageMemory`, which can write it to disk.
+        """Pass the history of each partition, up to the partition's position, to `LineageMemory`, which can write the
+        history to disk.
 
         Args:
             records: The records that are about to be returned. The positions do not include them.
@@ -114,7 +116,7 @@ class AssignedPartitions:
         if part.history.lineage.entries:
             self._memory.keep(tp.topic, tp.partition, part.remembered(least))
         else:
-            # The application has declared the former history void, or the consumer now reads the log of another topic.
+            # The application has discarded the former history, or the consumer now reads the log of another topic.
             self._memory.forget(tp.topic, tp.partition)
 
     def undecided(self, only: TopicPartition | None = None) -> list[AssignedPartition]:
@@ -131,7 +133,7 @@ class AssignedPartitions:
                 continue
             position = part.state.position
             if position is None or position.offset != part.position:
-                # The position was moved, but not by a decision. The new position must be checked, too.
+                # The position has changed without a decision of the application. Check the new position, too.
                 part.on(PositionEvent.MOVED)
                 continue
             found.append(part)
@@ -139,16 +141,16 @@ class AssignedPartitions:
 
     @staticmethod
     def error(undecided: list[AssignedPartition]) -> Exception:
-        """Choose the error that `poll` has not raised for the longest time, and return it. The caller raises it."""
+        """Return the error that `poll` has not raised for the longest time. The caller raises the error."""
         part = min(undecided, key=lambda part: part.raised_at)
         part.raised(time.monotonic())
-        if part.error is None:  # pragma: no cover - that is what `undecided` means
+        if part.error is None:  # pragma: no cover - each undecided partition has an error
             raise RuntimeError("nothing is undecided")
-        # Raise the error with a new traceback each time. Otherwise its traceback would grow with each raise.
+        # Raise the error with a new traceback each time: Python extends the traceback of an error that is raised again.
         return part.error.with_traceback(None)
 
     def has_others(self) -> bool:
-        """Return whether records can come from a partition that does not wait for a decision."""
+        """Return whether at least one unpaused partition does not wait for a decision."""
         for tp, state in self._assignments.assigned().items():
             part = self._parts.get(tp)
             if not state.paused and (part is None or part.state is not state or part.error is None):
@@ -163,5 +165,5 @@ class AssignedPartitions:
         return any(part.inquiry is not None for part in self._parts.values())
 
     def resting(self, now: float) -> set[TopicPartition]:
-        """Return the partitions that are not fetched now, because a fetch has failed. Any thread may call it."""
+        """Return the partitions whose fetches are paused after an error. Any thread may call it."""
         return {tp for tp, part in self.items() if part.failures.rest_until > now}

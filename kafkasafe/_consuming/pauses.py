@@ -17,8 +17,8 @@ from kafkasafe.codes.sets import OTHER_TOPIC_CODES, REMOTE_CODES
 from kafkasafe.errors import RemoteStorageNotReadyError
 from kafkasafe.events import PartitionNotReady, PartitionReady
 
-# The check of an offset that is out of range takes three requests. With a pause of 0.3 seconds after each check, a
-# partition needs at most ten requests a second.
+# After OFFSET_OUT_OF_RANGE, a check takes three requests. With a pause of 0.3 seconds after each check, a partition
+# needs at most ten requests a second.
 _RANGE_PAUSE_S: Final = 0.3
 
 
@@ -26,8 +26,8 @@ class Pauses:
     """Pauses one consumer's partitions after failed fetches.
 
     Args:
-        remote_storage_timeout_s: An error is raised if remote storage is not ready for this many seconds; None: no
-            error is raised.
+        remote_storage_timeout_s: `poll` raises an error if remote storage is not ready for this many seconds; None: no
+            error.
     """
 
     __slots__ = ("_moves", "_remote_timeout_s", "_reports")
@@ -45,7 +45,7 @@ class Pauses:
         self._reports.emit(event)
 
     def begin(self, tp: TopicPartition, part: AssignedPartition, code: int, name: str, reason: str) -> None:
-        """Record that a fetch has failed. The partition is fetched again after a pause.
+        """Record that a fetch has failed. The consumer fetches the partition again after a pause.
 
         Raises:
             RemoteStorageNotReadyError: Remote storage has taken too long to become ready.
@@ -62,7 +62,8 @@ class Pauses:
             part.place(part.state.position.offset)
             self._moves.on(tp, part, PositionEvent.REMOTE_DUE)
         remote = maybe_remote and bool(failures.remote)
-        # An ordinary change of leaders ends within the first pause. A check for remote storage may take longer.
+        # Report nothing for an ordinary leader change, which ends within the first pause. Wait longer if a check for
+        # remote storage may still run.
         enough = 5 if maybe_remote and failures.remote is None else 1
         if failures.reported_code != code and (
             remote or failures.count > enough or code in OTHER_TOPIC_CODES

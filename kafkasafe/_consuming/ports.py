@@ -1,6 +1,5 @@
-"""What the decisions of a consumer need of kafka-python: its assigned partitions, its group and its metadata.
-
-`kafkasafe.kafkapython.adapter` implements these protocols over kafka-python.
+"""Protocols for kafka-python's state that a consumer's decisions use: the assigned partitions, the group and the
+metadata. `kafkasafe.kafkapython.adapter` implements the protocols.
 """
 
 from __future__ import annotations
@@ -58,7 +57,9 @@ class AssignmentState(Protocol):
         """Return whether the partition may be fetched."""
 
     def mark_pending_revocation(self, val: bool = True) -> None:
-        """Fetch nothing until the mark is removed. kafka-python removes it in a rebalance."""
+        """Fetch nothing from the partition until the mark `val` is removed. kafka-python removes the mark in a
+        rebalance.
+        """
 
     def clear_preferred_read_replica(self) -> int | None:
         """Fetch from the leader. Return the follower from which the partition was fetched, or None."""
@@ -83,8 +84,8 @@ class Assignments(Protocol):
         """Return the state of a partition; None if it is not assigned."""
 
     def renew(self, tp: TopicPartition, state: AssignmentState) -> bool:
-        """If `state` is the partition's current state, treat the partition as newly assigned. Return whether it was the
-        current state.
+        """If `state` is the partition's current state, treat the partition as newly assigned and return True. Otherwise
+        return False.
         """
 
     def place(self, tp: TopicPartition, offset: int, epoch: int = UNDEFINED) -> None:
@@ -115,14 +116,14 @@ class Assignments(Protocol):
         """Return positions for a commit. Any thread may call this method.
 
         Args:
-            unhanded: Partition -> first offset that the commit must not cover. Not every partition has an entry.
+            unhanded: For some partitions, the first offset that the commit must not cover.
             is_allowed: Returns whether the offset of a partition may be committed. No `seek` can change the position
-                between this check and the choice of the offset.
+                between the call of this function and the choice of the offset.
         """
 
     def committable(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the offsets for a commit without explicit offsets. They are those of `Commits.committable`, unless a
-        client that returns records later than it fetches them has chosen others.
+        """Return the offsets for a commit without explicit offsets. A client that buffers fetched records may choose
+        lower offsets than `Commits.committable`.
         """
 
 
@@ -140,8 +141,7 @@ class Group(Protocol):
 
     def forget_committed(self) -> None:
         """Ignore answers to earlier requests for the group's offsets, so that the next `committed` sends a new request.
-
-        Otherwise kafka-python would keep a request after its time-out, and use the late answer.
+        kafka-python would otherwise keep a timed-out request, and use the late answer.
         """
 
     def generation(self) -> tuple[int, str]:
@@ -150,18 +150,18 @@ class Group(Protocol):
     def leave(self, reason: str, timeout_ms: float) -> None:
         """Leave the group, and join it again as another member with the next poll. The consumer loses its partitions.
 
-        A static member sends no request. When it joins again under the same instance id, the group gives it a new
-        member id and its former place (KIP-345).
+        A static member sends no LeaveGroup request. When the member joins again with the same instance id, the group
+        replaces the former member, and the member id changes (KIP-345).
 
         Args:
             reason: For the broker's log (KIP-800).
-            timeout_ms: How long to wait for the answer. If no answer comes, the group keeps the former member until
-                that member's session times out. The new join cannot complete before that.
+            timeout_ms: How long to wait for the answer. Without an answer, the group may keep the former member until
+                its session times out. The new join cannot complete before the former member is removed.
         """
 
 
 class Metadata(Protocol):
-    """kafka-python's metadata and connections. They are separate from those of our own `Transport`."""
+    """kafka-python's metadata and connections. `Connections` has separate metadata and connections."""
 
     def leadership(self, tp: TopicPartition) -> Leadership | None:
         """Return a partition's leadership; None if the partition has no leader. Any thread may call this method."""

@@ -1,19 +1,21 @@
-"""The state of a position has two parts: what the consumer does about the position (`ACTIVITY`), and how far the log
-confirms the position (`STANDING`). Each part has a table.
+"""The state of a position (`At`) has two parts: the procedure that runs for the position (`Activity`), and how far the
+log confirms the position (`Standing`). Each part has a table of transitions (`ACTIVITY`, `STANDING`).
 
-The pair is an `At`. An event selects one row in each table. The row of `ACTIVITY` must exist: an event without a row is
-a bug, and raises an error. `STANDING` has rows only for the events that change the standing. The actions of both rows
-are carried out in this order: those of `STANDING`, then those of `ACTIVITY`.
+An event selects one row in each table. The row of `ACTIVITY` must exist: an event without a row is a bug, and raises an
+error. `STANDING` has rows only for the events that change the standing. The consumer carries out the actions of the row
+in `STANDING` first, then the actions of the row in `ACTIVITY`.
 
-A consumer has read a log up to its position. When another broker becomes the leader, its log may differ. So nothing is
-fetched until the position is known to be valid under the present leader:
+A consumer has read a log up to its position. When another broker becomes the leader, its log may differ. So the
+consumer fetches nothing until it knows that the position is valid under the present leader:
 
-1. The position comes from a commit, a reset or a seek. It is IDLE and UNCHECKED.
-2. If records before the position were read, they are compared with the leader's log: CHECK_DUE, and the position is
-   WALKING. If no records were read, nothing can be missing: UNREAD.
-3. The log agrees (AGREED), and the position is IDLE and VALID. It remains so until another leader is known (CHECK_DUE
+1. A position from a commit, a reset or a seek is IDLE and UNCHECKED.
+2. If the consumer has read records before the position (event CHECK_DUE), the position is WALKING while the consumer
+   compares these records with the leader's log. If the consumer has read no records (event UNREAD), the log cannot have
+   lost any.
+3. If the log has these records (event AGREED), the position is IDLE and VALID until there is another leader (CHECK_DUE
    again) or a batch contradicts the records read before (CONTRADICTED).
-4. If the log does not agree (DIFFERED), the position is DIVERGED until the application decides (SOUGHT).
+4. If the log does not have these records (event DIFFERED), the position is DIVERGED until the application chooses a
+   position (SOUGHT).
 
 If a broker says that the position is not in the log (OUT_OF_RANGE), the consumer verifies this: the position is RANGING
 until the bounds of the log are known. Some errors of a fetch can mean that the position is in remote storage. After
@@ -60,7 +62,7 @@ class Standing(enum.Enum):
     VALID = "valid"
     """The records before the position are in the log, as far as the consumer can find out."""
     SUSPECTED = "suspected"
-    """A batch or a broker indicates that the log is not the one that was read."""
+    """A batch or a broker indicates that the log differs from the log that was read."""
 
     __hash__ = object.__hash__
 
@@ -71,7 +73,9 @@ class PositionEvent(enum.Enum):
     SOUGHT = "sought"
     """The application has chosen a position."""
     MOVED = "moved"
-    """The application did not choose the new position. The procedure or the error is about the former position."""
+    """The position has changed, but not by the application's choice. The procedure or the error concerns the former
+    position.
+    """
     LEADER_UNKNOWN = "leader unknown"
     """The metadata name no leader, or they name a topic that was deleted."""
     UNREAD = "unread"
@@ -81,13 +85,13 @@ class PositionEvent(enum.Enum):
     AGREED = "agreed"
     """The check found no difference, or could not compare anything."""
     DIFFERED = "differed"
-    """At the offsets that were read, the log now has different records, or none."""
+    """The log now has different records, or no records, at offsets that were read."""
     NEW_TOPIC = "new topic"
     """Another topic now has the topic's name, and the consumer has read no record of the former topic."""
     CONTRADICTED = "contradicted"
     """A batch or a broker contradicts the records read before."""
     OTHER_TOPIC = "other topic"
-    """The broker does not know the topic. A topic that exists under this name later may be another topic."""
+    """The broker does not know the topic. If a topic with this name exists later, it may be another topic."""
     OUT_OF_RANGE = "out of range"
     """The broker says that the position is not in the log."""
     IN_RANGE = "in range"
@@ -115,7 +119,7 @@ class PositionEvent(enum.Enum):
 
 
 class Action(enum.Enum):
-    """The consumer's next step. Offsets and strategies come with the event."""
+    """What the consumer does after an event. The event's caller supplies the offset or the reset strategy."""
 
     HOLD = "hold"
     """Fetch nothing from the partition."""
@@ -145,13 +149,15 @@ class Action(enum.Enum):
     FORGET_BEFORE = "forget before"
     """Forget the leader epochs before the event's offset."""
     RESTART = "restart"
-    """Forget the leader epochs. The next record to be read is at the event's offset."""
+    """Forget the leader epochs. The consumer reads on at the event's offset."""
     FORGET = "forget"
     """Forget the whole history, except the topic id."""
     ADOPT = "adopt"
-    """Record the id of the present topic of this name, because this topic is read from now on."""
+    """Record the id of the topic that now has the name, because the consumer reads this topic from now on."""
     FORGET_UNREAD_TOPIC = "forget unread topic"
-    """If nothing was read, forget the topic id. The position then applies to the topic that has this name now."""
+    """If nothing was read, forget the topic id. Without a topic id, the position applies to the topic that now has the
+    name.
+    """
 
     __hash__ = object.__hash__
 
@@ -182,7 +188,7 @@ _A: Final = Activity
 _S: Final = Standing
 _E: Final = PositionEvent
 
-# While a procedure runs, the answer to an earlier fetch may arrive: a batch, or an error.
+# Reactions to the answer to an earlier fetch, which may arrive while a procedure runs.
 _CONTRADICTION: Final = (Action.HOLD, Action.REQUEST_METADATA)
 _DENIED: Final = (_A.RANGING, (Action.HOLD, Action.EXAMINE_RANGE))
 _DENIED_MEANWHILE: Final = (_A.RANGING, (Action.CANCEL, Action.HOLD, Action.EXAMINE_RANGE))
@@ -250,8 +256,8 @@ ACTIVITY: Final[dict[Activity, dict[PositionEvent, tuple[Activity, tuple[Action,
         _E.OUT_OF_RANGE: _DENIED_MEANWHILE,
     },
     _A.DIVERGED: {
-        # The application knows of this divergence. So the consumer does not report it again, whichever position the
-        # application has chosen.
+        # The application knows of this divergence. So the consumer does not report the divergence again, whichever
+        # position the application has chosen.
         _E.SOUGHT: (_A.IDLE, (Action.UNCHECK, Action.CUT, Action.ADOPT)),
         _E.MOVED: _OUTDATED,
     },
@@ -279,7 +285,7 @@ STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action,
     _S.SUSPECTED: {
         _E.SOUGHT: (_S.UNCHECKED, ()),
         _E.UNREAD: (_S.VALID, (Action.RESTART,)),
-        # The log agrees up to the position. So only records after the position can differ. These records were read
+        # The log agrees up to the position. So only records after the position can differ, which the consumer read
         # before a seek to a lower offset.
         _E.AGREED: (_S.VALID, (Action.CUT, Action.REPOSITION)),
         _E.DIFFERED: (_S.VALID, ()),
@@ -288,4 +294,4 @@ STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action,
 }
 
 BEGIN: Final = At(Activity.IDLE, Standing.UNCHECKED)
-"""The state of a position about which nothing has been done yet."""
+"""The state of a new position."""

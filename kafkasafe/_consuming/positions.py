@@ -61,14 +61,16 @@ class Positions:
         self._lost_nodes.add(node)
 
     def sought(self, tp: TopicPartition) -> None:
-        """Record that the application has chosen a position, and cancel resets and checks of the old one."""
+        """Record that the application has chosen a position, and cancel resets and checks of the old position."""
         self._rereading.moved(tp)
         part = self._parts.of(tp)
         if part is not None:
             self._moves.carry_out(tp, part, part.sought())
 
     def refresh_committed(self, timeout_ms: float | None = None) -> bool:
-        """Do what kafka-python's method of this name does, but keep a committed offset's leader epoch and lineage."""
+        """Replace kafka-python's method of the same name. Unlike that method, keep a committed offset's leader epoch
+        and lineage.
+        """
         self._rereading.settle(timeout_ms)
         if self._is_placed():
             return True
@@ -140,19 +142,20 @@ class Positions:
         due: list[tuple[TopicPartition, AssignedPartition, Leadership]] = []
         for tp, part in self._parts.present():
             if part.at.activity is not Activity.IDLE:
-                # An interrupt may have come before the start of the procedure. Mend that before the next fetch.
+                # An interrupt may have prevented the start of the procedure. Leave the state of the procedure before
+                # the next fetch.
                 part.mend()
             if part.at.activity is not Activity.IDLE or part.state.position is None:
                 continue
             leadership = self._metadata.leadership(tp)
             if leadership is None:
                 if part.checked is None and part.history.lineage.entries:
-                    # New metadata may arrive before the fetch is sent. But records may be read only after the check, so
-                    # hold the partition. Also request metadata: kafka-python does so only when it fetches a partition
+                    # Hold the partition: new metadata may arrive before the next fetch, and the check must precede this
+                    # fetch. Also request metadata, because kafka-python does so only when it fetches a partition
                     # without a leader.
                     self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif part.history.former.name(leadership[0], time.monotonic()):
-                # The metadata still name a deleted topic, so they are outdated.
+                # The metadata are outdated: they still contain the id of a deleted topic.
                 self._moves.on(tp, part, PositionEvent.LEADER_UNKNOWN)
             elif part.is_due(leadership):
                 due.append((tp, part, leadership))
@@ -167,9 +170,9 @@ class Positions:
         """Check the position of a partition. Called only while no procedure runs for the partition."""
         position = part.state.position.offset
         part.looked()
-        # If nothing was read before the position, no record can be lost. But the position may come from another
-        # member that has read a new topic of this name, and these metadata may still show the former topic. The walk
-        # finds that out.
+        # If nothing was read before the position, no record can be lost. But if another member has read a new topic of
+        # this name and committed the position, the metadata may still show the former topic. The walk detects this
+        # case.
         if part.history.reaches_below(position) or part.history.is_of_another(leadership[0]):
             part.place(position)
             self._moves.on(tp, part, PositionEvent.CHECK_DUE)
@@ -179,11 +182,12 @@ class Positions:
         self._moves.on(tp, part, PositionEvent.UNREAD, offset=position)
 
     def begin_at_its_start(self, tp: TopicPartition, part: AssignedPartition, position: int) -> None:
-        """Go to the start of a recreated topic, if no record of the former topic was read.
+        """Reset the position to the start of a recreated topic. Called if no record of the former topic was read.
 
         1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.
         2. The new topic gets 15 records, all of them after the consumer chose to begin at the end.
-        3. Offset 10 exists in the new log, too. If the consumer continued there, it would skip the records 0 to 9.
+        3. Offset 10 exists in the new log, too. If the consumer continued at offset 10, it would skip the records 0 to
+           9.
         """
         if self._assignments.strategy not in {EARLIEST, LATEST}:
             part.place(position)

@@ -37,15 +37,15 @@ decided.
 
 
 class Reading:
-    """Makes all decisions of one consumer, for `SafeConsumer` and our subclasses of kafka-python's fetcher and
+    """Creates one consumer's decision objects, for `SafeConsumer` and our subclasses of kafka-python's fetcher and
     coordinator.
 
-    The polling thread makes all decisions. Other threads may use only objects and methods whose docstrings permit it.
+    Only the polling thread uses these objects, except for objects and methods whose docstrings permit other threads.
 
     Args:
         seek: `SafeConsumer.seek`, for the option `on_divergence`.
-        rewound: Called when a partition's position moves back. After this call, records that were fetched before it
-            must not be returned.
+        rewound: Called when a partition's position moves back. The callee must discard the records that were fetched
+            before the call.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class Reading:
             config["fetch_max_wait_ms"] / 1000, threading.Lock()
         )
         self._has_rack = bool(config["client_rack"])
-        # Do not pass the detected broker version on: brokers may be upgraded while this consumer runs.
+        # Do not pass on the broker version that kafka-python detected: brokers may be upgraded while this consumer
+        # runs.
         options = {**config, "api_version": safe.kafka.get("api_version")}
         self.connections = Connections(options, is_closed, metadata.may_create)
         lookups = LookUps(
@@ -132,9 +133,8 @@ class Reading:
         )
 
     def due_s(self) -> float | None:
-        """Return the number of seconds until there is something to do: a partition's or a procedure's pause ends, a
-        follower's answer is overdue, or it is time to ask whether an atomic batch is decided. None if nothing is
-        expected.
+        """Return the seconds until the consumer has work: a partition's or a procedure's pause ends, a follower's
+        answer is overdue, or the next check whether an atomic batch is decided is due. Return None without such work.
         """
         now = time.monotonic()
         untils = [part.failures.rest_until for part in self.parts.values()]

@@ -48,11 +48,11 @@ class Reports:
         try:
             self._on_event(event)
         except Exception:
-            # The hook belongs to the application. The hook's errors must not affect the partition.
+            # Errors of the application's hook must not affect the partition.
             self.log.exception("on_event failed for %s", event, event="hook_failed")
 
     def _say(self, level: int, event: ConsumerEvent) -> None:
-        """Log an event. The rate of INFO events is limited. WARNING and ERROR events (a loss, a moved position) are all
+        """Log an event. Only INFO events are rate-limited. All WARNING and ERROR events (a loss, a moved position) are
         logged.
         """
         fields = {"topic": event.topic, "partition": event.partition}

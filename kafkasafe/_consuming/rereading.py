@@ -3,33 +3,34 @@ partitions for a while.
 
 If a consumer keeps a partition in a rebalance, kafka-python also keeps the partition's position. This can lose records:
 
-1. Records 0 to 9 are read, and put into an atomic batch that commits offset 10.
-2. The group begins its next generation and refuses that batch, so the producer drops it.
-3. The consumer is still at 10. Its next batch would move the group's offset past records that are in no output.
+1. A program reads records 0 to 9, and puts the results into an atomic batch that commits offset 10.
+2. The group begins its next generation and refuses the batch, so the producer drops the batch.
+3. The consumer's position is still 10. The next batch would move the group's offset past records 0 to 9, whose results
+   are in no output.
 
 So if a batch is dropped, the consumer reads the batch's partitions again from the group's offset. After each rebalance,
 the consumer compares the group's offset with the offset that its own atomic batches have set
 (`kafkasafe.delivery.readings`).
 
 If a program closes its producer, a batch may be left in the spool, undecided. The consumer cannot wait for the batch,
-because it is possible that no producer ever delivers it. So the consumer goes back to the group's offset. The batch may
-be committed afterwards:
+because perhaps no producer ever delivers the batch. So the consumer goes back to the group's offset. The batch may be
+committed afterwards:
 
 1. A batch with records 0 to 9 is left in the spool. The consumer goes back to the group's offset, 0.
-2. A second producer delivers the batch, so the group's offset is 10. That producer is closed, too.
+2. A second producer delivers the batch, so the group's offset is 10. The second producer is closed, too.
 3. The consumer has returned records 0 to 9 again, and the program adds them to a batch of a third producer. Each
    producer compares its own batches with each other (`ReadingOrder.is_superseded`), but the third producer does not
    know of the first batch. So records 0 to 9 would be in the output twice.
 
-So after such a step back, `send_offsets` requests the group's offset before it accepts the next batch. It refuses the
-batch if that offset is not the one to which the consumer went back. At the time of this request, all earlier producers
-of the lane have ended. If the accepted batch is rejected later, `send_offsets` requests the offset again before the
-batch that follows. The reason is that the batch that was left in the spool may still be committed
-(`ReadingRun.is_unused`). All of this concerns the batches of one lane. `other_lanes` is about batches in several lanes.
+So after the consumer has gone back to the group's offset, `send_offsets` requests the group's offset again before it
+accepts the next batch. If the group's offset has changed, `send_offsets` refuses the batch. When `send_offsets`
+requests the offset, all earlier producers of the lane have ended. If the accepted batch is rejected later,
+`send_offsets` requests the offset before the following batch, too, because the batch in the spool may still be
+committed (`ReadingRun.is_unused`). These rules apply to the batches of one lane. `other_lanes` is about batches in
+several lanes.
 
 Without atomic batches, the group's offset alone decides where the consumer continues in a partition that is assigned to
-it again. If that offset is lower than the position that this consumer had, `Rereading.resumed` emits an event, and does
-nothing else.
+it again. If the group's offset is lower than the consumer's former position, `Rereading.resumed` only emits an event.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ _REREAD: Final = (
 )
 
 _METADATA_BYTES: Final = 256
-"""Maximum length of the metadata of an offset in an atomic batch: enough for the id of the topic and about 40 leader
-epochs. Each atomic batch in the spool contains such metadata. If the brokers refused the metadata, they would refuse
+"""Maximum length of an offset's metadata in an atomic batch: enough for the id of the topic and about 40 leader epochs.
+The length is limited, because each atomic batch in the spool contains the metadata, and brokers that refuse them refuse
 the whole batch.
 """
 
@@ -67,8 +68,8 @@ class Rereading:
     """Decides which partitions of one consumer are read again. Only the thread that polls uses this object.
 
     Args:
-        rewound: Called when a partition's position moves back. After this call, records that were fetched before it
-            must not be returned.
+        rewound: Called when a partition's position moves back. The callee must discard the records that were fetched
+            before the call.
         timeout_ms: How long `offer` may wait for the group's offsets.
     """
 
@@ -92,21 +93,21 @@ class Rereading:
         self._readings: Readings[TopicPartition] = Readings(NUMBERS)
         self._other_lanes = OtherLanes(group, timeout_ms)
         self._states: dict[TopicPartition, AssignmentState] = {}
-        """By partition, kafka-python's state object when the reading began. A new object means a new assignment."""
+        """For each partition, kafka-python's state object at the start of the reading. A new object means a new
+        assignment.
+        """
         self._restart: dict[TopicPartition, int] = {}
         """For each partition that must be read again: its position when the error was raised."""
         self._held: set[TopicPartition] = set()
         self._informed: set[TopicPartition] = set()
-        """Held partitions about which an error was raised. Because of the error, the program has discarded their
-        records.
+        """Held partitions for which `offer` has raised BatchDroppedError. After this error, the program has discarded
+        the records of these partitions.
         """
         self._asked: dict[frozenset[TopicPartition], int] = {}
-        """For each unanswered request for the group's offsets: its set of partitions, and the number that `draw`
-        returned.
-        """
+        """Maps the partitions of each unanswered request for the group's offsets to the number that `draw` returned."""
         self._undecided: set[TopicPartition] = set()
-        """Partitions for which another producer may still deliver a batch of an earlier reading. The batch would move
-        the group's offset.
+        """Partitions whose group offset may still move, because another producer may deliver a batch of an earlier
+        reading.
         """
         self._generation: Any = None
         self._stale = False
@@ -120,11 +121,11 @@ class Rereading:
         return bool(self._held)
 
     def draw(self, partitions: Collection[TopicPartition]) -> int:
-        """Return a number for new readings. Call this method before each request for the group's offsets.
+        """Return a number for new readings. The caller then requests the group's offsets.
 
         If a request is not answered in time, kafka-python keeps waiting for the answer. If the offsets of the same
-        partitions are requested again, kafka-python sends no new request and uses that answer. So `draw` then returns
-        the same number as for the first request.
+        partitions are requested again, kafka-python sends no new request and uses the answer to the first request. So
+        `draw` then returns the same number as for the first request.
         """
         asked = frozenset(partitions)
         if asked not in self._asked:
@@ -136,7 +137,7 @@ class Rereading:
         self._asked.pop(frozenset(partitions), None)
 
     def placed(self, tp: TopicPartition, offset: int) -> None:
-        """Record a position that is not a committed offset, because the group has none or the application chose the
+        """Record a position that comes from a reset: the group has no committed offset, or the application chose the
         beginning or the end.
         """
         run = self._readings.get(tp)
@@ -149,8 +150,8 @@ class Rereading:
         self._forget_requests()
 
     def handed_out_late(self) -> None:
-        """Note that the program got records of a partition during the poll that revoked the partition or moved its
-        position back. So these records will be read again.
+        """Record that the poll that revoked a partition, or moved its position back, returned records of this partition
+        to the program. These records will be read again.
         """
         self._stale = True
 
@@ -160,7 +161,7 @@ class Rereading:
         Args:
             tp: The partition.
             number: A number from `draw`.
-            offset: The group's offset; None if it has none.
+            offset: The group's offset; None if the group has no offset.
         """
         state = self._assignments.state(tp)
         if state is not None:
@@ -179,8 +180,8 @@ class Rereading:
             self._emit(PositionRewound(tp.topic, tp.partition, "rebalanced", left.offset))
 
     def left(self, tp: TopicPartition) -> PlaceLeft | None:
-        """For a partition that was revoked and assigned again: return its position before the revocation, and forget
-        that position. Return None if it had none.
+        """For a partition that was revoked and assigned again: return and forget its position before the revocation.
+        Return None if the partition had no position.
 
         The result is also None if the program uses `assign`. By calling `assign`, the program has chosen to begin at
         the group's offset or at a reset.
@@ -189,7 +190,9 @@ class Rereading:
         return left if self._assignments.is_subscribed() else None
 
     def moved(self, tp: TopicPartition) -> None:
-        """Begin a reading at a position that the application chose. It does not continue an earlier reading."""
+        """Record that the application chose a position. Begin a new reading, unless the position continues the last
+        batch.
+        """
         state = self._assignments.state(tp)
         if state is None:
             return
@@ -198,9 +201,9 @@ class Rereading:
         self._release(tp, state)
         run = self._readings.get(tp) if self._states.get(tp) is state else None
         if run is not None and state.position is not None and run.accepted == state.position.offset:
-            # The program seeks to the first record that is in no batch yet, as programs do after an error. If an
-            # earlier batch is dropped, the records that it covered are in no output, and must be read again. So the
-            # reading goes on, and the earlier batches stay part of it.
+            # The program has sought to the first record that is in no batch yet, as programs do after an error.
+            # Continue the reading, and keep its earlier batches: if one of them is dropped, its records are in no
+            # output and must be read again.
             run.step_back()
             return
         self._readings.begin(tp, self._readings.draw(), None)
@@ -251,7 +254,7 @@ class Rereading:
             if self._readings.goes_on(tp, NONE if found is None else found.offset):
                 self._release(tp, assigned[tp])
             else:
-                # Begin a new reading. It requests the group's offset once more.
+                # Begin a new reading, which requests the group's offset once more.
                 self._again(tp, assigned[tp], "rebalanced")
 
     def offer(
@@ -260,25 +263,25 @@ class Rereading:
         """Return the data with which an atomic batch of this lane can commit this consumer's offsets.
 
         The result has four items. Item 1 maps partitions to the positions to commit; a partition is left out if all of
-        its returned records are in batches already. Item 2 is the group's metadata. Item 3 maps the same
-        partitions to their readings (see `kafkasafe.delivery.readings`). Item 4 is a list of claims. A claim states
-        that this batch moves the group's offset of one partition to the position.
+        its returned records are in batches already. Item 2 is the group's metadata. Item 3 maps the partitions of item
+        1 to their readings (see `kafkasafe.delivery.readings`). Item 4 is a list of claims. A claim states that this
+        batch moves the group's offset of one partition to the position in item 1.
 
         Args:
-            fate: Returns what has become of the batch. Any thread may call it.
+            fate: Returns the outcome of the batch so far. Any thread may call it.
             lane: The lane of the batch's producer.
             metadata: Returns the group's metadata.
 
         Raises:
             LogDivergedError: A partition waits for the application's decision (see `on_divergence`).
-            BatchDroppedError: The records that were returned but are in no batch will be read again.
+            BatchDroppedError: The consumer will read records again that it has returned and that are in no batch.
             UsageError: See `OtherLanes`.
             WaitTimeoutError: See `OtherLanes`.
         """
         if undecided := self._parts.undecided():
             raise self._parts.error(undecided)
-        # Take the group's metadata before looking at the positions. If the consumer loses its membership after this
-        # line, the group refuses the offsets, because they carry the old generation.
+        # Take the group's metadata before the positions. If the consumer loses its membership after this line, the
+        # group refuses the offsets, because they carry the old generation.
         group = metadata()
         # If the application assigns the partitions itself (`assign`), the consumer is not a member.
         is_assigned = not self._assignments.is_subscribed()
@@ -301,7 +304,7 @@ class Rereading:
                 refused = self._is_refused(moved, overtaken or (), is_member=is_member)
                 refused |= way is Way.LEFT_GROUP
         if refused:
-            # The program discards its collected batch as a whole. So all partitions of the batch must be read again.
+            # The program discards the whole refused batch, so all partitions of the batch must be read again.
             self._stale = False
             self._restart.update((tp, position.offset) for tp, position in moved.items())
             raise BatchDroppedError(_REREAD)
@@ -312,8 +315,8 @@ class Rereading:
             readings[tp] = run.reading
             claims.append(claim := OffsetClaim(position.offset, fate, carrier))
             run.claim(claim)
-        # Like the offsets of a commit, these carry the topic id and the leader epochs that were read. Then, if the
-        # topic is recreated, the next incarnation of the program can tell that the offset belongs to the former topic.
+        # The offsets carry the topic id and the leader epochs that were read, as in a commit. If the topic is
+        # recreated, the restarted program detects by these data that the offset belongs to the former topic.
         return self._commits.described(moved, max_bytes=_METADATA_BYTES), group, readings, claims
 
     def _is_refused(
@@ -333,8 +336,8 @@ class Rereading:
         moved = {}
         for tp, position in positions.items():
             state = assigned.get(tp)
-            # A program may get records even after the error: the asyncio consumer returns the records that it has in
-            # memory.
+            # A program may get records of a held partition even after the error: the asyncio consumer returns buffered
+            # records.
             if state is None or (tp in self._informed and self._restart[tp] == position.offset):
                 continue
             if self._readings.get(tp) is None:
@@ -350,12 +353,12 @@ class Rereading:
         """Find partitions in which a batch of an earlier reading may have moved the group's offset after the present
         reading began.
 
-        If this is possible in none of the partitions, request no offsets from the group and return None.
+        Return None, without a request to the group, if no partition can have such a batch.
 
         Args:
             moved: The partitions of the batch.
-            is_assigned: Whether the application assigns the partitions itself. If so, the consumer has no generation.
-                Then the group cannot refuse batches of earlier incarnations of the program.
+            is_assigned: Whether the application assigns the partitions itself. If so, the consumer has no generation,
+                and the group cannot refuse batches of earlier runs of the program.
         """
         asked = {
             tp: self._run(tp)
@@ -381,7 +384,7 @@ class Rereading:
         """Return the assignment, and end the readings of revoked partitions."""
         assigned = self._assignments.assigned()
         for tp, state in [each for each in self._states.items() if assigned.get(each[0]) is not each[1]]:
-            # If the program still holds records of this partition, this or another consumer will read them again.
+            # If the program still holds records of a revoked partition, a consumer will read these records again.
             self._stale |= self._holds_records(tp, state)
             self._end(tp)
         self._note_generation()
@@ -392,12 +395,12 @@ class Rereading:
         if made != self._generation:
             if self._generation is not None:
                 self._readings.suspect()
-                self._asked.clear()  # kafka-python's coordinator also sends a new request after a change of generation
+                self._asked.clear()  # in a new generation, kafka-python sends a new request, too
             self._generation = made
 
     def _run(self, tp: TopicPartition) -> Any:
         run = self._readings.get(tp)
-        if run is None:  # pragma: no cover - each partition that is asked for has a reading
+        if run is None:  # pragma: no cover - callers pass only partitions with a reading
             raise RuntimeError(f"nothing of {tp} is read")
         return run
 
@@ -410,18 +413,18 @@ class Rereading:
         self._forget_requests()
         self._rewound()
         self._end(tp)
-        # The event is emitted here, and not again when the partition gets its position.
+        # Clear the former position, so that `resumed` does not emit the event a second time.
         self._parts.renewed(tp)
         self._emit(PositionRewound(tp.topic, tp.partition, reason, position))
 
     def _forget_requests(self) -> None:
-        """Ignore the answers to earlier requests: such an answer may not contain the offsets of the last batch yet."""
+        """Ignore the answers to earlier requests, which may lack the offsets of the last batch."""
         self._group.forget_committed()
         self._asked.clear()
 
     def _holds_records(self, tp: TopicPartition, state: AssignmentState) -> bool:
-        """Whether the program may still have records of the partition that are in no batch. Records that the program
-        has discarded after an error do not count.
+        """Return whether the program may still have records of the partition that are in no batch. Records that the
+        program has discarded after an error do not count.
         """
         if state.position is None:
             return False

@@ -1,4 +1,6 @@
-"""Decide whether kafka-python may use a fetch response of a partition, and how to react to an error in the response."""
+"""Decide whether kafka-python may use a partition's fetch response, and how the consumer reacts to an error in the
+response.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class Responses:
         if part is None or _is_outdated(part, completed):
             return code == 0  # outdated; kafka-python discards it
         if isinstance(ahead := completed.fetched_offset, AheadOffset) and ahead.checked is not part.checked:
-            # The position was checked after this fetch was sent. The response may come from a former leader.
+            # The response may come from a former leader: the consumer has checked the position after this fetch was
+            # sent.
             return False
         if code:
             if not self._followers.is_late(data):
@@ -62,8 +65,8 @@ class Responses:
         diverging = data.diverging_epoch
         contradicts = diverging is not None and diverging.end_offset >= 0
         if not contradicts and data.records:
-            # Newer brokers report the leader epoch and the topic id. With these, logs can be compared without the
-            # checksums of batches.
+            # Remember the checksums of batches only if the broker reports no leader epoch or no topic id. With epochs
+            # and ids, logs can be compared without checksums.
             marked = part.checked is None or part.checked[2] < 0 or part.history.topic_id is None
             contradicts = not part.history.observe(data.records, int(completed.fetched_offset), marked=marked)
         if contradicts:
@@ -74,8 +77,7 @@ class Responses:
         code: int = data.error_code
         position: int = part.state.position.offset
         if part.state.clear_preferred_read_replica() is not None:
-            # The error came from a follower. Perhaps only the follower has this problem, so fetch from the leader at
-            # once.
+            # The error came from a follower. The leader may not have this problem, so fetch from the leader at once.
             self._followers.leave([tp], time.monotonic())
             if code != OFFSET_OUT_OF_RANGE and classify_code(code, "fetch").refresh_metadata:
                 self._metadata.request()
@@ -90,8 +92,8 @@ class Responses:
         if not verdict.retriable:
             raise code_error(code, f"{tp.topic}-{tp.partition} at {position}: {verdict.explanation}")
         if code == NOT_LEADER_OR_FOLLOWER:
-            # The broker whose log was compared does not lead any more. If it soon becomes the leader again, the
-            # metadata may never show that another broker was the leader.
+            # This broker is not the leader any more. If it soon becomes the leader again, the metadata may never show
+            # that another broker was the leader.
             part.doubt_leader()
         self._metadata.learn_leader(tp, data)
         if code in OTHER_TOPIC_CODES:
@@ -102,5 +104,5 @@ class Responses:
 
 
 def _is_outdated(part: AssignedPartition, completed: Any) -> bool:
-    """Return True if a response is for a former position, or if nothing may be fetched from the partition now."""
+    """Return whether a response is for a former position, or for a partition that must not be fetched now."""
     return not part.state.is_fetchable() or part.state.position.offset != completed.fetched_offset

@@ -40,7 +40,7 @@ class Results:
 
     Args:
         policy: The option `on_divergence`.
-        seek: The method `SafeConsumer.seek`. It is called with the offset that `policy` has chosen.
+        seek: The method `SafeConsumer.seek`, called with the offset that `policy` has chosen.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Results:
         self._seek = seek
 
     def carry_on(self, only: TopicPartition | None = None) -> None:
-        """Begin the resets and checks that are due, and apply the results of those that have ended. Then, if a
+        """Begin the resets and checks that are due, and apply the results of finished resets and checks. Then, if a
         partition has an error that was not raised before, raise this error.
 
         Args:
@@ -89,7 +89,7 @@ class Results:
                 self._apply(tp, part, finished)
                 moved |= part.state.position is not position
         if moved:
-            # `on_divergence` or an event hook may have called `seek`. Check the new position before the next fetch.
+            # Check new positions before the next fetch: `on_divergence` or an event hook may have called `seek`.
             self._positions.begin_checks()
         due = self._parts.undecided(only)
         if only is None and (due := [part for part in due if not part.raised_at]):
@@ -124,8 +124,8 @@ class Results:
             raise error
         part.check(self._metadata.leadership(tp))
         self._moves.on(tp, part, PositionEvent.FAILED)
-        # A log record suffices: if the client lacks a permission, the fetches fail, too, and `poll` raises their error.
-        # If a broker refuses to answer about leader epochs, the walk handles the error itself.
+        # A log record suffices: if the client lacks a permission, the fetches fail, too, and `poll` raises the fetches'
+        # error. The walk itself handles a broker that refuses OffsetForLeaderEpoch.
         self._reports.log.limited(
             logging.WARNING,
             "not_comparable",
@@ -150,17 +150,19 @@ class Results:
         has_read = part.reset is not None and part.reset[0] == "no_position" and bool(history.lineage.entries)
         # 1. A topic is deleted. Its partitions are no longer assigned, and the group's offsets are deleted.
         # 2. The topic is created again. The position would be reset, although the consumer has read the former topic.
-        # 3. So the position becomes the end of the records that were read. The check finds that these records are gone.
+        # 3. So set the position to the end of the records that were read. The check then finds that these records are
+        #    gone.
         is_gone = has_read and leadership is not None and history.is_of_another(leadership[0])
-        # An unclean election has truncated the log, and the group has no offset. Up to its new end, the log has the
-        # records that were read. So if the new end became the position, a check would find no loss.
+        # Without an offset of the group, the position is reset. If an unclean election has truncated the log, do not
+        # set the position to the log's new end: up to there, the log has the records that were read, so a check would
+        # find no loss.
         ends_early = has_read and to.strategy == LATEST and to.offset < read_to
         offset = read_to if is_gone or ends_early else to.offset
         self._assignments.place(tp, offset)
         self._rereading.placed(tp, offset)
         part.on(PositionEvent.RESET_FOUND)
         if leadership is not None:
-            # Check the position before the first fetch. The check stores the topic's id, which must be known by then.
+            # Check the position before the first fetch. The check stores the topic's id, which the first fetch needs.
             self._positions.check(tp, part, leadership)
         reason = part.was_reset()
         if reason is None:
@@ -208,7 +210,7 @@ class Results:
     def _apply_walk(self, tp: TopicPartition, part: AssignedPartition, walked: LogCompared) -> None:
         outcome = walked.outcome
         # If the leader has changed since the walk began, `Positions` finds a newer leadership than `seen`, and checks
-        # again.
+        # the position again.
         seen = walked.leadership
         part.check(None if seen is None else (seen[0], seen[1], walked.epoch))
         topic_id = part.history.topic_id
@@ -217,7 +219,7 @@ class Results:
         if not part.history.reaches_below(part.position):
             is_another = part.history.is_of_another(walked.topic_id)
             if is_another:
-                # Forget the records at and after the position: they are not in this topic.
+                # Forget the records at and after the position, which belong to the former topic.
                 part.history.cut(part.position)
             part.history.adopt(walked.topic_id)
             self._moves.on(tp, part, PositionEvent.AGREED, offset=part.position)
@@ -232,7 +234,7 @@ class Results:
         self._explain(tp, part, outcome, walked.epoch)
 
     def _explain(self, tp: TopicPartition, part: AssignedPartition, outcome: Outcome, epoch: int) -> None:
-        """Report that a walk could not compare everything."""
+        """Report a walk that could not compare all records."""
         if not isinstance(outcome, Unknown):
             return
         self._reports.log.limited(
@@ -249,7 +251,7 @@ class Results:
             position=part.position,
         )
         start = outcome.log_start_offset
-        # A position before the log's start is reset, and another event reports the reset.
+        # If the position is before the log's start, the position is reset, and another event reports the reset.
         if start == part.position and epoch > part.history.lineage.newest_epoch:
             self._reports.emit(
                 LossCheckInconclusive(tp.topic, tp.partition, part.position, start, outcome.reason)
@@ -281,8 +283,8 @@ class Results:
             try:
                 target = self._policy(event)
             except Exception as error:
-                # Continue as if the result were None. But let `poll` raise this error instead of the error about the
-                # divergence, because only this error shows that `on_divergence` has failed.
+                # Continue as if `on_divergence` had returned None. But let `poll` raise this error instead of the error
+                # about the divergence, because only this error shows that `on_divergence` has failed.
                 if not part.explain(error):
                     raise  # the application has called `seek` meanwhile, so `poll` would not raise this error
                 return

@@ -35,7 +35,7 @@ class Polls:
         self._under_way -= 1
 
     def age_s(self) -> float | None:
-        """Return the seconds since the last poll; 0 during a poll; None before the first poll. Any thread may ask."""
+        """Return the seconds since the last poll; 0 during a poll; None before the first poll. Thread-safe."""
         if self._under_way:
             return 0.0
         return None if self._ended_at is None else max(0.0, time.monotonic() - self._ended_at)

@@ -1,4 +1,4 @@
-"""One record that a producer has accepted: whether it is done, and its result or its error."""
+"""The state of one record that a producer has accepted: whether the record is done, and its result or its error."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class AcceptedRecord:
     # -- in a loop -----------------------------------------------------------------------------------------------------
 
     def wait_in_loop(self, waits: LoopWaits, timeout_s: float | None = None, *, durable: bool = False) -> Any:
-        """Return an awaitable that ends when `result` can return a result or raise an error. With `durable`, the
-        awaitable ends when `made_durable` can return or raise an error.
+        """Return an awaitable that ends when `result` (or, with `durable`, `made_durable`) can return or raise an
+        error.
         """
         open_batch = self._open_batch
         ledger, kept = self._parts.delivery.pump.ledger, durable and not self._parts.config.in_memory

@@ -1,7 +1,7 @@
 """Keeps the open batches of a producer, seals them, and passes them to the pump in the order of sealing.
 
-The accumulator can hold its lock for as long as the encoding of a whole open batch takes. Under the lock it does not
-access the disk. The only code of the application that the accumulator calls is the partitioner.
+The accumulator may hold its lock while it encodes a whole open batch, but never accesses the disk under the lock. The
+accumulator calls no code of the application except the partitioner.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = EventLog("producer")
 NEVER: Final = float("inf")
 _ROOM_AND_LEFT: Final[Callable[[OpenBatch], tuple[int, int]]] = attrgetter("room", "left")
 _NO_MEMORY_S: Final = 0.1
-"""If there was not enough memory to encode, the producer's thread tries again after this many seconds."""
+"""If memory was too short to encode, the pump's thread tries again after this many seconds."""
 
 
 class AcceptedUnit(Protocol):
@@ -50,7 +50,7 @@ class AcceptedUnit(Protocol):
         """Whether the batch was accepted."""
 
     def carry(self, parcels: list[Parcel]) -> None:
-        """Store the parcels of the batch's records."""
+        """Store the parcels with the batch's encoded records."""
 
     def accept(self) -> None:
         """Accept the batch, unless it was accepted or dropped already. Atomic, because it is one call into C."""
@@ -59,7 +59,7 @@ class AcceptedUnit(Protocol):
         """Drop the batch, unless it was accepted or dropped already."""
 
     def hand_over(self) -> None:
-        """Pass the accepted batch to the pump. A signal handler that interrupts this call may make the same call."""
+        """Pass the accepted batch to the pump. Reentrant: a signal handler may interrupt and repeat this call."""
 
 
 class Accumulator:
@@ -70,12 +70,12 @@ class Accumulator:
 
     Attributes:
         open_batches: The open batches, by topic. `send` reads this dict without a lock. No other dict ever replaces it.
-        lock: Held while a batch is sealed: the order of sealing is the order of delivery.
+        lock: Held while an open batch is sealed, because the order of sealing is the order of delivery.
         max_record_bytes: Largest size of a record.
-        open_batch_bytes: Usual room of a new open batch, in bytes. An open batch with more room may be divided into
-            several batches for one partition. Each of these batches has this size limit, too.
-        most_room: Limit, in bytes, for the room of a single open batch. 0 means that no open batch gets more room than
-            `open_batch_bytes`. All open batches together have at most this much extra room (room beyond
+        open_batch_bytes: Usual room of a new open batch, in bytes. If an open batch has more room, it may be divided
+            into several batches for one partition. Each of these batches has at most `open_batch_bytes`, too.
+        most_room: Maximum room of a single open batch, in bytes; 0: no open batch gets more room than
+            `open_batch_bytes`. Also the maximum for the sum of all open batches' extra room (room beyond
             `open_batch_bytes`).
     """
 
@@ -92,8 +92,8 @@ class Accumulator:
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
         self._being_encoded: list[OpenBatch] = []
-        """The open batches whose encoding has begun but not ended. The encodings are nested: each later one began while
-        the one before it was in progress.
+        """The open batches whose encoding has begun but not ended. The encodings are nested: each one began during the
+        encoding before it in this list.
         """
         self._spread: dict[str, int] = {}
         """For each topic whose last open batch had records of several partitions: the number of these partitions."""
@@ -102,14 +102,14 @@ class Accumulator:
 
     def interrupted(self) -> bool:
         """Return whether this thread holds the lock already. True means that a signal handler or the partitioner makes
-        this call while another call of the producer is in progress.
+        the present call while another call of the producer is in progress.
         """
         return _is_held(self.lock)
 
     def forked(self) -> None:
         """In a forked child: forget all records, because the parent delivers them.
 
-        The child gets a new lock: a thread that does not exist in the child may have held the old one.
+        The child gets a new lock, because a thread that does not exist in the child may have held the old lock.
         """
         self.lock = threading.RLock()
         self._being_encoded.clear()
@@ -122,8 +122,8 @@ class Accumulator:
             unit.refuse()
 
     def accept_unit(self, unit: AcceptedUnit) -> None:
-        """Accept an atomic batch in one step, unless it was dropped meanwhile. The records that were accepted earlier
-        are sent first.
+        """Accept an atomic batch in one step, unless it was dropped meanwhile. The producer sends records that it
+        accepted earlier first.
 
         During this call, a signal handler may raise an error (Ctrl-C), or wait, or close the producer. An error before
         `unit.accept()` leaves the batch unaccepted. After `unit.accept()`, the batch is in `_units` until a thread
@@ -158,8 +158,8 @@ class Accumulator:
                 self.seal(open_batch)
 
     def hand_over_units(self) -> None:
-        """Pass accepted atomic batches to the pump. A signal handler that interrupts this call may make the same
-        call.
+        """Pass accepted atomic batches to the pump. Reentrant: a signal handler may interrupt this call and call it
+        again.
         """
         if not self._units:
             return
@@ -174,8 +174,8 @@ class Accumulator:
         """
         if not self.open_batches and not self._units:
             return NEVER
-        # Only a thread that seals open batches holds the lock for longer than this time-out. If the lock is not free,
-        # return `now`, so that the pump calls this method again in its next turn.
+        # If the lock is not free after the time-out, another thread is sealing open batches. Return `now`, so that the
+        # pump calls this method again in its next turn.
         if not self.lock.acquire(timeout=0.05):
             return now
         try:
@@ -187,7 +187,7 @@ class Accumulator:
             self.lock.release()
 
     def _seal_if_due(self, open_batch: OpenBatch, now: float) -> float:
-        # A Ctrl-C may leave an open batch without a record. Seal it, too.
+        # Also seal empty open batches, which a Ctrl-C may leave behind.
         if open_batch.due > now:
             return open_batch.due
         return NEVER if self.seal_or_leave(open_batch) else now + _NO_MEMORY_S
@@ -196,9 +196,9 @@ class Accumulator:
     def released(self) -> Iterator[None]:
         """For a signal handler that interrupted another call: release this thread's locks for a while.
 
-        The handler waits for other threads, which need these locks. The interrupted call later continues in the middle
-        of its work on an open batch. So this method seals all open batches before it releases the locks. The
-        interrupted call then notices that its open batch is sealed (`OpenBatch.open`).
+        The handler waits for other threads, which need these locks. But the interrupted call may be in the middle of
+        its work on an open batch. So this method seals all open batches before it releases the locks. When the
+        interrupted call continues, it finds that its open batch is sealed (`OpenBatch.open`).
         """
         held: list[Any] = []
         for lock in (self._pump.ledger.lock, self.lock):
@@ -240,11 +240,11 @@ class Accumulator:
                 self.seal(open_batch)
 
     def seal_or_leave(self, open_batch: OpenBatch) -> bool:
-        """Seal an open batch. If memory or stack is too short for this, a later call seals it. Return whether the open
-        batch is sealed.
+        """Seal an open batch. If memory or stack is too short, leave the open batch to a later call. Return whether the
+        open batch is sealed.
 
-        Called with the lock held. The records are accepted already, so this method must not raise an error: the program
-        would take the error for a refusal, and send a record a second time.
+        Called with the lock held. This method must not raise an error, because the records are accepted already: after
+        an error, the program would send a record a second time.
         """
         try:
             self.seal(open_batch)
@@ -268,7 +268,7 @@ class Accumulator:
         return sum(open_batch.waiting for open_batch in list(self.open_batches.values()))
 
     def give_up(self, error: BaseException) -> None:
-        """The producer has ended: make this error the result of all records that are not encoded."""
+        """Make this error the result of all records that are not encoded. Called after the producer has ended."""
         with self.lock:
             for topic, open_batch in list(self.open_batches.items()):
                 lost = self._encoder.lost(open_batch, error)
@@ -285,8 +285,8 @@ class Accumulator:
         calls the method for each of them.
         """
         pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
-        # An open batch keeps its room until it is sealed. So if an open batch has more than the usual room, include the
-        # extra room in the sum, even while the open batch is empty. `left` is negative if a record did not fit.
+        # An open batch keeps its room until it is sealed. So the sum includes the extra room of an open batch (room
+        # beyond the usual room) even while the open batch is empty. `left` is negative if a record did not fit.
         taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
         return 2 * self.max_record_bytes + taken
 
@@ -296,7 +296,7 @@ class Accumulator:
         """
         usual, most = self.open_batch_bytes, self.most_room
         if not self._encoder.partitioning.knows(topic):
-            return usual  # until partitions are chosen, its records may have to wait in a single batch
+            return usual  # a batch without chosen partitions cannot be divided
         room = room_for(usual, self._spread.get(topic, 1), most)
         if room > usual:
             beyond = sum(open_batch.room - usual for open_batch in list(self.open_batches.values()))
@@ -304,12 +304,14 @@ class Accumulator:
         return room
 
     def seal(self, open_batch: OpenBatch) -> None:
-        """Choose partitions and encode. Called with the lock held: the order of sealing is the order of delivery.
+        """Choose partitions and encode. Called with the lock held, because the order of sealing is the order of
+        delivery.
 
-        An error may interrupt this call: a signal handler may raise one (Ctrl-C), and Python raises one if memory or
-        stack runs out. Then the open batch is still in `open_batches` and accepts no more records. The next call
-        continues the work: no accepted record is forgotten, and none is submitted twice. A handler that has interrupted
-        this method or `send` may itself call this method. Then the first encoding counts.
+        An error may interrupt this call: a signal handler may raise an error (Ctrl-C), and Python raises an error if
+        memory or stack runs out. After such an error, the open batch is still in `open_batches` and accepts no more
+        records. The next call continues the work, and no accepted record is forgotten or submitted twice. A signal
+        handler that interrupts this method or `send` may itself call this method. If both calls encode, the first
+        encoding is used.
         """
         open_batch.shut()
         if self._units:
@@ -318,14 +320,14 @@ class Accumulator:
             encoded = open_batch.encoded
             if encoded is NOT_ENCODED:
                 encoded = self._encoded(open_batch)
-                # A signal handler may have sealed the open batch meanwhile. If so, the handler has encoded the records
-                # itself. The pump then has the parcels and the head from the handler's encoding.
+                # A signal handler may have sealed the open batch meanwhile. If so, the pump has the parcels and the
+                # head from the handler's encoding, which must not change.
                 own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
                 encoded = open_batch.keep(encoded)
-            # Submit the parcels first: as soon as another thread sees a parcel in `open_batch.parcels`, that thread may
-            # wait for the parcel's result.
+            # Submit the parcels before other threads can see them in `open_batch.parcels`, because these threads may
+            # wait for the parcels' results.
             head, parcels = encoded.head, encoded.parcels
             self._pump.ledger.submit(parcels if head is None else [head, *parcels])
             open_batch.submitted()
@@ -336,8 +338,8 @@ class Accumulator:
             else:
                 self._spread.pop(open_batch.topic, None)
             if any(parcel.durable or parcel.done for parcel in parcels):
-                # Some parcels became durable or done before callers could see them in `open_batch.parcels`. So wake the
-                # callers now.
+                # Wake the callers now: some parcels became durable or done before callers could see them in
+                # `open_batch.parcels`.
                 self._pump.ledger.waiters.notify_all()
         open_batch.watch()
         if self.open_batches.get(open_batch.topic) is open_batch:
@@ -353,10 +355,9 @@ class Accumulator:
     def _encoded(self, open_batch: OpenBatch) -> Encoded:
         """Encode an open batch. Called with the lock held.
 
-        A partitioner may call `send`, which then seals and encodes the same open batch again. To encode it, the
-        producer asks the partitioner, which calls `send` again. Without a limit, this would exhaust the stack. But one
-        encoding may be nested in another, because a signal handler that interrupts the partitioner may also call
-        `send`.
+        If a partitioner calls `send`, the producer seals and encodes the same open batch again, asks the partitioner
+        again, and the partitioner calls `send` again. This method limits the recursion, which would exhaust the stack.
+        One nested encoding is allowed, because a signal handler that interrupts the partitioner may also call `send`.
 
         Raises:
             UsageError: The partitioner called the producer. The producer therefore asked the partitioner again, and the
@@ -380,9 +381,9 @@ class Accumulator:
 def _most_room(config: ProducerConfig) -> int:
     """Return the largest room of an open batch, in bytes; 0 if no open batch may have more room than `batch_size`.
 
-    A broker remembers only a few batches of a partition. With `delivery="transactional"`, a unit contains at most as
-    many open batches as a broker remembers batches. This is enough only if each open batch adds at most one batch for
-    each partition. So open batches get no more room than `batch_size`.
+    For each producer and partition, a broker remembers only the last few batches. With `delivery="transactional"`, a
+    unit contains at most as many open batches as a broker remembers batches. So each open batch may add at most one
+    batch for each partition, and gets no more room than `batch_size`.
     """
     if config.delivery == "transactional":
         return 0

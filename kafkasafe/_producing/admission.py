@@ -1,6 +1,6 @@
 """Admission: the checks and waits of the producer before it accepts records.
 
-It is used by the slow path of `send`, by atomic batches, by transactions and by coroutines.
+The slow path of `send`, atomic batches, transactions and coroutines use this module.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from kafkasafe.spool.refusals import error_for_send
 
 _LOOK_EVERY_S: Final = 0.25
 _GIVE_WAY_S: Final = 1.0
-"""Limit, in seconds, for the time that a commit waits for the pump to take earlier batches."""
+"""A commit waits at most this many seconds until the pump has taken earlier batches."""
 STEP_S: Final = 0.05
-"""Interval, in seconds, at which a sender checks whether the cluster still has much to do. The checks are necessary
-because no event reports that a partition has stopped answering.
+"""Interval, in seconds, at which a waiting sender checks the cluster's backlog. The sender has to poll, because no
+event reports that a partition has stopped answering.
 """
 _FRAMES: Final = 40
 """Upper bound for the number of stack frames that are necessary to accept and seal a record. Frames of the
@@ -43,9 +43,7 @@ _WAYS_OUT: Final = {
 
 
 class Admission:
-    """Accepts records and atomic batches, and begins open batches. Each of these follows the same checks, in the same
-    order.
-    """
+    """Accepts records and atomic batches, and begins open batches. Always makes the same checks, in the same order."""
 
     def __init__(
         self,
@@ -65,7 +63,7 @@ class Admission:
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check(self, topic: str | None = None) -> None:
-        """Raise an error if the producer accepts nothing at all, or nothing for this topic."""
+        """Raise an error if the producer accepts no records at all, or no records of this topic."""
         pump = self._pump
         self._lifecycle.raise_closed()
         pump.ledger.errors.raise_undecidable()
@@ -173,7 +171,8 @@ class Admission:
                         self._accumulator.seal_or_leave(open_batch)
                     if open_batch.open or open_batch.took(index):
                         return open_batch, index
-                    # A signal handler interrupted this call and sealed the open batch without this record.
+                    # The open batch lacks this record, because a signal handler interrupted this call and sealed the
+                    # open batch.
                     open_batch = None
                     continue
             if may_wait:
@@ -187,9 +186,9 @@ class Admission:
     ) -> tuple[OpenBatch, int]:
         """Accept a record in a signal handler that interrupted another call of this thread.
 
-        The interrupted call may have changed its open batch only in part. So this method seals that open batch as it
-        is. Then this method puts the record into a new open batch, and seals the new open batch at once. Afterwards,
-        the interrupted call notices that its open batch is sealed (`OpenBatch.open`).
+        The interrupted call may be in the middle of its work on an open batch. So this method seals the interrupted
+        open batch, puts the record into a new open batch, and seals the new open batch at once. When the interrupted
+        call continues, it finds that its open batch is sealed (`OpenBatch.open`).
         """
         deadline: float | None = None
         while True:
@@ -204,8 +203,8 @@ class Admission:
     def add_open_batch(self, topic: str) -> OpenBatch | None:
         """Begin an open batch. Return None while the spool has no room. Called with the lock held."""
         while (open_batch := self._new_open_batch(topic)) is not None:
-            # A signal handler may have interrupted this call, and another thread may have begun an open batch while the
-            # handler waited. Then `setdefault` returns the other thread's open batch, and the loop starts again.
+            # If a signal handler has interrupted this call, another thread may have begun an open batch while the
+            # handler waited. If so, `setdefault` returns the other thread's open batch, and the loop starts again.
             if self._accumulator.open_batches.setdefault(topic, open_batch) is open_batch:
                 if self._lifecycle.closed is not None:
                     self._accumulator.seal(open_batch)
@@ -217,9 +216,9 @@ class Admission:
     def add_open_batch_now(self, topic: str) -> OpenBatch | None:
         """Begin an open batch for a topic that had no open batch a moment ago. Return None while the spool has no room.
 
-        This method takes no lock and does not wait. This is safe for two reasons. An earlier open batch was submitted
-        before it was removed from `open_batches`. And if several threads begin an open batch at the same time, all of
-        them get the same one.
+        This method takes no lock and does not wait. It needs no lock for two reasons. An earlier open batch was
+        submitted before it was removed from `open_batches`. And if several threads begin an open batch at the same
+        time, all of them get the same open batch.
         """
         self.check(topic)
         open_batch = self._make_open_batch(topic)
@@ -270,8 +269,8 @@ class Admission:
         )
 
     def _wait_for_room(self, deadline: float | None, size: int = 0) -> float:
-        """Wait a while for room in the spool. The lock is not held. Return the deadline, which the caller passes to the
-        next call of this method.
+        """Wait a while for room in the spool. Called without the lock. Return the deadline, which the caller passes to
+        the next call of this method.
 
         `size` is the number of bytes that an atomic batch needs in addition to the open batches.
         """
@@ -293,19 +292,19 @@ class Admission:
 
     def _wait_for_deliveries(self) -> None:
         """Wait until the cluster has acknowledged enough of the outstanding bytes (`run_ahead_bytes`). Partitions that
-        do not answer do not count. The lock is not held.
+        do not answer do not count. Called without the lock.
 
-        The wait only makes deliveries faster: it keeps the backlog so short that batches are sent before they have to
-        be read back from disk. So the wait ends after `max_block_ms` at the latest, and the record is accepted even if
-        the cluster is still far behind.
+        The wait only makes deliveries faster: with a short backlog, the producer sends batches from memory, and need
+        not read them back from disk. So the wait ends after `max_block_ms` at the latest, and the producer accepts the
+        record even if the backlog is still long.
         """
         pump = self._pump
         ledger = pump.ledger
         if pump.is_current_thread():
             return
         with self._accumulator.lock:
-            # Seal the open batches. If they contained all of the outstanding records, there would be no batch to send,
-            # and the cluster could acknowledge nothing.
+            # Seal the open batches, so that their records can be sent: the cluster acknowledges only records that were
+            # sent.
             for open_batch in list(self._accumulator.open_batches.values()):
                 self._accumulator.seal_or_leave(open_batch)
         end = time.monotonic() + self._config.max_block_s
@@ -322,8 +321,8 @@ class Admission:
         self._lifecycle.check_fork()
         pump = self._pump
         if pump.is_backlogged() and not pump.is_current_thread():
-            # Without this wait, a program that makes one commit after the other takes nearly all of the interpreter's
-            # time, and no batch is delivered.
+            # Without this wait, a program that commits in a loop would take nearly all of the interpreter's time, and
+            # the pump would deliver no batch.
             pump.wait(lambda: not pump.is_backlogged(), min(_GIVE_WAY_S, self._config.max_block_s))
         if pump.ledger.ahead.is_far:
             self._wait_for_deliveries()

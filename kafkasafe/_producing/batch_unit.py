@@ -1,5 +1,5 @@
-"""An atomic batch after `commit`: the batch's records on their way to the pump, and the decision whether the batch is
-accepted.
+"""An atomic batch after `commit`: hands the batch's records to the pump, and stores the decision whether the batch is
+accepted or dropped.
 
 The classes that programs use are in `kafkasafe.atomic`.
 """
@@ -49,7 +49,7 @@ class BatchUnit:
     Attributes:
         parcels: The parcels of the batch's records, as soon as the records are encoded.
         callbacks: Pairs (wanted, function). If `wanted` is true, the function is called when the batch is committed;
-            otherwise when it is dropped.
+            otherwise, when the batch is dropped.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class BatchUnit:
         self._in_memory = parts.config.in_memory
         self._owner: object = None
         self._decision: FirstDecision[BatchUnit] | None = decision
-        """None once the pump (the thread that writes and delivers) has the batch. The reset to None breaks a reference
-        cycle, because the decision refers back to this object. The cycle would keep the decision, this object and the
-        producer alive until the next garbage collection."""
+        """None once the pump (the thread that writes and delivers) has the batch. The decision refers back to this
+        object; without the reset to None, this reference cycle would keep the producer alive until the next garbage
+        collection.
+        """
 
     @property
     def accepted(self) -> bool:
@@ -102,8 +103,8 @@ class BatchUnit:
         )
 
     def because(self) -> str:
-        """Return a sentence that says which records the cluster blocks, and why; empty if none exist. This batch
-        may wait for such records, or contain them.
+        """Return a sentence that says which records the cluster blocks, and why; empty without blocked records. The
+        batch may contain blocked records, or wait for them.
         """
         return because(self._delivery.pump.refused())
 
@@ -136,15 +137,15 @@ class BatchUnit:
         self._decision = None
 
     def add(self, wanted: bool, call: Callable[[Any], object], owner: object) -> None:
-        """Add a function that is called when the batch is committed (if `wanted` is true) or when it is dropped (if
-        `wanted` is false). Keep a reference to `owner`, the producer, so that the producer lives until then.
+        """Add a function that is called when the batch is committed (if `wanted` is true) or dropped (if `wanted` is
+        false). Until the call, the reference to `owner`, the producer, keeps the producer alive.
         """
         self._owner = owner
         self.callbacks.append((wanted, call))
         self.watch()
 
     def watch(self) -> None:
-        """Arrange that the callbacks are called. A second call of this method does no harm."""
+        """Arrange that the callbacks are called. Idempotent."""
         self._delivery.callbacks.start()
         # Set the watcher before reading `done`: the pump sets `done` before it looks for the watcher.
         self.head.watch(self._ended)
@@ -203,7 +204,7 @@ class BatchDecision(Generic[_Outcome]):
             self.check_is(None)
 
     def check_is(self, outcome: _Outcome | None) -> None:
-        """Raise UsageError unless a commit was accepted and `outcome` is the outcome object of that commit."""
+        """Raise UsageError unless `outcome` is the outcome object of the accepted commit."""
         if outcome is None or self.outcome is not outcome:
             raise UsageError(f"This batch was {'dropped' if self.is_dropped else 'committed'} already")
 

@@ -36,10 +36,10 @@ class Delivery:
     """Lets callers wait until records have results or are on disk, and until callbacks have run. Raises an error if a
     wait fails.
 
-    Methods that `SafeProducer` also has, such as `flush`, are described there.
+    `SafeProducer` documents the methods that it also has, such as `flush`.
 
     Attributes:
-        pump: The pump; its ledger has the parcels without an outcome.
+        pump: The pump, whose ledger has the parcels without an outcome.
         callbacks: The thread that runs callbacks.
     """
 
@@ -81,9 +81,7 @@ class Delivery:
             raise error
 
     def raise_wrong_cluster(self) -> None:
-        """Raise WrongClusterError if the brokers belong to a different cluster than the one that the pending records
-        are meant for.
-        """
+        """Raise WrongClusterError if the brokers do not belong to the cluster of the pending records."""
         error = self.pump.ledger.wrong_cluster
         if error is not None:
             raise WrongClusterError(*error.args) from error
@@ -95,23 +93,23 @@ class Delivery:
         return ", ".join(f"{topic}-{partition}" for topic, partition in found[:3]) + more
 
     def raise_loss(self) -> None:
-        """Raise the error for the oldest loss that was not reported yet. There are two kinds of losses: the cluster
-        lost acknowledged records that are not sent again, or the spool lost records.
+        """Raise the error for the oldest unreported loss. There are two kinds of losses: the cluster lost acknowledged
+        records that are not sent again, or the spool lost records.
         """
         loss = self.pump.ledger.errors.next_loss()
         if loss is not None:
             raise loss
 
     def disk_cause(self) -> str:
-        """Return a sentence for the end of a message. It says why no record becomes durable for now. The text is empty
+        """Return a sentence for the end of a message, which says why records cannot become durable at present; empty
         without a reason.
         """
         trouble = self.pump.ledger.room.disk_trouble
         return f" The spool takes nothing for now: {trouble}." if trouble else ""
 
     def network_cause(self) -> str:
-        """Return a sentence for the end of a message. It says why no broker can be used, or why nothing can be sent.
-        The text is empty without a reason.
+        """Return a sentence for the end of a message, which says why the producer can use no broker or send nothing;
+        empty without a reason.
         """
         error = self._cluster.last_error
         if error is not None:
@@ -139,8 +137,8 @@ class Delivery:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def called(self, open_batch: OpenBatch | None, deadline: float | None) -> bool:
-        """Wait until the due callbacks of one open batch, or of all, have run. Return False if the deadline came
-        first.
+        """Wait until the due callbacks of one open batch, or of all open batches, have run. Return False after the
+        deadline.
         """
         if open_batch is not None:
             open_batch.watch()  # perhaps another thread has sealed the open batch, but not yet called `watch`
@@ -188,8 +186,8 @@ class Delivery:
             )
 
     def _await_settled(self, number: int, deadline: float | None) -> bool:
-        """Wait for the results, and log from time to time which results are missing. Return whether `settled_or_never`
-        became true.
+        """Wait for the results, and regularly log which results are missing. Return whether `settled_or_never` became
+        true.
         """
         pump = self.pump
         began = time.monotonic()
@@ -217,7 +215,7 @@ class Delivery:
                 )
 
     def settled_or_never(self, number: int) -> bool:
-        """Return whether `flush` can end, with a result or an error."""
+        """Return whether `flush` can now return or raise an error."""
         ledger = self.pump.ledger
         return (
             ledger.settled(number)
@@ -248,7 +246,7 @@ class Delivery:
             )
 
     def _where_they_are(self, number: int) -> str:
-        """Return a phrase that says where the unacknowledged records up to this number are."""
+        """Return a phrase: whether the unacknowledged records up to this number are in memory or in the spool."""
         if self._config.in_memory:
             return "they are in memory and will be delivered while this producer is open"
         ledger = self.pump.ledger
@@ -272,8 +270,8 @@ class Delivery:
             return
         if self._config.spool == "on_error":
             pump.spill_all()
-        # A hook runs on the pump's own thread. If it calls this method, do not wait until the pump has looked at the
-        # spool's files: the pump would wait for itself.
+        # If a hook calls this method on the pump's thread, do not wait until the pump has looked at the spool's files:
+        # the pump would wait for itself.
         look = 0 if pump.is_current_thread() else pump.ask_look()
         pump.wait(lambda: pump.ledger.undurable.spooled(number) and pump.has_looked(look), timeout)
         self.raise_unspooled(number, timeout)
@@ -288,8 +286,8 @@ class Delivery:
             )
 
     def _await_given_up(self, number: int, timeout: float | None, deadline: float | None) -> None:
-        """With `spool="never"`: futures fail after `delivery_timeout_ms`, but the producer keeps their records. Wait
-        until the cluster has these records, too.
+        """With `spool="never"`, wait until the cluster has all records, including those whose futures have failed after
+        `delivery_timeout_ms`: the producer keeps the records of failed futures.
         """
         pump, ledger = self.pump, self.pump.ledger
         pump.wait(
@@ -333,5 +331,5 @@ def safely(call: Callable[[], object]) -> None:
     try:
         call()
     except Exception:
-        # The callback belongs to the application.
+        # Errors of the application's code must not end the callback thread.
         log.exception("Error processing callback", event="callback_failed")

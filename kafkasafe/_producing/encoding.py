@@ -1,7 +1,7 @@
 """Encode the records of an open batch into parcels. Each parcel is for one partition.
 
-The encoding does not wait. If a Ctrl-C or a lack of memory interrupts it, it can be repeated: the encoding changes only
-the state of the `Partitioning`, and repeating these changes does no harm.
+The encoding does not wait. After an interruption (Ctrl-C, lack of memory), the encoding can be repeated: it changes
+only the state of the `Partitioning`, and repeating these changes does no harm.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Encoder:
 
     @staticmethod
     def lost(open_batch: OpenBatch, error: BaseException) -> Encoded:
-        """Return a substitute for the encoding of records that cannot be encoded. It has no bytes, and its parcel has
+        """Return a substitute for the encoding of records that cannot be encoded: a parcel without bytes, which has
         failed with this error.
         """
         values = open_batch.close()
@@ -155,8 +155,8 @@ class Encoder:
         if not partitions and chosen < len(records.values):
             self.partitioning.leave_open(open_batch.topic)
         if not partitions and chosen and self.partitioning.left_open(open_batch.topic):
-            # Some records wait until their partitions are chosen. Records for which the caller chose the partition must
-            # not overtake them.
+            # Some records wait until their partitions are chosen. Records with a partition from the caller must not
+            # overtake these records.
             return Encoded([self._parcel(open_batch, UNCHOSEN, records)])
         by_record = records.keys is not None or self.partitioning.asks
         if chosen or (partitions > 1 and by_record) or self._may_divide(open_batch):
@@ -232,8 +232,8 @@ class Encoder:
 
 
 def _runs(given: Iterable[tuple[int, int | None]]) -> tuple[tuple[int, int, int], ...]:
-    """Convert pairs (index, partition that the caller gave, or None) to runs (first index, number of records,
-    partition). The pairs are sorted by index.
+    """Convert pairs (index, the caller's partition or None), sorted by index, to runs (first index, number of records,
+    partition).
     """
     runs: list[tuple[int, int, int]] = []
     for index, partition in given:

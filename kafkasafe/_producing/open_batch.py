@@ -25,7 +25,7 @@ from kafkasafe.record.batch import Sizes
 
 _T = TypeVar("_T")
 _FEW_RECORDS: Final = 16
-"""Size of the lists of a new open batch, in records. They grow fourfold."""
+"""Size of the lists of a new open batch, in records. Full lists grow fourfold."""
 ABSENT: Final[Any] = object()
 """Placeholder for a missing record."""
 
@@ -40,12 +40,11 @@ class Encoded:
 
     Attributes:
         parcels: The parcels, each for one partition.
-        head: The parcel that represents all `parcels`, if these are one unit; otherwise None.
-        count, absent: The records of the open batch have the numbers below `count`, except those in `absent`.
-        sizes: Sizes of the keys and of the values.
-        parcel_of, index_in: Two arrays, indexed by record number: the index, in `parcels`, of the record's parcel; and
-            the record's index in that parcel. Both are None if a single parcel contains all records, in the order of
-            their numbers.
+        head: The parcel that represents all `parcels`, if the parcels are one unit; otherwise None. count, absent: The
+            records of the open batch have the numbers below `count`, except those in `absent`.
+        sizes: Sizes of the keys and of the values. parcel_of, index_in: Two arrays, indexed by record number: the index
+            in `parcels` of the record's parcel, and the record's index in this parcel. Both arrays are None if a single
+            parcel contains all records, in the order of their numbers.
     """
 
     parcels: list[Parcel]
@@ -66,8 +65,8 @@ class _WaitingCallbacks:
     """Callbacks and errbacks of records of one parcel.
 
     Attributes:
-        indexes: Arrays of record numbers. Together, they have one record number for each of the `callbacks`, in the
-            same order.
+        indexes: Arrays of record numbers. Together, the arrays have one record number for each of the `callbacks`, in
+            the same order.
         error_indexes: For each of the `errbacks`, the number of its record.
     """
 
@@ -99,40 +98,39 @@ class _WaitingCallbacks:
 class OpenBatch:
     """The records of one topic that are sealed together.
 
-    Threads add records without a lock, and signal handlers may interrupt them and add records, too. A sender takes a
-    number, stores its record at this number in the lists (the value last), and then checks whether the batch is still
-    open. Sealing uses the opposite order: it marks the open batch as no longer open, then takes the stored records
-    (`close`). So if a sender finds the batch still open, sealing has not begun yet. When it begins, it takes the
-    sender's record, too. Otherwise the sender looks for its record among the records that were taken (`took`).
+    Threads add records without a lock, and signal handlers may interrupt the threads and add records, too. A sender
+    takes a number, stores its record at this number in the lists (the value last), and then checks whether the batch is
+    still open. Sealing uses the opposite order: it marks the open batch as closed, then takes the stored records
+    (`close`). So if a sender finds the batch still open, sealing will take the sender's record. If the sender finds the
+    batch closed, it looks for its record among the records that sealing took (`took`).
 
     Attributes:
         open: Whether the open batch accepts records.
         room: Bytes of room of the empty open batch. If the room is more than `batch_size`, a partition may get several
             batches.
         most: Largest number of records.
-        left: Bytes of room left. Concurrent threads may take more room than is left, which makes a larger batch.
-        numbers: Counter for record numbers. Some record numbers may stay unused: see `Encoded.absent`.
-        keys, values: Keys and values by record number. The lists have spare entries at the end. `keys` may be shorter
-            than `values`, because only records with a key extend it. Both lists are empty once the open batch is
-            sealed.
+        left: Bytes of room left. Concurrent threads may exceed the room, which makes a larger batch.
+        numbers: Counter for record numbers. Some record numbers may stay unused: see `Encoded.absent`. keys, values:
+            Keys and values by record number. The lists have spare entries at the end. `keys` may be shorter than
+            `values`, because only records with a key extend it. Both lists are empty once the open batch is sealed.
         special: Maps a record's number to (partition, headers, timestamp), if the caller gave at least one of the
             three.
         timestamp_ms: Timestamp of records for which the caller gave none: the time when the first record was added.
         due: Monotonic time, in seconds, at which the open batch must be sealed at the latest.
-        encoded: The encoded records, as soon as the open batch is sealed; `NOT_ENCODED` before.
-        parcels: The parcels, as soon as the pump has them; None before.
-        acked: If the records' metadata differ only in the offset: the fields that all of them share; otherwise None.
-            Seven fields: topic, partition, TopicPartition, base offset, timestamp, size of the key, size of the value.
-            `metadata` sets it.
+        encoded: The encoded records; `NOT_ENCODED` before the open batch is sealed.
+        parcels: The parcels; None before the pump has the parcels.
+        acked: If the records' metadata differ only in the offset: the seven shared fields (topic, partition,
+            TopicPartition, base offset, timestamp, size of the key, size of the value); otherwise None. `metadata` sets
+            this attribute.
         firsts: List of the first callback of each record, by record number. Callbacks that are added after sealing are
-            not in this list. The list may have fewer entries than there are records. See `RecordFuture.add_callback`.
-        callbacks, errbacks: Other callbacks that are not handled yet, as a flat list: record number, function, record
-            number, function and so on. A tuple for each callback would cost the garbage collector more than the records
-            themselves.
+            not in this list. The list may be shorter than the list of records. See `RecordFuture.add_callback`.
+            callbacks, errbacks: Other callbacks that wait, as a flat list: record number, function, record number,
+            function and so on. The garbage collector would need more time for a tuple for each callback than for the
+            records.
         thread: The thread that calls the callbacks.
-        guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch. Such an open
-            batch is sealed only by the commit. The function's argument, if given, is the end of the error message. None
-            for any other open batch.
+        guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch, because only
+            the commit may seal such an open batch. The function's argument, if given, is the end of the error message.
+            None for any other open batch.
         watched: Whether any callback was added.
     """
 
@@ -202,16 +200,16 @@ class OpenBatch:
         self._sorted_calls = 0
 
     def put(self, index: int, key: bytes | None, value: bytes | None, special: Special | None) -> None:
-        """Store a record in the lists, at the index that is its number. Extend the lists if necessary. Concurrent calls
-        may extend them further than necessary.
+        """Store a record in the lists, at the index `index`. Extend the lists if necessary. Concurrent calls may extend
+        the lists further than necessary.
         """
-        # Do not read the attributes again: a signal handler may seal the open batch, and sealing stores other lists in
-        # them.
+        # Read each attribute only once: a signal handler may seal the open batch, and sealing stores other lists in the
+        # attributes.
         keys, values = self.keys, self.values
         for column, blank, wanted in ((keys, None, key is not None), (values, ABSENT, True)):
             while wanted and len(column) <= index:
-                # When extending the list for an earlier record, never include an entry for the last possible record. So
-                # the sender of that record always gets here, and afterwards seals the open batch.
+                # An extension for an earlier record never includes an entry for the last possible record. So the sender
+                # of the last possible record always gets here, and then seals the open batch.
                 room = min(max(4 * len(column), _FEW_RECORDS), self.most - 1)
                 column.extend([blank] * max(room - len(column), 1))
         if key is not None:
@@ -221,15 +219,15 @@ class OpenBatch:
         values[index] = value
 
     def close(self) -> list[bytes | None]:
-        """Stop accepting records. Called with the producer's lock held. A signal handler that interrupts this call may
-        make the same call.
+        """Stop accepting records. Called with the producer's lock held. Reentrant: a signal handler may interrupt this
+        call and call it again.
 
         Returns:
             The values by number, with `ABSENT` for missing values. Each call returns the same list.
         """
         self.open = False
-        # Do not read the attribute again: a signal handler may seal the open batch now, and sealing stores another list
-        # in the attribute.
+        # Read the attribute only once: a signal handler may seal the open batch now, and sealing stores another list in
+        # the attribute.
         taken = self._taken
         taken.append(self.values[: next(self.numbers)])
         return taken[0]
@@ -240,7 +238,7 @@ class OpenBatch:
         return next(self.numbers)
 
     def take_room(self, size: int) -> None:
-        """Reserve room for a record that has a number already."""
+        """Reserve room for a record that already has a number."""
         self.left -= size
 
     def fill(self) -> None:
@@ -258,14 +256,14 @@ class OpenBatch:
         """Store the encoded records, unless an encoding is stored already. Return the stored encoding.
 
         A signal handler may interrupt the thread that seals the open batch, and seal the open batch itself. When the
-        thread continues, the handler's parcels may be submitted already. So a second encoding is not used.
+        thread continues, the handler's parcels may be submitted already, so the thread must not use its own encoding.
         """
         if self.encoded is NOT_ENCODED:
             self.encoded = encoded
         return self.encoded
 
     def submitted(self) -> None:
-        """Record that the pump has the parcels. Callers see them from now on. Drop the unencoded records."""
+        """Record that the pump has the parcels, and make the parcels visible to callers. Drop the unencoded records."""
         self.parcels = self.encoded.parcels
         self.guard = None
         self.forget()
@@ -279,15 +277,15 @@ class OpenBatch:
         return len(values) - values.count(ABSENT)
 
     def took(self, index: int) -> bool:
-        """Return whether this open batch took the record that was stored at `index`. Called after the batch was closed,
-        even if it is not sealed yet.
+        """Return whether sealing took the record that was stored at `index`. Called after the open batch was closed,
+        perhaps before it is sealed.
 
         This method takes no lock, because the sealing thread may hold the lock during the whole encoding.
         """
         taken: list[bytes | None] = []
         if self.encoded is NOT_ENCODED:
-            # The sealing thread calls `close`, too. Each call returns the list that the first call took. During this
-            # call, the sealing thread may encode the records and drop the list (IndexError).
+            # The sealing thread calls `close`, too, and each call returns the list that the first call took.
+            # IndexError: during the call, the sealing thread has encoded the records and dropped the list.
             with contextlib.suppress(IndexError):
                 taken = self.close()
         encoded = self.encoded
@@ -300,8 +298,8 @@ class OpenBatch:
         self.keys, self.values, self._taken = [], [], []
 
     def locate(self, index: int) -> tuple[Parcel, int]:
-        """Return the parcel of record `index` and the record's index in it. If a parcel was divided, return the part
-        that has the record.
+        """Return the parcel of record `index`, and the record's index in the parcel. If the parcel was divided, return
+        the part that has the record instead.
         """
         if self.parcels is None:
             raise AssertionError("An open batch that is not sealed has no parcels")
@@ -357,7 +355,7 @@ class OpenBatch:
         )
 
     def all_metadata(self, parcel: Parcel, indexes: Sequence[int] | Indexes) -> Iterator[RecordMetadata]:
-        """Return the metadata of many records of one parcel, usually without Python code for each record.
+        """Return the metadata of many records of one parcel. In the usual case, no Python code runs for each record.
 
         Args:
             parcel: An acknowledged parcel.
@@ -396,10 +394,10 @@ class OpenBatch:
             )
         return map(tuple.__new__, itertools.repeat(RecordMetadata), fields)
 
-    # Callbacks. Callers add to the three lists; only the callback thread takes from them.
+    # Callbacks. Callers append to `firsts`, `callbacks` and `errbacks`; only the callback thread removes entries.
 
     def put_first(self, index: int, function: Any) -> None:
-        """Store a record's first callback, and extend the list if necessary. Threads may call it concurrently."""
+        """Store a record's first callback, and extend the list if necessary. Thread-safe."""
         firsts = self.firsts  # the callback thread may replace the attribute
         firsts.extend([None] * (max(len(self.values), index + 1) - len(firsts)))
         firsts[index] = function
@@ -409,9 +407,8 @@ class OpenBatch:
         """Return a copy of `firsts`, indexed by record number. The first call after the batch was closed makes the
         copy; later calls return the same copy.
 
-        Any thread may call this method. A signal handler that interrupts the call may make the same call. When the
-        callback thread takes a function, it leaves another value that is not None. So callers still see which records
-        had a callback.
+        Thread-safe and reentrant. When the callback thread takes a function, it leaves another value that is not None.
+        So callers still see which records had a callback.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])
@@ -426,8 +423,8 @@ class OpenBatch:
             return (), ()
         firsts = firsts[: self.encoded.count]
         every, self._first_due = self._first_due == len(firsts), 0
-        # Drop the functions. Otherwise, a future that the program keeps would keep them in memory, because the future
-        # refers to this open batch.
+        # Drop the functions: a future that the program keeps refers to this open batch, and would keep the functions in
+        # memory.
         self.firsts = []
         if every:
             self._first_calls[0] = range(len(firsts))
@@ -437,8 +434,8 @@ class OpenBatch:
         return indexes, [firsts[i] for i in indexes]
 
     def watch(self) -> None:
-        """Called after sealing: arrange that the callbacks of this open batch, if any, are called when its parcels are
-        done. A second call of this method does no harm.
+        """Arrange that the callbacks of this open batch, if any, are called when its parcels are done. Called after
+        sealing. Idempotent.
         """
         if self.firsts or self.callbacks or self.errbacks:
             self._watch(self.parcels or ())
@@ -463,15 +460,15 @@ class OpenBatch:
                 self.thread.put(self._call_done)
 
     def on_done(self, parcel: Parcel) -> None:
-        """Record that a parcel's result is final. The pump calls this, holding its lock."""
+        """Record that a parcel's result is final. The pump calls this method under the pump's lock."""
         waiting = (
             self._sorted_calls + max(self._first_due, 0) + (len(self.callbacks) + len(self.errbacks)) // 2
         )
         # Estimate how many callbacks are due. If this parcel has a tenth of the records, assume that a tenth of the
         # waiting callbacks are due.
         due = 0 if parcel.children is not None else waiting * parcel.count // max(self.encoded.count, 1)
-        # Hand over the job even if no callback seems to wait. While the callback thread sorts callbacks, `waiting` does
-        # not include them. And the callback thread may have looked at this parcel before the parcel was done.
+        # Hand over the job even if `waiting` is 0, for two reasons. `waiting` does not include callbacks that the
+        # callback thread is sorting. And the callback thread may have looked at this parcel before the parcel was done.
         self.thread.hand(self._call_done, due)
 
     def _call_done(self, due: int = 0) -> None:
@@ -514,10 +511,10 @@ class OpenBatch:
             waiting.add(numbers[picked], pick(functions, picked.tolist()), errors=errors)
 
     def _by_parcel(self, indexes: Indexes) -> Iterator[tuple[Parcel, Indexes]]:
-        """Yield each parcel that has some of these records, together with the positions of these records within
+        """Yield each parcel that has some of these records, with the positions of the parcel's records within
         `indexes`.
 
-        If no parcel was divided, this needs no Python code for each record.
+        If no parcel was divided, no Python code runs for each record.
         """
         parcel_of = self.encoded.parcel_of
         if parcel_of is None:
@@ -570,7 +567,7 @@ def _as_ints(indexes: Sequence[int] | Indexes) -> Sequence[int]:
 
 
 def _all_there(firsts: Sequence[Any]) -> bool:
-    """Return whether none of these is None. The result may wrongly be False, but never wrongly True."""
+    """Return whether `firsts` contains no None. The result may wrongly be False, but never wrongly True."""
     try:
         # Fast for functions. But an application's callable object may count as false, or raise an error in `bool()`.
         return all(firsts)
@@ -579,9 +576,7 @@ def _all_there(firsts: Sequence[Any]) -> bool:
 
 
 def _speaks(parcel: Parcel) -> bool:
-    """Return whether the parcel itself stores the result of its records. Otherwise, its parts or its parent store the
-    result.
-    """
+    """Return whether the parcel itself stores the result of its records, rather than its parts or its parent."""
     if parcel.children is not None and parcel.error is None:
         return False
     above = parcel.parent

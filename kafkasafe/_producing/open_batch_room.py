@@ -2,10 +2,10 @@
 
 An open batch belongs to a topic. When an open batch is full, its records are divided among the partitions of their
 keys. Each resulting batch has a fixed cost: an entry in the spool, in the journal and in a request. If an open batch
-with `batch_size` bytes of room is divided among 1,000 partitions, each batch has only a few records. Then the fixed
-cost exceeds the cost of the records by far. So an open batch has more room if the topic's previous open batch was
-divided among many partitions. `batch_size` remains the limit of each batch that is sent: a partition with more records
-gets several batches, in the order of the records.
+with `batch_size` bytes of room is divided among 1,000 partitions, each batch has only a few records, and its fixed cost
+exceeds the cost of the records by far. So an open batch has more room if the topic's previous open batch was divided
+among many partitions. `batch_size` remains the limit of each batch that is sent: a partition with more records gets
+several batches, in the order of the records.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy.typing as npt
 MAX_RECORDS: Final = 8192
 """Largest number of records of a batch."""
 MOST_BYTES: Final = 8 * 1024 * 1024
-"""Largest room of an open batch, unless `batch_size` is larger. One thread encodes an open batch under a lock, so this
-also limits how long other threads wait for the lock."""
+"""Largest room of an open batch, unless `batch_size` is larger. One thread encodes an open batch under a lock, so the
+room also limits how long other threads wait for the lock.
+"""
 _MOST_RECORDS: Final = 8 * MAX_RECORDS
 """Largest number of records of an open batch."""
 _USEFUL_BYTES: Final = 32 * 1024
@@ -29,7 +30,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def room_for(batch_bytes: int, spread: int, most_bytes: int) -> int:
-    """Return the room of a topic's next open batch, in bytes. It is at least `batch_bytes`.
+    """Return the room of a topic's next open batch, in bytes; at least `batch_bytes`.
 
     Args:
         batch_bytes: Largest size of a batch.
@@ -40,7 +41,7 @@ def room_for(batch_bytes: int, spread: int, most_bytes: int) -> int:
 
 
 def rooms_records(batch_bytes: int, room: int) -> int:
-    """Return how many records an open batch with `room` bytes of room can contain at most."""
+    """Return the maximum number of records in an open batch with `room` bytes of room."""
     return min(MAX_RECORDS * max(room, batch_bytes) // batch_bytes, _MOST_RECORDS)
 
 
@@ -49,8 +50,8 @@ def fitting_edges(partitions: Integers, sizes: Integers | None, batch_bytes: int
     begin.
 
     A batch has records of only one partition: at most `MAX_RECORDS` records, with at most `batch_bytes` in total. A
-    record that is larger than `batch_bytes` has a batch of its own. The result has as few batches as this order of the
-    records allows.
+    record that is larger than `batch_bytes` has a batch of its own. The order of the records stays, and the number of
+    batches is minimal for this order.
 
     Args:
         partitions: Partition of each record, sorted.

@@ -1,4 +1,4 @@
-"""Starts a producer: opens the spool and its lane, takes over the records that earlier runs left there, and makes the
+"""Starts a producer: opens the spool and its lane, takes over records in the spool from earlier runs, and makes the
 pump and the producer's other objects.
 
 Only this module defines which objects of a producer use which other objects.
@@ -36,7 +36,7 @@ log = EventLog("producer")
 
 @dataclass(frozen=True, slots=True)
 class ProducerParts:
-    """The objects of an open producer. Each owns its state."""
+    """The objects of an open producer. Each object owns its state."""
 
     config: ProducerConfig
     cluster: Cluster
@@ -125,11 +125,11 @@ def _made(
     serializers: Serializers,
     partition_by: Callable[..., Any],
 ) -> ProducerParts:
-    """Make the objects. Each gets the objects that it uses."""
+    """Make the objects, and pass each object the objects that it uses."""
     lifecycle = Lifecycle()
     partitioning = Partitioning(config, cluster, partition_by)
-    # The pump and the accumulator use each other. Neither has a reference to the producer. So a producer that the
-    # application drops is collected at once.
+    # The pump and the accumulator refer to each other, but not to the producer. So Python collects a producer at once
+    # when the application drops it.
     pump = Pump(
         config,
         cluster,
@@ -160,8 +160,8 @@ def _made(
 
 
 def _check_room(config: ProducerConfig, files: Files, used: int) -> None:
-    """Log a warning if the volume will be full before the spool reaches `spool_max_bytes`. The metrics show only the
-    latter limit.
+    """Log a warning if the volume will be full before the spool reaches `spool_max_bytes`. The metrics show only
+    `spool_max_bytes`.
     """
     try:
         free = files.free_bytes(config.spool_dir)

@@ -1,9 +1,9 @@
 """Finds the partition of a record.
 
-The caller may give the partition. Otherwise the application's partitioner chooses it. If the application has no
+The caller of `send` may give the partition. Otherwise, the application's partitioner chooses the partition. Without a
 partitioner, this module chooses as KafkaProducer does.
 
-Nothing here seals an open batch or waits.
+This module neither seals open batches nor waits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Partitioning:
         partition_by: From `partitioner_of`.
 
     Attributes:
-        asks: Whether the application has a partitioner of its own, which is asked for each record.
+        asks: Whether the application has its own partitioner, which this object calls for each record.
     """
 
     def __init__(self, config: ProducerConfig, cluster: Cluster, partition_by: Callable[..., Any]) -> None:
@@ -50,7 +50,7 @@ class Partitioning:
         given = config.partitioner
         self._on_new_batch = given.on_new_batch if hasattr(given, "on_new_batch") else None
         self._told: set[str] = set()
-        """Topics for which `on_new_batch` was called. A topic is removed when its open batch is sealed."""
+        """Topics for which `on_new_batch` was called since their last open batch was sealed."""
         self._client_id = config.client_id
         self._cluster = cluster
         self._counts: dict[str, int] = {}
@@ -58,7 +58,7 @@ class Partitioning:
         yet.
         """
         self._recalled: set[str] = set()
-        """Topics whose partition count comes from an earlier run, and was not confirmed yet. They may have more
+        """Topics whose partition count comes from an earlier run, and was not confirmed yet. These topics may have more
         partitions now.
         """
         self._unchosen: set[str] = set()
@@ -88,7 +88,7 @@ class Partitioning:
         self._recalled.discard(topic)
 
     def leave_open(self, topic: str) -> None:
-        """Note that this topic has records without a chosen partition."""
+        """Record that this topic has records without a chosen partition."""
         self._unchosen.add(topic)
 
     def left_open(self, topic: str) -> bool:
@@ -105,27 +105,26 @@ class Partitioning:
         number = as_int(partition, "partition", _MAX_PARTITION)
         known = None if topic in self._recalled else self._counts.get(topic)
         if known is None and (info := self._cluster.topic(topic)) is not None and info.partitions:
-            # Use the cluster's metadata. `_counts` has no entry for a topic while the partitions of some of its records
-            # are not chosen yet. And a count from an earlier run may be out of date.
+            # Use the cluster's metadata: `_counts` has no entry for a topic with records without a chosen partition,
+            # and a count from an earlier run may be out of date.
             known = max(info.partitions) + 1
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")
         return number
 
     def batch_ended(self, topic: str) -> None:
-        """Record that an open batch of this topic is sealed: the next record begins a new one."""
+        """Record that an open batch of this topic is sealed, so the next record begins a new open batch."""
         self._told.discard(topic)
 
     def ask(
         self, topic: str, key: Any, key_bytes: bytes | None, value: Any, value_bytes: bytes | None
     ) -> int | None:
-        """Ask the application's partitioner at once, while the key and the value are available as objects and not only
-        as bytes. A partitioner may have a method `on_new_batch`. As in KafkaProducer, this method is called when a
-        record without a key begins a batch. Then the partitioner is asked again, and may choose another partition
-        (KIP-480).
+        """Call the application's partitioner at once, while the key and the value are available as objects and not only
+        as bytes. If the partitioner has a method `on_new_batch`, call this method when a record without a key begins a
+        batch, as KafkaProducer does. Then call the partitioner again, which may choose another partition (KIP-480).
 
-        Return None if the topic is not known yet. In that case, the partitioner is asked later, with bytes instead of
-        the objects.
+        Return None if the topic is not known yet. `choose` then calls the partitioner later, with bytes instead of the
+        objects.
         """
         count = self._counts.get(topic)
         if count is None:
@@ -142,8 +141,8 @@ class Partitioning:
         """Return the partition for the next batch of records without keys. All of these records go to this partition
         (KIP-480).
 
-        As with KafkaProducer, the result is a partition with a leader, if any partition is known to have one. Without a
-        leader, the records would wait, although another partition could take them.
+        As in KafkaProducer, the result is a partition with a leader, if any partition has a known leader. In a
+        partition without a leader, the records would wait, although another partition could take the records.
         """
         self._rotation += 1
         chosen = self._rotation % partitions
@@ -161,8 +160,8 @@ class Partitioning:
         values: Sequence[bytes | None],
         key_sizes: Sizes | None = None,
     ) -> Indexes:
-        """Choose the partition of each record. The application's partitioner chooses, if there is one. If
-        there is none, or if it fails, the partitions are chosen as KafkaProducer would choose them.
+        """Choose the partition of each record. The application's partitioner chooses. Without a partitioner, or if the
+        partitioner fails, this method chooses as KafkaProducer does.
 
         Args:
             topic: Name of the topic.
@@ -186,7 +185,7 @@ class Partitioning:
                     np.int64,
                 )
             except Exception:
-                # The partitioner failed. The records are accepted already, so use the default partitioner.
+                # The records are accepted already, so use the default partitioner instead of the failed partitioner.
                 with apart():  # a log handler may send through this producer, whose lock is held
                     log.exception(
                         "%s: the partitioner failed; KafkaProducer's default partitioner is used instead",
@@ -195,7 +194,7 @@ class Partitioning:
                         topic=topic,
                         event="partitioner_failed",
                     )
-        # All keyless records of a batch go to one partition. Those of the next batch go to another partition (KIP-480).
+        # All keyless records of a batch go to one partition, and the next batch goes to another partition (KIP-480).
         rotated = self.next_partition(topic, partitions)
         if key_sizes is None:
             key_sizes = sizes_of(keys)
@@ -216,7 +215,7 @@ class _ClusterView:
 
     Args:
         topic: The topic of the record.
-        partitions: The topic's number of partitions. It may come from an earlier run, and be out of date.
+        partitions: The topic's number of partitions. The number may come from an earlier run, and be out of date.
         transport: Has the cluster's metadata of this run.
     """
 
@@ -236,7 +235,9 @@ class _ClusterView:
         return set(info.partitions) if info is not None and info.partitions else None
 
     def available_partitions_for_topic(self, topic: str) -> set[int] | None:
-        """Return the partitions with a leader; all of them if none has a known leader, because records can wait."""
+        """Return the partitions with a known leader; without any, all partitions, because records can wait for a
+        leader.
+        """
         known = self.partitions_for_topic(topic)
         if known is None:
             return None
@@ -257,7 +258,7 @@ class _ClusterView:
         return self._leader(*partition)[1]
 
     def partitions_for_broker(self, broker_id: int) -> set[TopicPartition] | None:
-        """Return the partitions that a broker leads; None if it leads none."""
+        """Return the partitions that a broker leads; None if the broker leads no partition."""
         led = {
             TopicPartition(topic, number)
             for topic in self.topics(exclude_internal_topics=False)
@@ -285,10 +286,9 @@ def _has_leader(info: TopicInfo, partition: int) -> bool:
 
 
 def partitioner_of(given: Any) -> Callable[..., Any]:
-    """Return the function that chooses a partition. Called by `opened`, before the spool is touched.
+    """Return the function that chooses a partition. `opened` calls this function before it opens the spool.
 
-    Warns:
-        DeprecationWarning: The partitioner has the three parameters of earlier versions of kafka-python.
+    Warns: DeprecationWarning: The partitioner has the three parameters of earlier versions of kafka-python.
     """
     partition = given.partition
     if not takes(partition, 6) and takes(partition, 3):
@@ -312,8 +312,8 @@ def as_int(item: Any, what: str, most: int) -> int:
 
 
 def takes(function: Callable[..., Any], arguments: int) -> bool:
-    """Return whether a function of the application can be called with this number of positional arguments. Older forms
-    of kafka-python's interfaces have fewer parameters than newer ones.
+    """Return whether a function of the application accepts this number of positional arguments. Older versions of
+    kafka-python's interfaces have fewer parameters than newer versions.
     """
     try:
         inspect.signature(function).bind(*range(arguments))

@@ -1,4 +1,4 @@
-"""Serializes records, checks all their arguments, and computes each record's size for the size limits."""
+"""Serializes records, checks the arguments of `send`, and computes each record's size for the size limits."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RecordForm:
         serializers: The result of `serializers_of`.
 
     Attributes:
-        plain: True if the application has neither serializers nor a partitioner of its own. If so, `send` needs
-            `prepare` only for records with headers, a partition or a timestamp.
+        plain: True if the application has neither serializers nor its own partitioner. If true, `send` needs `prepare`
+            only for records with headers, a partition or a timestamp.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class RecordForm:
 
 
 def serializers_of(config: ProducerConfig) -> Serializers:
-    """Return the application's functions (topic, headers, object) → bytes: one for keys, one for values. None stands
+    """Return the application's serializers of keys and of values, as functions (topic, headers, object) → bytes; None
     for a serializer that the application did not give.
     """
     return _serializer(config.key_serializer), _serializer(config.value_serializer)

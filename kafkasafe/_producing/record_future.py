@@ -49,19 +49,20 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
 
     __slots__ = ("first_free", "index", "open_batch", "producer")
 
-    # The base class's constructor makes a lock and lists that are not needed here. In place of a constructor, `send`
-    # sets the four attributes, which saves a Python call for each record. These attributes are not for programs, so
-    # `dir()` leaves them out.
+    # The base class's constructor makes a lock and lists that this class does not need. In place of a constructor,
+    # `send` sets the four attributes, which saves a Python call for each record. `dir()` leaves out these attributes,
+    # which are not for programs.
     __init__ = object.__init__
     producer: OpenProducer
-    """The producer, which lives as long as the future."""
+    """The producer. This reference keeps the producer alive."""
     open_batch: OpenBatch
     """The open batch that has the record."""
     index: int
     """The record's number in the open batch."""
     first_free: bool
     """Whether the record has no callback yet. The thread that adds the first callback deletes this attribute. If two
-    threads try at the same time, one of them fails, and adds its callback to the list of later callbacks.
+    threads try at the same time, the second deletion fails, and its thread adds its callback to the list of later
+    callbacks.
     """
     _UNLISTED = frozenset(
         {"args", "error_on_callbacks", "first_free", "index", "open_batch", "producer", "refer_to"}
@@ -82,8 +83,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         cancelled = Absent(NEVER_CANCELLED)
 
     def refer_to(self, producer: OpenProducer, open_batch: OpenBatch, index: int) -> Self:
-        """Make this the future of record `index` of an open batch. `send` does the same without calling this method,
-        which saves time.
+        """Make this object the future of record `index` of an open batch. To save time, `send` sets the attributes
+        itself.
         """
         self.producer, self.open_batch, self.index, self.first_free = producer, open_batch, index, True
         return self
@@ -91,7 +92,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     def _accepted(self) -> AcceptedRecord:
         return AcceptedRecord(self.producer.parts, self.open_batch, self.index)
 
-    # kafka-python assigns the next three attributes. This class computes them on access.
+    # kafka-python assigns the next three attributes. This class computes their values on access.
     @property
     def is_done(self) -> bool:  # type: ignore[override]
         """Whether the record was rejected, dropped, or acknowledged (with the acknowledgement durably recorded)."""
@@ -111,17 +112,17 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
     def durable(self, timeout: float | None = None) -> RecordFuture:
         """Wait until the record is on disk (fsynced, with its batch id if it has one) or in the cluster.
 
-        With `spool="never"` only the cluster makes a record durable: the method waits for the cluster's
-        acknowledgement.
+        With `spool="never"`, the method waits for the cluster's acknowledgement, because only the cluster makes a
+        record durable.
 
         Args:
             timeout: Seconds; None for no limit.
 
         Returns:
-            The future itself. From then on, a crash of this process, of brokers, or of both cannot lose the record.
+            The future itself. After the return, a crash of this process, of brokers, or of both cannot lose the record.
 
         Raises:
-            KafkaTimeoutError: The record was not durable in time. It may still become durable.
+            KafkaTimeoutError: The record was not durable in time. The record may still become durable.
             SpoolError: The spool failed permanently.
         """
         if timeout is not None:
@@ -137,14 +138,15 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         """Wait for the cluster's acknowledgement, and for the record's callbacks.
 
         Args:
-            timeout: Seconds; None for no limit. If the record's result is known at the time-out, but the record's
-                callbacks have not run, the call ends with that result and not with a time-out.
+            timeout: Seconds; None for no limit. If the record's result is known at the time-out, the call ends with the
+                result, even if the record's callbacks have not run.
 
         Raises:
-            KafkaTimeoutError: The record was not acknowledged in time. It stays in the spool and is still delivered.
+            KafkaTimeoutError: The record was not acknowledged in time. The record stays in the spool and is still
+                delivered.
             RejectedError: The cluster rejected the record.
-            WrongClusterError: The brokers belong to a different cluster than the one that the record is meant for. The
-                record is delivered when its own cluster answers again.
+            WrongClusterError: The brokers do not belong to the cluster that the record is meant for. The producer
+                delivers the record when this cluster answers again.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         record = self._accepted()
@@ -204,7 +206,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         open_batch = self.open_batch
         if open_batch.open:
             # The common case needs no lock (see `OpenBatch`): store the callback, then check that the batch is still
-            # open. `firsts` has one place for each record. Only one caller can fill the record's place, because
+            # open. `firsts` has one entry for each record. Only one caller can set the record's entry, because
             # `first_free` can be deleted only once.
             try:
                 del self.first_free
@@ -223,9 +225,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self._add_callback(f)
 
     def _add_callback(self, call: Callable[[RecordMetadata], Any]) -> RecordFuture:
-        """Add a callback in the slow way. This is necessary if the record has another callback, or if the open batch
-        may be sealed already.
-        """
+        """Add a callback if the record has another callback, or if the open batch may be sealed already."""
         if not self._enlisted(self.open_batch.callbacks, call) and self.succeeded():
             safely(lambda: call(self.open_batch.metadata(self.index)))
         return self
@@ -238,8 +238,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self
 
     def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
-        """Add the call to `calls`, so that the callback thread makes it. Return False instead if the record's result is
-        final already.
+        """Add the call to `calls`, so that the callback thread makes the call. If the record's result is final already,
+        only return False.
         """
         open_batch = self.open_batch
         if open_batch.parcels is not None and self.is_done:
@@ -247,8 +247,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if not calls:
             open_batch.thread.start()
         calls += (self.index, call)
-        # Read `parcels` only after adding the callback to `calls`. If `parcels` is still None, the callback thread
-        # reads `calls` later, when the open batch is sealed, and finds the callback.
+        # Read `parcels` only after adding the callback to `calls`. If `parcels` is still None, the open batch is not
+        # sealed, and the callback thread will find the callback after sealing.
         if open_batch.parcels is not None:
             open_batch.watch_record(self.index)
         return True

@@ -1,5 +1,5 @@
-"""Registers this process's producers, for two purposes. The records of a dropped producer are sent before later records
-of other producers on the same directory. And a forked child ends the producers that it inherited.
+"""Registers this process's producers, for two purposes. Other producers on the same directory send the records of a
+dropped producer before their own later records. And a forked child ends the producers that it inherited.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kafkasafe.errors import ForkedProcessError
 from kafkasafe.limits.patience import Patience
 
 DROPPED_IDLE_S: Final = 1.0
-"""`__del__` waits for the dropped producer for this many seconds at most. If a new producer is opened on the directory,
-the dropped producer ends after this many seconds without a delivery.
+"""`__del__` waits for the dropped producer's deliveries for at most this many seconds. If a new producer is opened on
+the directory, the dropped producer ends after this many seconds without a delivery.
 """
 _DROPPED_MOST_S: Final = 300.0
 
@@ -24,7 +24,7 @@ class Forked(Protocol):
     """An object that must end in a forked child."""
 
     def forked(self, error: BaseException) -> None:
-        """End this object in a forked child: from now on, all calls raise this error."""
+        """End this object in a forked child: all further calls raise this error."""
 
 
 LIVE: dict[Pump, str] = {}
@@ -32,8 +32,8 @@ LIVE: dict[Pump, str] = {}
 are left out.
 """
 PRODUCERS: weakref.WeakKeyDictionary[object, weakref.ref[Forked]] = weakref.WeakKeyDictionary()
-"""Maps each open producer to the object that ends the producer in a forked child. Both references are weak, because
-that object may refer to the producer.
+"""Maps each open producer to the object that ends the producer in a forked child. Both references are weak, because the
+object may refer to the producer.
 """
 DROPPED: dict[Pump, str] = {}
 """For each pump that still runs although its producer was dropped without `close()`: the spool directory."""
@@ -43,21 +43,21 @@ SUCCEEDED: set[Pump] = set()
 
 def goes_live(pump: Pump, path: str) -> None:
     """Register a producer that accepts records from now on. If dropped producers on the same directory still have
-    records, those are sent first.
+    records, the new producer sends its own records after them.
     """
     LIVE[pump] = path
-    # Write `LIVE` before reading `DROPPED`. Another producer may be dropped so late that it is not in `DROPPED` yet.
-    # Then the other producer later calls `goes_first`, and finds this producer in `LIVE`.
+    # Write `LIVE` before reading `DROPPED`. If another producer is dropped after this read, it calls `goes_first`,
+    # which finds this producer in `LIVE`.
     for other, directory in DROPPED.copy().items():
         if directory == path:
             pump.come_after(other)
 
 
 def goes_first(pump: Pump, path: str) -> None:
-    """Record that a producer is dropped. Other producers on the directory then send their later records only after its
-    records.
+    """Record that a producer is dropped. Other producers on the directory then send their later records only after the
+    dropped producer's records.
 
-    Takes no lock, because the garbage collector may call it. It may be called again to include producers that were
+    Takes no lock, because the garbage collector may call this function. Another call includes producers that were
     opened later.
     """
     LIVE.pop(pump, None)
@@ -67,7 +67,7 @@ def goes_first(pump: Pump, path: str) -> None:
 
 
 def await_dropped(spool_dir: os.PathLike[str]) -> None:
-    """Wait until dropped producers on the same directory end, so that their records are sent before newer ones.
+    """Wait until dropped producers on the same directory end, so that their records are sent before newer records.
 
     If dropped producers cannot deliver all of their records soon, the new producer takes over their lanes with the
     remaining records.
@@ -89,8 +89,8 @@ def _forked() -> None:
     LIVE.clear()
     DROPPED.clear()
     SUCCEEDED.clear()
-    # The list keeps all producers alive until `forked` has been called for each of them. A producer that is
-    # garbage-collected earlier would close itself as if it were in the parent process.
+    # The list keeps all producers alive until `forked` has been called for each producer. A producer that is
+    # garbage-collected earlier would close itself as in the parent process.
     for _, reference in list(PRODUCERS.items()):
         ends = reference()
         if ends is not None:

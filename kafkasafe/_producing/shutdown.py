@@ -37,27 +37,27 @@ log = EventLog("producer")
 _CLOSE_IDLE_S: Final = 5.0
 """How long, in seconds, `close` waits for the next delivery."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
-"""Replaces `_CLOSE_IDLE_S` if the producer has `spool="never"`. This wait is longer than `_CLOSE_IDLE_S`, because
-records that are undelivered at its end are lost.
+"""Replaces `_CLOSE_IDLE_S` if the producer has `spool="never"`. This wait is longer, because undelivered records are
+lost after the wait.
 """
 _CLOSE_PAUSES: Final = 2
-"""If it is known when a pause ends, `close` waits until then, but for at most this many request time-outs."""
+"""`close` waits for the end of a pause if the end is known, but for at most this many request time-outs."""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
-"""`close` waits for a slow disk for at least this many seconds, if necessary. If a record is not on disk after the
-wait, it is lost.
+"""`close` waits for a slow disk for at least this many seconds, if necessary, because records that are not on disk
+after the wait are lost.
 """
 _DISK_STEP_S: Final = 0.1
 _LOG_S: Final = 1.0
 _SEAL_TRIES: Final = 5
 _SEAL_PAUSE_S: Final = 0.05
 """If memory is short, `close` tries several times to encode records. Each pause between the tries is this many seconds
-longer than the one before.
+longer than the previous pause.
 """
 
 
 def report_failed_close(own: Exception, error: BaseException, client_id: str) -> None:
-    """Report an error of `close()` that is not raised, because the `with` block has raised `error`."""
+    """Report an error of `close()` that cannot be raised, because the `with` block has raised `error`."""
     error.add_note(f"Closing the SafeProducer failed as well: {type(own).__name__}: {own}")
     log.error(  # no traceback: the error's message is enough
         "close() failed after a %s, which is raised instead: %s",
@@ -108,7 +108,7 @@ class Shutdown:
         return "" if self._config.in_memory else os.path.realpath(self._config.spool_dir)
 
     def end_first(self, ends: Ends) -> None:
-        """Set the object that `close` closes before the producer. It manages the transactions of a producer with a
+        """Set the object that `close` closes before the producer: the transactions of a producer with a
         `transactional_id`.
         """
         self._first = ends
@@ -143,7 +143,7 @@ class Shutdown:
         self._close(timeout, Patience(self._idle_s, _CLOSE_PAUSES * self._config.request_timeout_s))
 
     def at_exit(self) -> None:
-        """Close the producer at the end of the process. Pauses do not make this wait longer."""
+        """Close the producer at the end of the process. Unlike `close`, do not wait for the ends of pauses."""
         self._close(None, Patience(self._idle_s, 0.0))
 
     @property
@@ -159,8 +159,8 @@ class Shutdown:
         try:
             self._refuse_more()
             if pump.is_current_thread():
-                # A hook or a log handler called `close` on the pump's thread. Do not wait for the pump: the thread
-                # would wait for itself. The pump writes the accepted records while it stops.
+                # A hook or a log handler has called `close` on the pump's thread, which must not wait for itself. The
+                # pump writes the accepted records while it stops.
                 self._accumulator.seal_all()
                 pump.stop(0.0)
                 self._closed_down(0.0)
@@ -176,7 +176,7 @@ class Shutdown:
                 pump.adopt_now()
                 self._await_deliveries(timeout, patience)
         finally:
-            # Do this even after a Ctrl-C: once the lifecycle has ended, a later call of `close` does nothing.
+            # Finish even after a Ctrl-C: once the lifecycle has ended, a later call of `close` does nothing.
             if self._lifecycle.closed is not None and not pump.is_current_thread():
                 with self._accumulator.released():
                     pump.stop(10.0, deadline)
@@ -193,9 +193,9 @@ class Shutdown:
             self._delivery.raise_wrong_cluster()
 
     def _refuse_more(self) -> None:
-        """Accept nothing more, and end the transactions."""
-        # End the lifecycle first. From now on no open batch is begun. Records that other threads still add are sealed
-        # later.
+        """Refuse further records and batches, and end the transactions."""
+        # End the lifecycle first, so that no thread begins an open batch from now on. `_seal_for_good` seals records
+        # that other threads still add to existing open batches.
         self._lifecycle.end(
             ProducerClosedError(
                 "The producer is closed. Records accepted before close() are delivered or on disk"
@@ -207,7 +207,7 @@ class Shutdown:
             self._first.close()
 
     def _seal_for_good(self) -> None:
-        """Seal the open batches. If memory is short, try a few times, then seal as many as possible."""
+        """Seal the open batches. If memory is short, try a few times, then seal as many open batches as possible."""
         for attempt in range(_SEAL_TRIES):
             try:
                 self._accumulator.seal_all()
@@ -220,8 +220,8 @@ class Shutdown:
                 self._accumulator.seal_or_leave(open_batch)
 
     def _give_up_unsealed(self) -> SpoolWriteError | None:
-        """Give up the records that could not be encoded: they are lost with this producer. Return the error that
-        becomes their result.
+        """Give up the records that could not be encoded, which are lost with this producer. Return the error that
+        becomes the result of these records.
         """
         records = self._accumulator.unsealed()
         if not records:
@@ -231,7 +231,7 @@ class Shutdown:
             f"{counted(records, 'record')} that {were} accepted could not be encoded for lack of memory, and {are}"
             " lost with the producer. Everything that durable() or get() confirmed is safe"
         )
-        # Do this first, so that callers that wait for the records get an error in any case.
+        # First of all, make sure that callers that wait for the records get an error.
         self._pump.ledger.lose(error)
         self._accumulator.give_up(error)
         return error
@@ -248,7 +248,7 @@ class Shutdown:
             planned = end()
 
             def look_up(planned: float = planned) -> bool:
-                # The wait may have to end earlier than planned, for example when a large lane has been read.
+                # The end of the wait may move to an earlier time, for example after a large lane was read.
                 return pump.ledger.idle() or end() < planned
 
             pump.wait(look_up, max(0.0, planned - time.monotonic()))
@@ -293,8 +293,8 @@ class Shutdown:
             )
         given = self._config.kafka["bootstrap_servers"]
         servers = given if isinstance(given, str) else ",".join(given)
-        # The name of a default directory depends on how the brokers' addresses are written, so there may be several
-        # directories.
+        # There may be several default directories, because the name of a default directory depends on the spelling of
+        # the brokers' addresses.
         for path, records in sorted(left.items()):
             if not records:
                 continue
@@ -316,19 +316,19 @@ class Shutdown:
     # -- dropped -----------------------------------------------------------------------------------------------------
 
     def forgo_warning(self) -> None:
-        """Record that the producer's owner was garbage-collected, and has issued the ResourceWarning already. This
-        producer will be garbage-collected next.
+        """Issue no ResourceWarning for this producer, because its owner was garbage-collected and has issued the
+        warning. This producer will be garbage-collected next.
         """
         goes_first(self._pump, self.spool_path)
         self._warned = True
 
     def drop(self, producer: object) -> bool:
-        """Let the pump of a dropped producer continue to deliver. If there is no progress, the pump ends after the time
-        that `close()` waits without progress.
+        """Let the pump of a dropped producer continue to deliver. Without progress, the pump ends after the same time
+        as `close()`.
 
-        This method waits for the pump for a second at most. During this wait, the pump can deliver its records before
-        the program opens a new producer and sends more. This method takes no lock, because the garbage collector may
-        call it at any time.
+        This method waits for the pump for a second at most, so that the pump can deliver its records before the program
+        opens a new producer and sends more. This method takes no lock, because the garbage collector may call it at any
+        time.
 
         Returns:
             Whether the caller should warn the program, because the producer was dropped without `close()`.
@@ -337,8 +337,8 @@ class Shutdown:
             return False
         self._lifecycle.end(ProducerClosedError("The producer was collected by the garbage collector"))
         self._kept = producer
-        # First write DROPPED, then read LIVE (in `goes_first`). A new producer does the opposite: it first writes LIVE,
-        # then reads DROPPED. So at least one of the two producers finds the other.
+        # First write DROPPED, then read LIVE (in `goes_first`). A new producer first writes LIVE, then reads DROPPED.
+        # So at least one of the two producers finds the other.
         DROPPED[self._pump] = self.spool_path
         goes_first(self._pump, self.spool_path)
         self._pump.retire(Patience(self._idle_s, 0.0), self._dropped)
@@ -396,9 +396,8 @@ class Shutdown:
         """Wait until everything is on disk.
 
         Args:
-            limit_s: Maximum duration of the wait, in seconds, even if the disk is only slow.
-            deadline: If the disk fails, the wait ends at this monotonic time, in seconds, although `limit_s` is not
-                over; None: it does not end early.
+            limit_s: Maximum duration of the wait for a slow disk, in seconds.
+            deadline: If the disk fails, the wait ends at this monotonic time, in seconds; None: after `limit_s`.
         """
         pump = self._pump
         ledger = pump.ledger

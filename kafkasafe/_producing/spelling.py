@@ -11,8 +11,8 @@ from kafkasafe.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Hints for programs that call the methods of asyncio's futures. The methods of this package's futures are named as in
-# kafka-python.
+# Hints for programs that call the methods of asyncio's futures. The futures of `SafeProducer` have kafka-python's names
+# instead.
 IS_DONE: Final = (
     "use `is_done`, without parentheses, as in kafka-python; kafkasafe.aio has the names of asyncio's futures"
 )
@@ -22,9 +22,10 @@ NEVER_CANCELLED: Final = "accepted records are delivered and cannot be cancelled
 
 
 class Absent:
-    """Stands for an attribute that a class does not have. Reading it raises an error that says what to use instead.
+    """Stands for an attribute that a class does not have. Reading the attribute raises an error that says what to use
+    instead.
 
-    `__getattr__` could do the same, but it would slow down all other attributes of the class, such as `send`.
+    `__getattr__` could do the same, but would slow down all other attributes of the class, such as `send`.
     """
 
     def __init__(self, hint: str) -> None:
@@ -60,8 +61,8 @@ def not_for_callers(hint: str) -> Any:
 
 
 class _Method:
-    """A method without a truth value: `if future.done:` (without parentheses) raises an error. With a usual method, the
-    condition would always be true.
+    """A method without a truth value: `if future.done:` (without parentheses) raises an error. An ordinary method would
+    always be true.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -94,7 +95,7 @@ class _Bound:
 
 def called(function: F) -> F:
     """Decorates a method that is an attribute, and not a method, in kafka-python. A program that forgets the
-    parentheses, as in `if future.done:`, gets an error, because `bool()` of the decorated method raises one.
+    parentheses, as in `if future.done:`, gets an error, because `bool()` of the decorated method raises an error.
     """
     return cast("F", _Method(function))
 
@@ -115,7 +116,7 @@ class Tidy(ABCMeta):
     """A metaclass for classes whose `dir()` lists only usable names. `__dir__ = tidy_dir` does the same for the
     instances.
 
-    A class can list further names in `_UNLISTED`; `dir()` leaves them out, too.
+    A class can list further names in `_UNLISTED` that `dir()` leaves out.
     """
 
     def __dir__(cls) -> list[str]:
@@ -123,5 +124,5 @@ class Tidy(ABCMeta):
 
 
 def tidy_dir(self: object) -> list[str]:
-    """An object's `__dir__`, see `Tidy`."""
+    """The `__dir__` of the instances of `Tidy` classes."""
     return _listed(type(self), object.__dir__(self))

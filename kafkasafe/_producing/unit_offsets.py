@@ -26,8 +26,8 @@ class _Source:
     """The offsets of one group from one source: a consumer, or the program itself.
 
     Attributes:
-        fate: Returns the outcome of the batch, as far as these offsets are concerned.
-        claims: The batch's claims: entries with the offsets to which the batch moves the group.
+        fate: The outcome of the batch for these offsets.
+        claims: The batch's claims: for each partition, the offset to which the batch moves the group.
         offsets: The offsets; None if the consumer has not moved since its last batch.
         readings: Maps (group, topic, partition) to the reading that the batch continues. A reading is one run of a
             consumer through the partition.
@@ -46,13 +46,13 @@ class UnitOffsets:
         self._parts = parts
         self._decision = decision
         self._sources: dict[tuple[str, Hashable], _Source] = {}
-        """Maps (group, giver) to the offsets that the giver added for the group. A giver is whatever adds offsets (see
-        `claim`). The entries are in the order in which the offsets were added.
+        """Maps (group, giver) to the offsets that the giver added for the group. A giver is a consumer or the program
+        (see `claim`). The entries are in the order in which the offsets were added.
         """
         self._replaced: list[OffsetClaim] = []
-        """Claims for offsets that the batch had earlier, and that new offsets have replaced. The batch may contain
-        output that was computed from the records before the earlier offsets. So if one of these claims is void, the
-        batch is void, too.
+        """Claims for the batch's earlier offsets, which new offsets have replaced. The batch may contain output that
+        was computed from the records before the earlier offsets. So if one of these claims is void, the batch is void,
+        too.
         """
 
     def __bool__(self) -> bool:
@@ -70,7 +70,7 @@ class UnitOffsets:
     @property
     def readings(self) -> Mapping[u.GroupPartition, u.Reading]:
         """Maps (group, topic, partition) to the reading that the batch continues. A reading is one run of a consumer
-        through the partition. If it is unknown, the partition is left out.
+        through the partition. Partitions without a known reading are left out.
         """
         return {
             line: reading for source in self._sources.values() for line, reading in source.readings.items()
@@ -85,20 +85,20 @@ class UnitOffsets:
         return any(claim.void for claims in (self._replaced, *current) for claim in claims)
 
     def miss(self) -> None:
-        """Tell each consumer whose offsets are in this batch that the batch was too late, and does not commit these
+        """Inform each consumer whose offsets are in this batch that the batch was too late and does not commit the
         offsets (see `BatchFate.miss`).
         """
         for source in self._sources.values():
             source.fate.miss()
 
     def claim(self, group: str, giver: Hashable) -> BatchFate:
-        """Discard the offsets that the same giver added for the group earlier, because new offsets replace them. Return
-        a new `BatchFate` for the new offsets.
+        """Discard the earlier offsets of the same giver and group, which new offsets will replace. Return a `BatchFate`
+        for the new offsets.
 
         Args:
             group: The group.
-            giver: Stands for the SafeConsumer that adds the offsets. None if the program itself or a KafkaConsumer adds
-                them.
+            giver: Identifies the SafeConsumer that adds the offsets. None if the program itself or a KafkaConsumer adds
+                the offsets.
         """
         former = self._sources.pop((group, giver), None)
         if former is not None:
@@ -107,8 +107,7 @@ class UnitOffsets:
         return BatchFate(self._decision, self)
 
     def give(self, given: m.GroupOffsets, *, informed: bool) -> None:
-        """Add offsets to those of earlier calls of this method. The offsets come from the program itself, or from a
-        KafkaConsumer.
+        """Add offsets of the program itself or of a KafkaConsumer to the offsets of earlier calls of this method.
 
         Raises:
             BatchDroppedError: See `GivenOffsets.offer`.
@@ -141,8 +140,8 @@ class UnitOffsets:
 
 
 def positions_of(offsets: Any, group: Any) -> m.GroupOffsets:
-    """Return the group and the offsets that a program passed to `send_offsets`: a dict of offsets, or a consumer.
-    Raises as `AtomicBatch.send_offsets`.
+    """Return the group and the offsets from the arguments of `send_offsets`: a dict of offsets, or a consumer. Raises
+    the errors of `AtomicBatch.send_offsets`.
     """
     if isinstance(offsets, Mapping):
         if group is None:
@@ -202,9 +201,9 @@ def _joined(earlier: m.GroupOffsets, later: m.GroupOffsets) -> m.GroupOffsets:
     """Combine the offsets that two calls added for one group. If both calls added an offset for a partition, the later
     call's offset counts.
 
-    The result names the member and the generation of the offsets with the lower generation. If the group has a newer
-    generation, it refuses all of the offsets. This is intended: partitions of the older generation may now belong to
-    another member, which may read the same records again. Then the batch must not be committed.
+    The result names the member and the generation of the offsets with the lower generation, so that a group with a
+    newer generation refuses all of the offsets. The batch must not be committed, because partitions of the older
+    generation may now belong to another member, which may read the same records again.
     """
     found = {(each.topic, each.partition): each for each in (*earlier.positions, *later.positions)}
     members = [each for each in (earlier, later) if each.generation_id >= 0]
