@@ -1,7 +1,7 @@
 """asyncio: `SafeProducer` and `SafeConsumer` for programs with an event loop. See docs/aio.md.
 
-The event loop is never blocked: other threads do everything that waits for a disk, a broker or another thread, and
-everything that takes long, such as encoding a batch.
+Nothing here blocks the event loop: other threads do all work that waits for a disk, a broker or another thread, and all
+work that takes long, such as encoding a batch.
 """
 
 from kafkasafe.aio.atomic import AtomicBatch, BatchOutcome

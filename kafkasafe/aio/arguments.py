@@ -1,5 +1,5 @@
-"""A program may pass offsets and partitions to a consumer in any form that aiokafka accepts. This module converts them
-to kafka-python's form.
+"""Converts offsets and partitions to kafka-python's form. A program may pass offsets and partitions to a consumer in
+any form that aiokafka accepts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def as_offset(given: Any) -> Any:
 
 
 def as_partition(given: Any) -> TopicPartition:
-    """Convert a partition to kafka-python's TopicPartition. The argument may be an object of that class, aiokafka's
+    """Convert a partition to kafka-python's TopicPartition. The argument may be kafka-python's or aiokafka's
     TopicPartition, or another tuple of a topic and a partition number.
 
     Raises:

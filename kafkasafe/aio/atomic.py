@@ -27,7 +27,8 @@ class BatchOutcome(NamedAsInAsyncio):
 
     `await outcome.durable()` waits only until the batch is on disk.
 
-    The methods have the names of asyncio.Future's. In `kafkasafe.BatchOutcome` they have kafka-python's names.
+    The methods have the names of asyncio.Future's methods; the methods of `kafkasafe.BatchOutcome` have kafka-python's
+    names.
 
     Attributes:
         batch_id: Id of the batch, as `kafkasafe spool ls` shows it.
@@ -45,7 +46,7 @@ class BatchOutcome(NamedAsInAsyncio):
 
         Raises:
             BatchDroppedError: The batch was dropped, and none of its records is delivered.
-            WrongClusterError: The batch is meant for one cluster, but these brokers belong to another.
+            WrongClusterError: The brokers do not belong to the cluster that the batch is meant for.
         """
         return self._get().__await__()
 
@@ -55,7 +56,7 @@ class BatchOutcome(NamedAsInAsyncio):
         return self._outcome.get(0.0)
 
     async def durable(self, timeout: float | None = None) -> BatchOutcome:  # noqa: ASYNC109
-        """Wait until the whole batch is on disk. With `spool="never"`, wait until it is committed.
+        """Wait until the whole batch is on disk. With `spool="never"`, wait until the batch is committed.
 
         Args:
             timeout: Seconds; None for no limit.
@@ -64,7 +65,7 @@ class BatchOutcome(NamedAsInAsyncio):
             The outcome itself.
 
         Raises:
-            KafkaTimeoutError: The batch was not durable in time. It may still become durable.
+            KafkaTimeoutError: The batch was not durable in time. The batch may still become durable.
             SpoolError: The spool failed permanently.
         """
         if timeout is not None:
@@ -91,7 +92,7 @@ class BatchOutcome(NamedAsInAsyncio):
 
     @called
     def exception(self) -> BaseException | None:
-        """Return why the batch was dropped; None if it was committed.
+        """Return why the batch was dropped; None if the batch was committed.
 
         Raises:
             InvalidStateError: The batch is not done.
@@ -106,8 +107,8 @@ class BatchOutcome(NamedAsInAsyncio):
     def add_done_callback(
         self, call: Callable[[BatchOutcome], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Call `call(outcome)` on the running loop when the batch is committed or dropped. If that has happened
-        already, `call` is called soon.
+        """Call `call(outcome)` on the running loop when the batch is committed or dropped. If the batch is committed or
+        dropped already, schedule the call at once.
         """
         loop = running_loop()
 
@@ -125,7 +126,7 @@ class AtomicBatch:
 
     Only one task at a time may use a batch.
 
-    If the block raises an exception, or its task is cancelled, nothing of the batch is sent.
+    If the block raises an exception, or the task is cancelled, the producer sends nothing of the batch.
     """
 
     def __init__(self, owner: Owner, batch: atomic.AtomicBatch) -> None:
@@ -180,9 +181,9 @@ class AtomicBatch:
 
     def send_offsets(self, offsets: Any, group: Any = None) -> Awaitable[None]:
         """Add a consumer's offsets to the batch, so that the batch's records and the offsets are committed together.
-        Await this call.
+        Await the result of this call.
 
-        They are the offsets after the last records that the consumer has returned to the program.
+        The batch gets the offsets after the last records that the consumer has returned to the program.
 
         Args:
             offsets: A SafeConsumer of this package, opened with `enable_auto_commit=False`; or any argument of
@@ -226,12 +227,12 @@ class AtomicBatch:
     async def commit(self) -> BatchOutcome:
         """Pass the whole batch to the producer.
 
-        If the call is cancelled, the batch is either accepted as a whole or dropped. If it was accepted, `outcome`
-        returns its outcome. If it was dropped, `outcome` raises UsageError, and the records can be sent again without
-        duplicates.
+        If the call is cancelled, the producer either accepts the whole batch or drops the batch. After an acceptance,
+        `outcome` returns the outcome of the batch. After a drop, `outcome` raises UsageError, and the program can send
+        the records again without duplicates.
 
         Raises:
-            SpoolFullError: The spool had no room within `max_block_ms`. Nothing was accepted; call `commit` again
+            SpoolFullError: The spool had no room within `max_block_ms`. The batch was not accepted; call `commit` again
                 later.
             UsageError: The batch was committed or dropped before.
         """
@@ -250,12 +251,12 @@ class AtomicBatch:
             raise
 
     def drop(self) -> None:
-        """Discard the batch. None of its records was or will be sent."""
+        """Discard the batch. The producer has sent none of the batch's records, and will send none."""
         self._batch.drop()
 
 
 class _SendingOffsets:
-    """The awaitable that `send_offsets` returns. It tells the batch when the program awaits it."""
+    """The awaitable that `send_offsets` returns. It informs the batch when the program awaits it."""
 
     def __init__(
         self, awaited: Callable[[_SendingOffsets], object], send: Callable[[], Coroutine[Any, Any, None]]

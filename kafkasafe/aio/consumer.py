@@ -33,10 +33,11 @@ from kafkasafe.options import AsyncConsumerOptions, ConsumerOptions
 from kafkasafe.process.one_process import OfOneProcess
 
 _SLICE_MS: Final = 50
-"""The thread looks up a position for this many milliseconds before it checks for other work."""
+"""The consumer's thread looks up a position for this many milliseconds before it checks for other work."""
 _LOOK_UP: Final = "kafkasafe-aio-look"
-"""Name of the thread of a look-up. A look-up has its own thread, so it does not delay a poll. Look-ups are
-thread-safe."""
+"""Name of the thread of a look-up. Each look-up has its own thread, so that look-ups do not delay polls. Look-ups are
+thread-safe.
+"""
 
 
 class SafeConsumer(OfOneProcess, metaclass=Tidy):
@@ -44,13 +45,13 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
     `async with SafeConsumer("orders", ...) as consumer: async for record in consumer: ...`
 
-    **Automatic commits cover only records that the program has finished.** They happen at regular intervals, before a
-    rebalance, and at the end. They do not include the record that the program is processing. A record counts as
-    finished once the program asks for the next one, or leaves the consumer's block without an error. `commit()` commits
-    all records that were returned to the program.
+    **Automatic commits cover only records that the program has finished.** The consumer commits at regular intervals,
+    before a rebalance, and at the end, but never the record that the program is processing. A record counts as finished
+    once the program asks for the next record, or leaves the consumer's block without an error. `commit()` commits all
+    records that were returned to the program.
 
-    One thread owns the inner consumer and executes requests in order. Deserializers, `on_event` and `on_divergence` run
-    on that thread or on the network thread; a rebalance listener runs on the loop.
+    The consumer's thread owns the inner consumer and executes requests in order. Deserializers, `on_event` and
+    `on_divergence` run on the consumer's thread or on the network thread; a rebalance listener runs on the loop.
 
     Args:
         topics: Topics to subscribe to.
@@ -85,7 +86,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         """Connect and join the group.
 
         The method waits at most 5 s for the group, and 1 s for missing topics. If the call is cancelled, nothing stays
-        open. Calling it again does nothing.
+        open. Idempotent.
 
         Raises:
             KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`.
@@ -94,16 +95,16 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         await self._lifecycle.start(self._requests.settle)
 
     async def stop(self) -> None:
-        """Call `close()`. This is aiokafka's name for that method."""
+        """Do the same as `close()`. `stop` is aiokafka's name for this method."""
         await self.close()
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as the producer's
         """Commit all returned records (if `enable_auto_commit` is set), leave the group, and close.
 
-        If the call is cancelled, closing goes on in the background. Calling it again does nothing.
+        If the call is cancelled, closing goes on in the background. Idempotent.
 
         Args:
-            timeout: Maximum time, in seconds, for the commit, and the same for leaving the group. Default:
+            timeout: Time-out in seconds, once for the commit and once for leaving the group. Default:
                 `request_timeout_ms`.
 
         Raises:
@@ -170,8 +171,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Any]]:
-        """Return fetched records, or else those that arrive within `timeout_ms`. A cancelled call takes no
-        record.
+        """Return fetched records, or, without any, the records that arrive within `timeout_ms`. A cancelled call takes
+        no record.
 
         Args:
             partitions: Return records of these partitions only. Default: of all assigned partitions.
@@ -184,7 +185,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         return await self._requests.many(as_partitions(partitions), timeout_ms, max_records)
 
     def last_poll_timestamp(self, partition: TopicPartition | None = None) -> int:  # noqa: ARG002  # aiokafka's
-        """Return the time of the last poll, in ms since the epoch. It is the same for all partitions."""
+        """Return the time of the last poll, in ms since the epoch. The time is the same for all partitions."""
         return int(self._records.polled_at * 1000)
 
     # -- subscription --------------------------------------------------------------------------------------------------
@@ -206,14 +207,15 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         Args:
             topics: Topic names.
             pattern: Instead of names: a regular expression that matches the beginning of topic names.
-            listener: Its methods `on_partitions_revoked` and `on_partitions_assigned` are called on the loop, and
-                awaited if they are coroutines. They may use this consumer, but must not ask it for records.
+            listener: The consumer calls its methods `on_partitions_revoked` and `on_partitions_assigned` on the loop,
+                and awaits coroutines. These methods may use this consumer, but must not request records.
 
         Raises:
-            TypeError: Neither topics nor a pattern is given, or both are; or the listener lacks these methods.
+            TypeError: Neither topics nor a pattern is given, or both are given; or the listener lacks one of the two
+                methods.
             ValueError: The pattern is not a regular expression, or a topic cannot have such a name.
-            IllegalStateError: The consumer used `assign`, or it subscribed in the other way (names or pattern): call
-                `unsubscribe` first.
+            IllegalStateError: The consumer used `assign`, or has subscribed to a pattern instead of names or to names
+                instead of a pattern: call `unsubscribe` first.
         """
         return self._selection.subscribe(topics, pattern, listener)
 
@@ -233,7 +235,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     # -- positions and commits -----------------------------------------------------------------------------------------
 
     def seek(self, partition: TopicPartition, offset: int) -> asyncio.Future[None]:
-        """Continue from an offset. This takes effect before the next record. Await the result to get errors.
+        """Continue from an offset. The next record is already from the new position. Await the result to get errors.
 
         Raises:
             ValueError: The partition is not assigned (this error is an IllegalStateError, too), or the offset is
@@ -249,8 +251,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         """Continue from the first offset of these partitions, or of all assigned partitions.
 
         Returns:
-            Whether the new positions are known. If no broker answers within `request_timeout_ms`, they are not known
-            yet. They are then looked up before the next record is returned.
+            Whether the new positions are known. If no broker answers within `request_timeout_ms`, the consumer looks up
+            the positions before it returns the next record.
 
         Raises:
             ValueError: A partition is not assigned (see `seek`). In this case, no position has moved.
@@ -263,7 +265,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         """Continue from the end of these partitions, or of all assigned partitions.
 
         Returns:
-            As for `seek_to_beginning`. If true, the consumer will read all records that are appended from now on.
+            As for `seek_to_beginning`. If True, the consumer will read all records that are appended from now on.
 
         Raises:
             ValueError: As for `seek_to_beginning`.
@@ -294,7 +296,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         return found
 
     def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
-        """Return no records of these partitions until `resume`, or until they are revoked and assigned again.
+        """Return no records of these partitions until `resume`, or until the group revokes and reassigns the
+        partitions.
 
         Raises:
             ValueError: A partition is not assigned (this error is an IllegalStateError, too).
@@ -355,7 +358,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         offset = None
         if self._records.next_offset(partition) is None:
             offset = await self._calls.do(lambda: consumer.position(partition))
-        # Look again: a poll that a cancelled request has begun may have fetched records meanwhile.
+        # Look again: the poll of a cancelled request may have fetched records meanwhile.
         fetched = self._records.next_offset(partition)
         found = offset if fetched is None else fetched
         if found is None:
@@ -365,11 +368,12 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         return int(found)
 
     async def _look_up(self, moved: Collection[TopicPartition]) -> bool:
-        """Wait until these positions are known. If the end of the log were looked up later, the records that arrive
-        meanwhile would be skipped. And while a position is unknown, a commit leaves out the partition.
+        """Wait until these positions are known. A later look-up of the log's end would skip the records that arrive
+        meanwhile. And while a position is unknown, commits leave out the partition.
 
         Returns:
-            Whether the positions are known. If not, the next request for records looks them up, and raises any error.
+            Whether the positions are known. If not, the next request for records looks up the positions, and raises any
+            error.
         """
         consumer = self._thread.consumer
         end = end_of(consumer.config["request_timeout_ms"])
@@ -415,7 +419,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     async def partitions_for_topic(self, topic: str) -> set[int] | None:
         """Return the partitions of a topic; None if the topic does not exist.
 
-        Unlike aiokafka's method this is a coroutine, because it may ask the cluster.
+        Unlike aiokafka's method, this method is a coroutine, because it may ask the cluster.
 
         Raises:
             TypeError: `topic` is not a string.
@@ -453,7 +457,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         return dict(await call_in_thread(_LOOK_UP, lambda: consumer.offsets_for_times(asked, **options)))
 
     def health(self) -> ConsumerHealth:
-        """Like `kafkasafe.SafeConsumer.health`. It never waits. Any thread may call it, even before `start`."""
+        """Like `kafkasafe.SafeConsumer.health`. Never waits. Any thread may call this method, even before `start`."""
         if not self._thread.is_open:
             return unopened_consumer(closed=self._lifecycle.is_closing)
         health: ConsumerHealth = self._thread.consumer.health()
@@ -465,7 +469,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
     @property
     def client(self) -> threads.SafeConsumer:
-        """The inner consumer. It belongs to another thread, so only read from it."""
+        """The inner consumer. It belongs to another thread, so the program may only read its attributes."""
         found: threads.SafeConsumer = self._thread.consumer
         return found
 

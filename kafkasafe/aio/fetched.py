@@ -13,16 +13,14 @@ from kafkasafe.errors import UsageError
 
 
 class UnassignedError(UsageError, kafka_errors.IllegalStateError, ValueError):
-    """The partition is not assigned. The class derives from the errors that aiokafka and kafka-python raise in this
-    case.
-    """
+    """The partition is not assigned. Derives from the errors that aiokafka and kafka-python raise in this case."""
 
 
 class Fetched:
     """The records of one partition that one poll has fetched and that the program has not received yet.
 
     Attributes:
-        records: The records. `RecordQueue` drops this object together with its last record.
+        records: The records. When the program takes the last record, `RecordQueue` drops this object.
     """
 
     __slots__ = ("records", "tp")
@@ -37,7 +35,7 @@ class Fetched:
         return int(self.records[0].offset)
 
     def take(self, count: int) -> list[Any]:
-        """Remove and return the first records, at most this number."""
+        """Remove and return the first records, at most `count`."""
         records = self.records
         if count < len(records):
             return [records.popleft() for _ in range(count)]
@@ -49,7 +47,7 @@ class Fetched:
 def first_unhanded(
     in_hand: Mapping[TopicPartition, int], fetched: Iterable[Fetched]
 ) -> dict[TopicPartition, int]:
-    """Return, by partition, the first offset that the program is still processing or has not received yet."""
+    """Return, by partition, the offset of the first record that the program is processing or has not received yet."""
     first = dict(in_hand)
     for each in fetched:
         first[each.tp] = min(first.get(each.tp, each.next_offset), each.next_offset)

@@ -1,4 +1,4 @@
-"""The future that `await producer.send(...)` returns, and the helper objects that it needs from its producer."""
+"""The future that `await producer.send(...)` returns, and the producer's helper objects for the future."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from kafkasafe.process.one_process import stays_with_producer
 
 Call = Callable[["RecordFuture"], object]
 Key = tuple[int, int]
-"""Identifies a record until the record is done: the id of its open batch, and its number there."""
+"""Identifies a record until the record is done: the id of the record's open batch, and the record's number in the
+batch.
+"""
 Waiting = tuple[list[tuple[Call, contextvars.Context | None]], asyncio.Task[None]]
 
 _new_tuple: Final[Any] = tuple.__new__
@@ -35,7 +37,7 @@ _ADD_DONE_CALLBACK: Final = "use `add_done_callback`"
 
 
 class Owner(Protocol):
-    """The producer of a future. The producer exists at least as long as the future."""
+    """The producer of a future. The future keeps its producer alive."""
 
     @property
     def opened(self) -> Opened:
@@ -43,7 +45,7 @@ class Owner(Protocol):
 
 
 class NamedAsInAsyncio(metaclass=Tidy):
-    """A result whose methods are named as those of asyncio's futures. It lacks the names of kafka-python's futures."""
+    """A result with the method names of asyncio's futures. Method names of kafka-python's futures raise an error."""
 
     __slots__ = ()
     __dir__ = tidy_dir
@@ -63,7 +65,8 @@ class NamedAsInAsyncio(metaclass=Tidy):
 
     @staticmethod
     def cancel(msg: object = None) -> bool:  # noqa: ARG004  # asyncio's
-        """Do nothing: accepted records cannot be cancelled. To stop the wait, cancel the task or use a time-out.
+        """Do nothing: accepted records cannot be cancelled. To stop a wait for the result, cancel the task or use a
+        time-out.
 
         Returns:
             False. asyncio's futures also return False if they can no longer be cancelled.
@@ -81,20 +84,21 @@ class RecordFuture(NamedAsInAsyncio):
 
     `await future.durable()` waits only until the record is durable.
 
-    The methods have the names of asyncio.Future's. In `kafkasafe.RecordFuture` they have kafka-python's names.
+    The methods have the names of asyncio.Future's methods; the methods of `kafkasafe.RecordFuture` have kafka-python's
+    names.
 
     A future computes its state only when the program asks for it, so unused futures are cheap. Several tasks may await
-    the same future, any number of times. Cancelling a task that waits affects neither the record nor other tasks. The
+    the same future, any number of times. Cancelling a waiting task affects neither the record nor other tasks. The
     future belongs to the loop on which its producer was started; it is not thread-safe.
     """
 
     __slots__ = ("__weakref__", "index", "open_batch", "owner")
 
-    # `SafeProducer.send` sets the three attributes itself, which saves a Python call for each record. These attributes
-    # are not for programs, so `dir()` leaves them out.
+    # `SafeProducer.send` sets the three attributes itself, which saves a Python call for each record. `dir()` leaves
+    # out these attributes, which are not for programs.
     __init__ = object.__init__
     owner: Owner
-    """The producer, which exists at least as long as the future."""
+    """The producer. This reference keeps the producer alive."""
     open_batch: Any
     """The open batch that has the record."""
     index: int
@@ -103,8 +107,8 @@ class RecordFuture(NamedAsInAsyncio):
     __reduce_ex__ = stays_with_producer
 
     def refer_to(self, owner: Owner, open_batch: Any, index: int) -> RecordFuture:
-        """Make this the future of record `index` of an open batch. `SafeProducer.send` does the same without calling
-        this method, which saves time.
+        """Make this object the future of record `index` of an open batch. To save time, `SafeProducer.send` sets the
+        attributes itself.
         """
         self.owner, self.open_batch, self.index = owner, open_batch, index
         return self
@@ -136,12 +140,12 @@ class RecordFuture(NamedAsInAsyncio):
             if open_batch.parcels is None or not self._accepted().is_done:
                 opened.due_batches.add(open_batch)
                 ledger = opened.parts.delivery.pump.ledger
-                # This does the same as `AcceptedRecord.wait_in_loop`, but with fewer objects and calls for each record.
+                # Do the same as `AcceptedRecord.wait_in_loop`, but with fewer objects and calls for each record.
                 yield from opened.waits_here().until(
                     open_batch, self.index, lambda: Fates(open_batch, ledger, durable=False)
                 )
-            # The first task that gets a result of this batch may set `acked`. All tasks that wait for records of the
-            # batch can then use the value.
+            # The first task that gets a result of this batch may set `acked`, which the other tasks that wait for
+            # records of this batch then use.
             acked = open_batch.acked
             if acked is None:
                 return AcceptedRecord(opened.parts, open_batch, self.index).result(None)
@@ -150,7 +154,7 @@ class RecordFuture(NamedAsInAsyncio):
         return _new_tuple(RecordMetadata, fields)  # type: ignore[no-any-return]
 
     async def durable(self, timeout: float | None = None) -> RecordFuture:  # noqa: ASYNC109  # as the other future's
-        """Wait until the record is on disk (fsynced) or in the cluster. From then on no crash can lose it.
+        """Wait until the record is on disk (fsynced) or in the cluster. After the return, no crash can lose the record.
 
         Args:
             timeout: Seconds; None for no limit.
@@ -159,7 +163,7 @@ class RecordFuture(NamedAsInAsyncio):
             The future itself.
 
         Raises:
-            KafkaTimeoutError: The record was not durable in time. It may still become durable.
+            KafkaTimeoutError: The record was not durable in time. The record may still become durable.
             SpoolError: The spool failed permanently.
         """
         if timeout is not None:
@@ -190,7 +194,7 @@ class RecordFuture(NamedAsInAsyncio):
 
     @called
     def exception(self) -> BaseException | None:
-        """Return why the record was not delivered; None if it was delivered.
+        """Return why the record was not delivered; None if the record was delivered.
 
         Raises:
             InvalidStateError: The record is not done.
@@ -207,7 +211,8 @@ class RecordFuture(NamedAsInAsyncio):
     def add_done_callback(
         self, call: Callable[[RecordFuture], object], *, context: contextvars.Context | None = None
     ) -> None:
-        """Call `call(future)` on the loop when the record is done. If it is already done, schedule the call at once.
+        """Call `call(future)` on the loop when the record is done. If the record is already done, schedule the call at
+        once.
 
         Raises:
             UsageError: The record belongs to an atomic batch that is still open or was dropped.
@@ -236,7 +241,7 @@ class DoneCallbacks:
         self._waiting: dict[Key, Waiting] = {}
 
     def add(self, future: RecordFuture, key: Key, call: Call, context: contextvars.Context | None) -> None:
-        """Call `call(future)` when the record is done. If it is already done, schedule the call at once."""
+        """Call `call(future)` when the record is done. If the record is already done, schedule the call at once."""
         if future.done():
             self._loop.call_soon(call, future, context=context)
             return
@@ -249,7 +254,8 @@ class DoneCallbacks:
         try:
             await asyncio.gather(future, return_exceptions=True)
             if not future.done():
-                # `future` raised WrongClusterError. The record's own cluster will get the record when it answers again.
+                # `future` raised WrongClusterError. The producer delivers the record when the record's own cluster
+                # answers again.
                 await waits_of(future.owner.opened.parts).wait(future.done)
         finally:
             calls, _ = self._waiting.pop(key)
@@ -269,7 +275,7 @@ class DoneCallbacks:
 class DueBatches:
     """Collects open batches during an iteration of the loop, and lets the pump seal them afterwards.
 
-    So other tasks can still add records in this iteration.
+    Other tasks can add records to these open batches until the end of the iteration.
     """
 
     def __init__(self, parts: ProducerParts) -> None:
@@ -294,15 +300,15 @@ class DueBatches:
     def _seal(self) -> None:
         open_batches, self._open_batches = self._open_batches, set()
         for open_batch in open_batches:
-            # Let the pump seal the open batch. So the batch includes records that are sent while the pump writes, and
-            # no other thread has to be woken.
+            # Let the pump seal the open batch: the batch then includes records that are sent while the pump writes, and
+            # the loop need not wake another thread.
             open_batch.make_due()
         self._parts.delivery.pump.wake()
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The objects of a started producer. They exist until the producer ends.
+    """The objects of a started producer, which exist until the producer ends.
 
     Attributes:
         producer: The inner producer.
@@ -332,8 +338,8 @@ class Opened:
     def waits_here(self) -> LoopWaits:
         """Return the object through which coroutines of the running loop wait for the producer.
 
-        The running loop may differ from the producer's loop, because a future may be awaited after the producer's loop
-        has ended.
+        The running loop may differ from the producer's loop, because a program may await a future after the producer's
+        loop has ended.
         """
         return self.waits if running_loop() is self.loop else waits_of(self.parts)
 

@@ -1,14 +1,14 @@
 """The gate through which coroutines pass their records to the producer, one after the other, without blocking the loop.
 
-The gate accepts a record in one step of the loop, between two awaits. If a task is cancelled before that step, its
-record is not accepted. All waits come before that step: for the encoding of a full open batch, for example, or for room
-in the spool. After the step, the gate awaits nothing. The step takes no lock that another thread holds for long, and
-none that a Ctrl-C could leave locked.
+The gate accepts a record in a single step of the loop, without an await inside the step. If a task is cancelled before
+this step, its record is not accepted. All waits, for example for the encoding of a full open batch or for room in the
+spool, precede the accepting step. After the step, the gate awaits nothing. The step takes no lock that another thread
+holds for long, and no lock that a Ctrl-C could leave locked.
 
-Most records take a fast path in `SafeProducer.send` itself. This path is possible if the topic has an open batch, no
-other task waits to send, and the quota of this iteration of the loop is not exhausted.
+Most records take a fast path in `SafeProducer.send` itself. The fast path requires that the topic has an open batch,
+that no other task waits to send, and that the quota of the loop's present iteration is not exhausted.
 
-One iteration of the loop accepts at most `_QUOTA` records. Otherwise a task that only sends would starve other tasks.
+One iteration of the loop accepts at most `_QUOTA` records, so that a task that only sends does not starve other tasks.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from kafkasafe.aio.threads import Worker, place_of
 
 _QUOTA: Final = 512
 _ROOM_S: Final = 0.25
-"""Check for room after this time, in seconds, if no notification arrives."""
+"""Without a notification, the gate checks for room after this many seconds."""
 
 
 class _Obstacle(enum.Enum):
-    """Why a record cannot be accepted in this step."""
+    """Why the gate cannot accept a record in the present step."""
 
     FULL = enum.auto()
     """The topic's open batch must be encoded first, or is being encoded."""
@@ -59,8 +59,8 @@ class _Turn:
     def wake(self) -> bool:
         """Wake the task if it waits. Return whether it waited.
 
-        Do not wake a task of a closed loop: it cannot run. When such a task is dropped, `SendGate._leave` removes it
-        from its line and wakes the next tasks.
+        Do not wake a task of a closed loop, which cannot run. When the task is garbage-collected, `SendGate._leave`
+        removes the task from its line and wakes the next tasks.
         """
         if self._waiter is None or self._waiter.done() or self._waiter.get_loop().is_closed():
             return False
@@ -74,17 +74,16 @@ class _Line:
     def __init__(self) -> None:
         self._turns: collections.OrderedDict[_Turn, None] = collections.OrderedDict()
         self._awake: set[_Turn] = set()
-        """Queued tasks that are not suspended now: they have just been queued, or they were woken and have not begun to
-        wait again.
-        """
+        """Queued tasks that are not suspended now: new tasks, and woken tasks that have not begun to wait again."""
         self._full_since: float | None = None
-        """Monotonic time, in seconds, since which the first task has found no room. None if there is room."""
+        """Monotonic time, in seconds, at which the first task in the line first found no room; None if there is room.
+        """
 
     def __bool__(self) -> bool:
         return bool(self._turns)
 
     def is_first(self, turn: _Turn) -> bool:
-        """Return whether no other task comes before this one."""
+        """Return whether this task is the first in the line."""
         return next(iter(self._turns)) is turn
 
     def enter(self, turn: _Turn) -> None:
@@ -121,7 +120,7 @@ class _Line:
 
 
 class SendGate:
-    """Accepts records one after the other; see the module's docstring. Its methods run on the loop's own thread."""
+    """Accepts records one after the other (see the module's docstring). Its methods run on the loop's own thread."""
 
     def __init__(self, parts: ProducerParts, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         self.parts = parts
@@ -129,8 +128,8 @@ class SendGate:
         self.lines: dict[str, _Line] = {}
         """Waiting tasks, by topic."""
         self.left = 0
-        """How many more records the gate accepts in this iteration of the loop. Before the iteration's first record,
-        the value is 0, and `_counting` is false.
+        """How many more records the gate accepts in this iteration of the loop. Before the first record of an
+        iteration, `left` is 0 and `_counting` is False.
         """
         self.place = place_of(loop)
         self._loop = loop
@@ -179,19 +178,19 @@ class SendGate:
                 elif accepted is _Obstacle.FULL:
                     await self._seal(topic)
                 else:
-                    # The time during which earlier tasks waited for room is part of this task's wait for room, too.
+                    # This task's wait for room includes the time during which earlier tasks waited for room.
                     since = max(began, line.full_since(time.monotonic()))
                     await self._wait_for_room(since + self.parts.config.max_block_s)
         finally:
             try:
                 self._leave(topic, line, turn)
             except BaseException:
-                # A Ctrl-C interrupted the first try. Without a second try, the other tasks would wait for ever.
+                # A Ctrl-C interrupted `_leave`. Without a second call, the other tasks would wait for ever.
                 self._leave(topic, line, turn)
                 raise
 
     def _leave(self, topic: str, line: _Line, turn: _Turn) -> None:
-        """Remove a task from the line and wake the next ones. May be called twice."""
+        """Remove a task from the line and wake the next tasks. May be called twice."""
         line.leave(turn)
         if line:
             line.wake()
@@ -199,9 +198,7 @@ class SendGate:
             del self.lines[topic]
 
     async def _wait_for_deliveries(self, until: float) -> None:
-        """If the cluster answers, give it time to acknowledge, as `kafkasafe.SafeProducer` does. The wait only improves
-        throughput.
-        """
+        """Wait a moment for acknowledgements, as `kafkasafe.SafeProducer` does. The wait only improves throughput."""
         parts = self.parts
         ledger = parts.delivery.pump.ledger
         await self._worker.run(parts.accumulator.seal_all)
@@ -216,7 +213,7 @@ class SendGate:
             ledger.ahead.expire()
 
     async def _seal(self, topic: str) -> None:
-        """Seal the topic's open batch, or wait until another thread has sealed it."""
+        """Seal the topic's open batch, or wait until another thread has sealed the open batch."""
         accumulator = self.parts.accumulator
         open_batch = accumulator.open_batches.get(topic)
         if open_batch is not None:
@@ -257,12 +254,12 @@ class SendGate:
         *,
         patient: bool,
     ) -> RecordFuture | _Obstacle:
-        """Put a record into the topic's open batch in one step. If this is impossible now, return the reason."""
+        """Put a record into the topic's open batch in one step. If the record has to wait, return the reason."""
         parts = self.parts
         parts.admission.check_size(size)
         open_batch = parts.accumulator.open_batches.get(topic)
         if open_batch is None:
-            # Once `close` was called, a wait would be useless, because the worker ends soon.
+            # Do not wait after `close` was called, because the worker ends soon.
             parts.lifecycle.raise_closed()
             if patient and parts.delivery.pump.ledger.ahead.is_far:
                 return _Obstacle.AHEAD
@@ -281,7 +278,7 @@ class SendGate:
     def put(
         self, open_batch: OpenBatch, index: int, key: bytes | None, value: bytes | None, special: Any
     ) -> bool:
-        """Put a record at its index, and extend the lists if necessary. Return False if the record is not accepted."""
+        """Put a record into an open batch at this index. Return False if the record is not accepted."""
         if index < open_batch.most:
             open_batch.put(index, key, value, special)
             if not open_batch.open:

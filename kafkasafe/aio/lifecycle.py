@@ -1,4 +1,4 @@
-"""Starts and closes a consumer, and checks on which loop it is used."""
+"""Starts and closes a consumer, and checks that the consumer is used on its own loop."""
 
 from __future__ import annotations
 
@@ -39,21 +39,19 @@ class ConsumerLifecycle:
         return self._loop
 
     def check_open(self) -> None:
-        """Check that the consumer may be used here and now.
+        """Check that the consumer is open and that the running loop may use it.
 
         Raises:
             IllegalStateError: The consumer is closed.
             UsageError: The consumer belongs to another loop.
         """
-        # A listener is also called while the consumer closes, and may commit then.
+        # Closing also calls a rebalance listener, which may commit.
         if self._closing is not None and not self._rebalances.is_calling:
             raise kafka_errors.IllegalStateError("The consumer is closed")
         self._check_loop()
 
     def _check_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop, which must be the consumer's. A forked child cannot run the consumer's loop, so it
-        cannot use the consumer.
-        """
+        """Return the running loop. Raise an error if it is not the consumer's loop, for example in a forked child."""
         loop = running_loop()
         if self._loop is not None and self._loop is not loop:
             raise UsageError("The consumer belongs to another event loop: open one for each loop")
@@ -102,7 +100,9 @@ class ConsumerLifecycle:
         await self._thread.close(timeout, self._records.seen())
 
     def drop(self) -> bool:
-        """Close a consumer that the program has dropped. Return False if it was closed or never started."""
+        """Close a consumer that the program has dropped. Return False if the consumer was closed before or never
+        started.
+        """
         if self._closing is not None or not self._thread.is_open:
             return False
         self._thread.drop()

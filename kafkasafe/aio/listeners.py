@@ -29,8 +29,8 @@ _current: contextvars.ContextVar[ListenerCall | None] = contextvars.ContextVar(
 class ListenerCall:
     """One call of a listener.
 
-    During the call, the consumer's own thread waits in a poll. So another thread executes the requests that the
-    listener makes to the consumer.
+    During the call, the consumer's own thread waits in a poll. So another thread executes the listener's requests to
+    the consumer.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,11 +41,11 @@ class ListenerCall:
         return self._worker.submit(job)
 
     def is_own(self) -> bool:
-        """Return whether the running task is the listener's."""
+        """Return whether the running task is the task of the listener."""
         return _current.get() is self
 
     async def call(self, method: Callable[[Any], Any], partitions: set[TopicPartition]) -> None:
-        """Call the listener. Then wait for the requests that the listener made without awaiting them.
+        """Call the listener. Then wait for requests of the listener that the listener has not awaited.
 
         Raises:
             Exception: Any exception of the listener.
@@ -60,7 +60,7 @@ class ListenerCall:
 
     async def end(self) -> None:
         """End the thread, because the listener has returned. First wait for the requests that other tasks made while
-        the listener ran. Make no request after that.
+        the listener ran. No request may follow this call.
         """
         try:
             await self._worker.run(_nothing)
@@ -72,8 +72,8 @@ class Rebalances:
     """Calls rebalance listeners, and executes requests while a listener runs.
 
     Args:
-        thread: The consumer's thread. While a listener runs, this thread waits for it inside the consumer's `poll`
-            or `close`.
+        thread: The consumer's thread. While a listener runs, this thread waits inside the consumer's `poll` or `close`
+            for the listener's end.
     """
 
     def __init__(self, thread: ThreadSide, records: RecordQueue) -> None:
@@ -114,8 +114,8 @@ class Rebalances:
         try:
             await call.call(method, partitions)
         finally:
-            # From now on, requests go to the consumer's thread again. But first let the earlier requests end: none may
-            # still run when the consumer's thread goes on with its poll.
+            # From now on, requests go to the consumer's thread again. Earlier requests must end before the consumer's
+            # thread goes on with its poll.
             self._call = None
             try:
                 await call.end()
@@ -123,12 +123,12 @@ class Rebalances:
                 self._records.release()
 
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Execute a job on the consumer's thread. While a listener runs, use the listener call's own thread instead."""
+        """Execute a job on the consumer's thread; while a listener runs, on the thread of the listener call."""
         return (self._call or self._thread).submit(job)
 
 
 class Listener(AsyncConsumerRebalanceListener):
-    """Calls the program's listener on the program's loop. Meanwhile the network thread goes on with other work."""
+    """Calls the program's listener on the program's loop. Meanwhile, the network thread does other work."""
 
     def __init__(
         self, rebalances: Rebalances, given: Any, loop: asyncio.AbstractEventLoop, network: Any
@@ -148,7 +148,7 @@ class Listener(AsyncConsumerRebalanceListener):
     async def on_partitions_lost(self, lost: Any) -> None:
         """Pass the call on to the program's listener.
 
-        If the listener does not have this method (aiokafka's listeners do not), its `on_partitions_revoked` is called.
+        Without a method `on_partitions_lost`, as in aiokafka's listeners, call the listener's `on_partitions_revoked`.
         """
         known = hasattr(self._given, "on_partitions_lost")
         await self._called("on_partitions_lost" if known else "on_partitions_revoked", lost)

@@ -1,6 +1,4 @@
-"""What the consumer's thread remembers about its polls, and about fetched records that have not arrived on the loop
-yet.
-"""
+"""Notes of the consumer's thread about its polls, and about fetched records that are not on the loop yet."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from kafka.structs import TopicPartition
 
 
 class Seen(NamedTuple):
-    """The fetched records at the time of the program's request: which were on the loop, and which were finished.
+    """Which fetched records were on the loop, and which the program had finished, at the time of the program's request.
 
     Attributes:
         unhanded: By partition, the offset of the first record that the program has not finished.
@@ -25,12 +23,12 @@ class Seen(NamedTuple):
 
 
 class HandedOut(NamedTuple):
-    """The records that the program had received up to the moment at which an atomic batch took their offsets.
+    """The records that the program had received when an atomic batch took their offsets.
 
     Attributes:
-        late: Whether, while a poll ran, the program received records of a partition that this poll revoked or moved
-            back.
-        partitions: Partitions from which the program has received records since the latest poll was requested.
+        late: Whether the program received records of a partition while a running poll revoked the partition or moved
+            its position back.
+        partitions: Partitions from which the program has received records since the request for the latest poll.
         kept: Number of the latest poll whose records had arrived on the loop.
     """
 
@@ -44,9 +42,8 @@ class PollRequest:
     """The input of a poll.
 
     Attributes:
-        left_out: Partitions with enough fetched records. The poll fetches no more records of these partitions.
-        paused: The set of partitions that the program has paused. It changes if the program pauses partitions while the
-            poll runs.
+        left_out: Partitions from which the poll fetches nothing, because they have enough fetched records.
+        paused: The live set of partitions that the program has paused. The set may change while the poll runs.
         move: Number of the program's latest move.
     """
 
@@ -61,7 +58,7 @@ class PollResult:
 
     Attributes:
         assigned: All assigned partitions.
-        gone: Partitions that were revoked since the previous poll. They may have been assigned again.
+        gone: Partitions that were revoked since the previous poll, and perhaps assigned again.
         paused: Partitions of `gone` that kafka-python has paused.
         joined: Whether the assignment fits the subscription.
     """
@@ -79,7 +76,7 @@ class PollNotes:
 
     Attributes:
         number: Number of the latest poll.
-        unhanded: By partition, the first offset that is fetched and not yet returned to the program.
+        unhanded: By partition, the offset of the first record that was fetched but not returned to the program.
     """
 
     def __init__(self) -> None:
@@ -93,7 +90,7 @@ class PollNotes:
         """kafka-python's states of the assigned partitions, after the last poll."""
 
     def lost(self, states: Mapping[TopicPartition, object]) -> list[TopicPartition]:
-        """Return the partitions that were revoked since the last poll. They may have been assigned again."""
+        """Return the partitions that were revoked since the last poll, and perhaps assigned again."""
         return [tp for tp, state in self._states.items() if states.get(tp) is not state]
 
     def ended(
@@ -119,7 +116,7 @@ class PollNotes:
             self.unhanded = {**first, **self.unhanded}
 
     def know(self, seen: Seen) -> None:
-        """Store which records have arrived on the loop, and which of them the program has finished."""
+        """Store which records have arrived on the loop, and which records the program has finished."""
         unhanded, kept = dict(seen.unhanded), seen.kept
         while self._sent and self._sent[0][0] <= kept:
             self._sent.popleft()
@@ -133,14 +130,14 @@ class PollNotes:
         return any(number > kept and not partitions.isdisjoint(lost) for number, lost in self._lost)
 
     def on_their_way(self, kept: int) -> list[dict[TopicPartition, int]]:
-        """For each poll whose number is above `kept`, return a dict with the first fetched offset of each partition."""
+        """Return a dict for each poll whose number is above `kept`: the first fetched offset of each partition."""
         return [first for number, first in self._sent if number > kept]
 
     def stop(
         self, partitions: Collection[TopicPartition], dropped: Mapping[TopicPartition, int], kept: int
     ) -> None:
         """Store which records of these partitions the program has received, because the partitions' positions move. All
-        received records count as finished, even if the program is still processing them.
+        received records count as finished, even records that the program is still processing.
 
         Args:
             partitions: The partitions.
@@ -151,7 +148,7 @@ class PollNotes:
         self.know(Seen({**others, **dropped}, kept))
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget the records that were fetched from these partitions."""
+        """Forget the fetched records of these partitions."""
         for tp in partitions:
             for first in (self.unhanded, *(first for _, first in self._sent)):
                 first.pop(tp, None)

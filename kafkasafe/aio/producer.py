@@ -69,7 +69,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         partitioner = configs.get("partitioner")
         if callable(partitioner) and not hasattr(partitioner, "partition"):
             configs["partitioner"] = FunctionPartitioner(partitioner)
-        # Validate now, so that errors are raised by the constructor and not by `start`.
+        # Validate now, so that the constructor raises errors, not `start`.
         if validate(dict(configs)).transactional_id is not None:
             raise ConfigError(
                 "transactional_id: this SafeProducer has no transaction() or begin_transaction(); leave the option"
@@ -89,7 +89,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     async def start(self) -> None:
         """Open the spool. `start` does not wait for a broker: records wait on disk until a broker answers.
 
-        If the call is cancelled, nothing stays open. Calling it again does nothing.
+        If the call is cancelled, nothing stays open. Idempotent.
 
         Raises:
             SpoolError: The spool cannot be opened. The message says which records are safe, and what to do.
@@ -118,14 +118,14 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._plain_gate = self._gate if opened.parts.form.plain else None
 
     async def stop(self) -> None:
-        """Call `close()`. This is aiokafka's name for that method."""
+        """Do the same as `close()`. `stop` is aiokafka's name for this method."""
         await self.close()
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  # as the other producer's
         """Make all accepted records durable, wait for deliveries, and release the spool.
 
-        If the call is cancelled, closing goes on in the background, and the interpreter waits for it at exit. A
-        repeated call waits for the first one to finish.
+        If the call is cancelled, closing goes on in the background, and the interpreter waits at exit until closing has
+        ended. A repeated call waits for the end of the first call.
 
         Args:
             timeout: Seconds to wait for deliveries. Default: see `kafkasafe.SafeProducer.close`.
@@ -167,8 +167,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     ) -> None:
         """Call `close()`.
 
-        If the block raised an exception, an error of `close()` is not raised: it is logged and added to the exception
-        as a note.
+        If the block raised an exception, do not raise an error of `close()`: log it and add it to the exception as a
+        note.
         """
         if error is None:
             await self.close()
@@ -179,7 +179,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             report_failed_close(own, error, self.client_id)
 
     def __del__(self) -> None:
-        """Close a producer that was dropped without `close()`. This happens on the worker's thread, not on the loop."""
+        """Let the worker's thread close a producer that was dropped without `close()`."""
         opened = getattr(self, "_started", None)
         if opened is not None and opened.parts.lifecycle.closed is None:
             self._started = None
@@ -208,21 +208,22 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = None,
     ) -> RecordFuture:
-        """Accept a record. It is on disk soon after that (wait with `await future.durable()`), and is delivered from
-        there.
+        """Accept a record. Soon after this call, the record is on disk (wait with `await future.durable()`), from where
+        the producer delivers the record.
 
-        **If the call is cancelled, the record was not accepted.** The producer accepts it only in the last step of the
-        call: no other task can run between this step and the return of `send`.
+        **If the call is cancelled, the record was not accepted.** The producer accepts the record only in the last step
+        of the call: no other task can run between this step and the return of `send`.
 
         If a program sends many records, `send` lets other tasks run in between. If the spool has no room, `send` waits
-        up to `max_block_ms`. Records for one topic are accepted in the order in which `send` was called.
+        up to `max_block_ms`. The producer accepts records for one topic in the order of the calls of `send`.
 
         Args:
             topic: Topic name.
             value: Bytes, or an object for `value_serializer`. None deletes the key from a compacted topic.
             key: Bytes, or an object for `key_serializer`. The key determines the partition, as in KafkaProducer.
             partition: Partition number, instead of the partitioner's choice.
-            timestamp_ms: Ms since the epoch. Default: the time at which the first record of its batch was accepted.
+            timestamp_ms: Ms since the epoch. Default: the time at which the producer accepted the first record of the
+                same batch.
             headers: (str, bytes) tuples; a value may be None.
 
         Returns:
@@ -286,7 +287,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def _checked(
         self, topic: str, value: Any, key: Any, partition: Any, timestamp_ms: Any, headers: Any
     ) -> tuple[bytes | None, bytes | None, Special | None, int]:
-        """Check and serialize a record. Return its value, key and other fields, and its approximate size in bytes."""
+        """Check and serialize a record. Return the record's value, key and other fields, and its approximate size in
+        bytes.
+        """
         parts = self.opened.parts
         if running_loop() is not self._loop:
             raise UsageError(_OTHER_LOOP)
@@ -322,7 +325,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         See `kafkasafe.SafeProducer.batch`.
 
         Args:
-            transactional_id: Id of the transaction. Default: one of this producer's own.
+            transactional_id: The transactional id. Default: an id that the producer chooses.
         """
         return AtomicBatch(self, self.opened.producer.batch(transactional_id=transactional_id))
 
@@ -335,7 +338,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             timeout: Seconds; None for no limit.
 
         Raises:
-            KafkaTimeoutError: Some records did not get a result in time. They are on disk and will be delivered.
+            KafkaTimeoutError: Some records did not get a result in time. These records are on disk and will be
+                delivered.
             Exception: As for `kafkasafe.SafeProducer.flush`.
         """
         if timeout is not None:
@@ -414,11 +418,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self.opened.producer.resolve_undecidable(resend=resend)
 
     def bootstrap_connected(self) -> bool:
-        """Return whether the cluster answers. Do not use it as a readiness probe: use `health`."""
+        """Return whether the cluster answers. For a readiness probe, use `health` instead."""
         return self.opened.producer.bootstrap_connected()
 
     def health(self) -> ProducerHealth:
-        """Like `kafkasafe.SafeProducer.health`. It never waits. Any thread may call it, even before `start`."""
+        """Like `kafkasafe.SafeProducer.health`. Never waits. Any thread may call this method, even before `start`."""
         if self._started is None:
             return unopened_producer(closed=self._closing is not None)
         return self._started.producer.health()
@@ -434,10 +438,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     @property
     def client(self) -> threads.SafeProducer:
-        """The inner `kafkasafe.SafeProducer`, as soon as the producer is started. It has the methods that this class
-        lacks.
+        """The inner `kafkasafe.SafeProducer`, as soon as the producer is started. The inner producer has some methods
+        that this class lacks.
 
-        Its methods may block the loop.
+        The inner producer's methods may block the loop.
         """
         return self.opened.producer
 
@@ -448,7 +452,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     @property
     def opened(self) -> Opened:
-        """The inner objects, which the futures of this producer use. Raises if the producer is not open."""
+        """The inner objects, which the futures of this producer use. Raises an error if the producer is not open."""
         if self._started is None:
             raise self._not_started()
         return self._started

@@ -1,4 +1,4 @@
-"""The loop's side of a consumer: fetched records, and which of them the program has received."""
+"""The loop's side of a consumer: the fetched records, and which records the program has received."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from kafkasafe.aio.polls import HandedOut, PollRequest, PollResult, Seen
 from kafkasafe.aio.threads import place_of
 
 _ATTEND_S: Final = 0.25
-"""How long a program may process fetched records before the consumer serves its group membership again."""
+"""How many seconds a program may process fetched records before the consumer serves its group membership again."""
 
 
 class _Meanwhile:
-    """Shows what the program has done with partitions since the running poll was requested.
+    """Tracks what the program has done with partitions since the request for the running poll. Why this matters:
 
     1. A task polls. The consumer's thread asks the group coordinator, which takes a few milliseconds.
     2. Another task receives records of `orders-0` that an earlier poll had fetched.
     3. The poll ends: `orders-0` was revoked, or its position was moved back.
-    4. So the program holds records whose offsets must not be part of its next atomic batch.
+    4. The program now holds records of `orders-0` whose offsets must not be part of its next atomic batch.
 
     Attributes:
         paused: Partitions that the program has paused since the request.
@@ -38,12 +38,14 @@ class _Meanwhile:
         self._before: dict[TopicPartition, int] = {}
 
     def begin(self, fetched: Iterable[Fetched]) -> None:
-        """Begin again, because a poll is requested."""
+        """Forget the earlier state, because a poll is requested."""
         self.paused = set()
         self.compare_with(fetched)
 
     def compare_with(self, fetched: Iterable[Fetched]) -> None:
-        """Store the present state of the fetched records. Later calls of `handed` compare the new state with it."""
+        """Store the present state of the fetched records. Later calls of `handed` compare the new state with the stored
+        state.
+        """
         self._before = first_unhanded({}, fetched)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -63,8 +65,8 @@ class _Meanwhile:
 
 
 class _MoveLog:
-    """Numbers the program's moves. A move changes positions, the subscription or the assignment. The numbers show which
-    records were fetched before a move.
+    """Numbers the program's moves: changes of positions, of the subscription or of the assignment. The numbers show
+    which records were fetched before a move.
 
     Attributes:
         count: Number of the latest move.
@@ -115,14 +117,14 @@ class _MoveLog:
 
 
 class RecordQueue:
-    """Fetched records in the order of their polls, with the assignment as of the last poll. Only the loop uses this
+    """Fetched records in the order of their polls, and the assignment after the last poll. Only the loop uses this
     object.
     """
 
     def __init__(self) -> None:
         self._fetched: collections.deque[Fetched] = collections.deque()
         self._in_hand: dict[TopicPartition, int] = {}
-        """First offset, by partition, of the records that the last request returned."""
+        """By partition, the first offset of the records that the last request returned."""
         self._assigned: frozenset[TopicPartition] = frozenset()
         self._paused: set[TopicPartition] = set()
         self._moves = _MoveLog()
@@ -137,7 +139,7 @@ class RecordQueue:
         self._place: Any = None
 
     def belong_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Bind the queue to this loop: `take_now` returns records only on this loop, and none in a forked child."""
+        """Bind the queue to this loop: `take_now` returns records only on this loop, and never in a forked child."""
         self._place = place_of(loop)
         _started.add(self)
 
@@ -151,9 +153,9 @@ class RecordQueue:
         return bool(self._fetched)
 
     def take_now(self) -> Any:
-        """Take the next record of any partition, as `next` and `take` do. Return None if a wait may be necessary.
+        """Take the next record of any partition, as `next` and `take` do. Return None if the caller may have to wait.
 
-        The call means that the program has finished all records that it received before.
+        All records that the program received before this call count as finished.
         """
         queue = self._fetched
         if (
@@ -181,7 +183,7 @@ class RecordQueue:
         return None
 
     def take(self, fetched: Fetched, count: int) -> list[Any]:
-        """Remove and return the first `count` records of `fetched`. The program processes them from now on."""
+        """Remove and return the first `count` records of `fetched`. The program processes these records from now on."""
         self._in_hand.setdefault(fetched.tp, fetched.next_offset)
         records = fetched.take(count)
         if not fetched.records:
@@ -221,7 +223,7 @@ class RecordQueue:
         return self._polled_at
 
     def attend_now(self) -> None:
-        """Before the next records are returned, let the consumer poll once to serve its group membership."""
+        """Let the consumer poll once to serve its group membership before it returns the next records."""
         self._attend_at = 0.0
 
     def begin_poll(self) -> PollRequest:
@@ -241,9 +243,9 @@ class RecordQueue:
         self._attend_at = time.monotonic() + _ATTEND_S if settled else 0.0
         self._polled_at = time.time()
         paused_meanwhile = self._meanwhile.paused & result.assigned
-        # If the program has chosen an assignment meanwhile, the assignment of the poll is outdated.
+        # If the program has chosen an assignment since the request, the assignment of the poll is outdated.
         self.lose(gone, self._assigned if self._moves.has_assigned(asked) else result.assigned)
-        # A partition that was revoked and assigned again stays paused, if it was paused.
+        # A paused partition that was revoked and assigned again stays paused.
         self._paused.difference_update({*gone} - result.paused - paused_meanwhile)
         for tp, found in result.records.items():
             # Ignore records that were fetched before a concurrent seek.
@@ -251,8 +253,8 @@ class RecordQueue:
                 self._fetched.append(Fetched(tp, found))
 
     def begin_anew(self) -> None:
-        """Forget everything that was fetched, and ignore the result of a poll that is still running. Called because
-        `start` was cancelled: the next consumer will fetch the records again.
+        """Forget all fetched records, and ignore the result of a running poll. Called after `start` was cancelled: the
+        next consumer will fetch the records again.
         """
         self._moves.restart()
         self._fetched.clear()
@@ -315,7 +317,9 @@ class RecordQueue:
         return moved
 
     def subscribe(self) -> None:
-        """Hold back fetched records until a later poll: the program may no longer be subscribed to their topics."""
+        """Return no fetched records until a later poll, because the program may no longer be subscribed to the records'
+        topics.
+        """
         self._moves.subscribe()
         self._attend_at = 0.0
 
@@ -359,10 +363,10 @@ _started: weakref.WeakSet[RecordQueue] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """In a forked child, do not return the parent's records."""
+    """Make sure that a forked child does not get the parent's records."""
     for records in list(_started):
-        # Without this, `take_now` would return the parent's records. Other requests raise an error, because the loop
-        # does not run in the child.
+        # Without this call, `take_now` would return the parent's records. Other requests raise an error, because the
+        # loop does not run in the child.
         records.attend_now()
 
 

@@ -17,13 +17,15 @@ from kafkasafe.aio.threads import end_of, retrieve
 from kafkasafe.kafkapython import membership
 
 _SLICE_MS: Final = 50
-"""How long the thread waits for records before it checks for other work."""
+"""How many milliseconds the consumer's thread waits for records before it checks for other work."""
 _SETTLE_S: Final = 5.0
-"""Maximum time that `start` waits for the group. A rebalance may take long: other members may have to poll first."""
+"""`start` waits at most this many seconds for the group. A rebalance may take long, because other members may have to
+poll first.
+"""
 
 
 class RecordRequests:
-    """Returns fetched records. If there are none, lets the thread poll. Only one poll runs at a time.
+    """Returns fetched records. Without fetched records, lets the thread poll. Only one poll runs at a time.
 
     `SafeConsumer` describes `one` (`getone`) and `many` (`getmany`).
     """
@@ -38,7 +40,7 @@ class RecordRequests:
         """The running poll. If the task that waits for this poll is cancelled, the next task waits for the same poll.
         """
         self._failed: Exception | None = None
-        """An error of a poll during `settle`. The next request for records raises it."""
+        """An error of a poll during `settle`. The next request for records raises this error."""
 
     async def settle(self) -> None:
         """Join the group and find the first positions, so that records appended after `start` are not skipped."""
@@ -49,7 +51,7 @@ class RecordRequests:
             try:
                 await self._poll(frozenset(), _SLICE_MS)
             except asyncio.CancelledError:
-                self._polling = None  # the next `start` makes another consumer, and polls that one
+                self._polling = None  # the next `start` polls another consumer
                 raise
             except Exception as error:
                 self._failed = error
@@ -98,12 +100,12 @@ class RecordRequests:
         return found
 
     async def _attend(self, end: float = math.inf) -> bool:
-        """Do what the group membership requires, such as joining in a rebalance, before records are returned. The
-        program may process the records for a long time.
+        """Do what the group membership requires, such as joining in a rebalance, before records are returned, because
+        the program may process the records for a long time.
 
         Returns:
-            Whether the records can be returned. They cannot be returned during a rebalance, because another member may
-            get the partitions.
+            Whether the consumer can return records: not during a rebalance, because another member may get the
+            partitions.
         """
         wait_ms = 0.0
         while self._records and self._records.must_attend:
@@ -116,7 +118,7 @@ class RecordRequests:
     async def _poll(
         self, wanted: frozenset[TopicPartition], timeout_ms: float, *, fetch: bool = True
     ) -> None:
-        """Let the thread poll for a moment. The fetched records are kept, even if this task is cancelled meanwhile."""
+        """Let the thread poll for a moment. Even if this task is cancelled, the consumer keeps the fetched records."""
         records = self._records
         async with self._asking:
             if records.next(wanted) is not None if fetch else not records.must_attend:
@@ -127,8 +129,8 @@ class RecordRequests:
             if failed is not None:
                 raise failed
             if self._polling is None:
-                # Always poll on the consumer's own thread. While a listener runs, that thread waits. So a poll that is
-                # requested meanwhile begins after the listener has returned.
+                # Poll on the consumer's own thread, never on a listener's thread. While a listener runs, the consumer's
+                # thread waits, so the new poll begins after the listener has returned.
                 request = records.begin_poll()
                 self._polling = self._thread.poll(
                     request, records.seen(), timeout_ms, fetch=fetch, keep=records.keep

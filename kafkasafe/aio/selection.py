@@ -24,7 +24,7 @@ class Selection:
     `SafeConsumer` describes the methods.
 
     Args:
-        topics: Topics to which the consumer is subscribed from the start.
+        topics: Topics of the consumer's first subscription.
 
     Raises:
         ValueError: A topic cannot have such a name.
@@ -47,7 +47,7 @@ class Selection:
 
     @property
     def topics(self) -> frozenset[str] | None:
-        """The topics that the program has named; None if it has named a pattern."""
+        """The topics that the program has named; None if the program has chosen a pattern."""
         return None if self._reads == "pattern" else self._topics
 
     def assign(self, wanted: frozenset[TopicPartition]) -> asyncio.Future[None]:
@@ -102,7 +102,7 @@ class Selection:
 
 
 def _check_topics(names: Iterable[Any]) -> None:
-    """Check topic names as KafkaConsumer does. Otherwise each `start` would fail later, in a job that it executes.
+    """Check topic names as KafkaConsumer does, so that a wrong name raises an error here, not later in `start`.
 
     Raises:
         TypeError: A name is not a string.

@@ -31,13 +31,13 @@ class ThreadCalls:
     async def do(self, job: Callable[[], T]) -> T:
         """Execute a job on the thread, after all earlier requests.
 
-        Before that, the thread notes which records have been returned to the program.
+        Before the job, the thread stores which records have been returned to the program.
         """
         self._lifecycle.check_open()
         return await self._rebalances.submit(self._thread.knowing(self._records.seen(), job))
 
     def move(self, job: Callable[[Any], T], moved: Iterable[TopicPartition] = ()) -> asyncio.Future[T]:
-        """Execute `job(consumer)` on the thread. `moved` has the partitions whose positions the job may move.
+        """Execute `job(consumer)` on the thread. `moved` contains the partitions whose positions the job may move.
 
         The consumer drops the records that were fetched from these partitions. If the job fails, the consumer fetches
         the records again.
@@ -45,7 +45,7 @@ class ThreadCalls:
         self._lifecycle.check_open()
         _ = self._thread.consumer  # raises an error if the consumer is not open
         partitions, kept = set(moved), self._records.kept
-        # A poll that waits for a listener has not fetched yet. It will fetch from the new positions.
+        # A poll that waits for a listener has not fetched yet, and will fetch from the new positions.
         dropped = self._records.move(partitions, overtakes_poll=not self._rebalances.is_calling)
         return self._rebalances.submit(self._thread.moving(job, partitions, dropped, kept))
 

@@ -1,4 +1,4 @@
-"""The thread's side of a consumer: the inner consumer, the thread that owns it, and notes about the thread's polls."""
+"""The thread's side of a consumer: the inner consumer, the thread that owns it, and notes about polls."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ _NAME: Final = "kafkasafe-aio"
 
 
 class ThreadSide:
-    """Owns the inner consumer. The loop calls this object's methods; the jobs that they queue run on the consumer's
-    thread.
-    """
+    """Owns the inner consumer. The loop calls this object's methods, which queue jobs for the consumer's thread."""
 
     def __init__(self, topics: tuple[str, ...], options: ConsumerOptions) -> None:
         self._topics, self._options = topics, options
@@ -66,9 +64,9 @@ class ThreadSide:
     async def open(self) -> None:
         """Make the inner consumer. If the call is cancelled, nothing stays open."""
         consumer = await call_in_thread(f"{_NAME}-start", self._made, undo=lambda made: made.close())
-        # All commits take their offsets from this object. It counts only records that were returned to the program, not
-        # records that were only fetched.
-        # Do not reuse an earlier `PollNotes`: after a cancelled `start`, that call's consumer may still use it.
+        # All commits take their offsets from a `PollNotes`, which counts only records that were returned to the
+        # program, not records that were only fetched. Do not reuse an earlier `PollNotes`, because the consumer of a
+        # cancelled `start` may still use it.
         polls = self._polls = PollNotes()
         membership.commit_from(consumer, lambda: self._committable(consumer, polls))
         threads.reading_of(consumer).parts.hand_out_later(lambda: self._unhanded(polls))
@@ -100,8 +98,8 @@ class ThreadSide:
         worker.stop()
 
     def drop(self) -> None:
-        """Close the inner consumer without waiting for it. Nothing is committed. The garbage collector may call
-        this.
+        """Close the inner consumer without waiting for it, and without a commit. The garbage collector may call this
+        method.
         """
         consumer, worker = self._both()
         self._dropped = True
@@ -119,8 +117,8 @@ class ThreadSide:
         return self._both()[1].submit(job)
 
     def knowing(self, seen: Seen, job: Callable[[], T]) -> Callable[[], T]:
-        """Return a job for the thread that first stores `seen`, and then executes `job`. `seen` is the state of the
-        fetched records when the program made its request.
+        """Return a job that first stores `seen`, and then executes `job`. `seen` is the state of the fetched records
+        when the program made its request.
         """
         polls = self._polls
 
@@ -143,11 +141,11 @@ class ThreadSide:
 
         Args:
             request: The input of the poll.
-            seen: Which fetched records have arrived on the loop, and which of them the program has finished.
+            seen: Which fetched records have arrived on the loop, and which records the program has finished.
             timeout_ms: How long to wait for records.
             fetch: Whether to fetch records, or only to serve the group membership.
-            keep: Called on the loop with the result, before the returned future is resolved. It is also called if the
-                poll raises an error.
+            keep: Called on the loop with the result, before the returned future is resolved, even if the poll raises an
+                error.
         """
         consumer, worker = self._both()
         reading, polls = threads.reading_of(consumer), self._polls
@@ -166,10 +164,11 @@ class ThreadSide:
                         membership.keep_membership(consumer, timeout_ms)
                 joined = membership.has_joined(consumer)
             finally:
-                # Do this after an error, too: after a NoOffsetForPartitionError, for example, the program may seek.
+                # Store the result even after an error, because the program may continue, for example with a seek after
+                # a NoOffsetForPartitionError.
                 states = membership.states_of(consumer)
                 gone = self._leave_revoked(consumer, polls, states)
-                # If a partition in `gone` is assigned again, its position is the committed offset now.
+                # A partition in `gone` that was assigned again now continues from the committed offset.
                 polls.ended(states, gone, records)
                 paused = frozenset(tp for tp in gone if tp in states and states[tp].paused)
                 number = polls.number
@@ -187,8 +186,8 @@ class ThreadSide:
     ) -> Callable[[], T]:
         """Return a function that calls `job(consumer)`. The job moves the positions of these partitions.
 
-        The job may be `assign` or `unsubscribe`, within which kafka-python commits. This commit needs to know which
-        records the program has received. So this knowledge about the partitions is deleted only after the job.
+        The job may be `assign` or `unsubscribe`, within which kafka-python commits. The commit needs to know which
+        records of the partitions the program has received, so `PollNotes` forgets the partitions only after the job.
 
         Args:
             job: The job.
@@ -215,7 +214,7 @@ class ThreadSide:
     def offering(
         self, fate: Callable[[], OffsetsFate], lane: ProducerLane, handed: HandedOut
     ) -> Callable[[], tuple[Any, ...]]:
-        """Return a job. It collects the data with which an atomic batch of this lane can commit offsets.
+        """Return a job that collects the data with which an atomic batch of this lane can commit offsets.
 
         See `kafkasafe._consuming.rereading.Rereading.offer`.
         """
@@ -237,7 +236,7 @@ class ThreadSide:
         return self._polls.number
 
     def subscription(self) -> set[str]:
-        """Return the topics to which the inner consumer is subscribed, if it exists."""
+        """Return the topics of the inner consumer's subscription; empty without an inner consumer."""
         return set() if self._opened is None else set(self.consumer.subscription() or ())
 
     def lost(self) -> tuple[list[TopicPartition], frozenset[TopicPartition]]:
@@ -249,7 +248,8 @@ class ThreadSide:
         return self._polls.lost(states), frozenset(states)
 
     def _committable(self, consumer: Any, polls: PollNotes) -> dict[TopicPartition, Any]:
-        """Return the offsets to commit: those of the first records that were not returned to the program.
+        """Return the offsets to commit: for each partition, the offset of the first record that was not returned to the
+        program.
 
         The result is empty if the program has dropped the consumer.
 
@@ -264,11 +264,11 @@ class ThreadSide:
     def _leave_revoked(
         consumer: Any, polls: PollNotes, states: Mapping[TopicPartition, object]
     ) -> list[TopicPartition]:
-        """For each revoked partition, let the consumer store how far the program got. Return these partitions.
+        """Return the revoked partitions, and let the consumer store the offset after the last record that the program
+        got from each of them.
 
-        Call this method before `polls` forgets which of their records the program did not receive.
-
-        The consumer itself examines its partitions only when it fetches, which may be too late.
+        Call this method before `polls` forgets which records of these partitions the program did not receive. The
+        consumer itself examines its partitions only in a fetch, which may be too late.
         """
         gone = polls.lost(states)
         if gone:
@@ -276,7 +276,7 @@ class ThreadSide:
         return gone
 
     def _unhanded(self, polls: PollNotes) -> Mapping[TopicPartition, int]:
-        """Return, by partition, the first offset that is fetched but not handed out.
+        """Return, by partition, the offset of the first record that was fetched but not returned to the program.
 
         Called on the consumer's thread.
         """

@@ -41,15 +41,15 @@ async def call_in_thread(
     daemon: bool = True,
     otherwise: Worker | None = None,
 ) -> T:
-    """Run `call()` on a separate thread, so that busy executors of the program cannot delay the call.
+    """Run `call()` on a separate thread, because the program's executors may be busy.
 
     Args:
         name: Name of the thread.
         call: Function to run. If this coroutine is cancelled, the function still runs to its end.
         undo: Called with the result of `call` after a cancellation.
         daemon: Whether the interpreter may exit before the call ends.
-        otherwise: The worker that runs the call if the process can start no more threads. Without it, the RuntimeError
-            is raised.
+        otherwise: The worker that runs the call if the process can start no more threads. Without a worker, this
+            function raises the RuntimeError.
     """
     loop = running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -87,7 +87,7 @@ async def call_in_thread(
         return await done
     except asyncio.CancelledError:
         if done.done() and not done.cancelled() and done.exception() is None:
-            abandon(done.result())  # the result and the cancellation came at the same moment
+            abandon(done.result())  # the call ended at the same moment as the cancellation
         raise
 
 
@@ -117,7 +117,7 @@ def end_of(timeout_ms: float) -> float:
 
 
 class _ThreadOfLoop:
-    """Provides `_thread_id` for an event loop without such an attribute."""
+    """Provides `_thread_id` for an event loop without this attribute."""
 
     __slots__ = ("_loop",)
 
@@ -134,10 +134,11 @@ class _ThreadOfLoop:
 
 
 def place_of(loop: asyncio.AbstractEventLoop) -> Any:
-    """Return an object whose `_thread_id` is the thread in which the loop runs; None while the loop does not run.
+    """Return an object whose `_thread_id` is the id of the loop's thread; None while the loop does not run.
 
-    For each record, callers compare this value with the current thread's id. `asyncio.get_running_loop` would be
-    slower, because it makes a system call (getpid) each time. In a forked child, the value is still the parent's.
+    For each record, callers compare `_thread_id` with the current thread's id. `asyncio.get_running_loop` would be
+    slower, because it makes a system call (getpid) each time. In a forked child, `_thread_id` is still the parent's
+    value.
     """
     return loop if hasattr(loop, "_thread_id") else _ThreadOfLoop(loop)
 
@@ -181,7 +182,8 @@ class Worker:
                 result = job()
             except BaseException as raised:
                 error = raised
-            # Make only one call: each wake-up of the loop takes the interpreter lock from this thread.
+            # Call `call_soon_threadsafe` only once: each wake-up of the loop takes the interpreter lock from this
+            # thread.
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(give, result, error)
 
@@ -200,6 +202,6 @@ class Worker:
         while (job := self._jobs.get()) is not None:
             with contextlib.suppress(
                 Exception
-            ):  # no caller waits for these jobs; later calls of the producer raise its errors
+            ):  # no caller waits for this job; later calls of the producer raise the producer's errors
                 job()
             del job

@@ -1,1 +1,1 @@
-"""What a log held, and what it holds now: epochs, offsets, batches, and what a consumer remembers. Pure."""
+"""Compares the past and the present content of a log: epochs, offsets, batches, a consumer's memory. Pure."""

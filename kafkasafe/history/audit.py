@@ -2,12 +2,12 @@
 
 Brokers do not assign sequences: an idempotent producer gives each record of a partition the next sequence, and starts
 again at 0 with each epoch. So for one (partition, producer id, epoch), the sequences in the log ascend without gaps. A
-gap means that the log lost a record, or that the record never arrived although later ones did. A repeated sequence
+gap means that the log lost a record, or that a record never arrived although later records arrived. A repeated sequence
 means that a record was written twice.
 
 A log is read in parts, in any order: `runs` groups a part's headers into contiguous runs, and `judge` joins the runs of
-all parts. Where compaction has removed records, there seems to be a gap. Records that retention has removed leave no
-gap: the log begins after them.
+all parts. If compaction has removed whole batches, the result shows a gap without a loss. Records that retention has
+removed leave no gap, because the log begins after these records.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Final
 
 from kafkasafe.record.batch import BatchHeader
 
-_SEQUENCES: Final = 2**31  # after the last one comes 0
+_SEQUENCES: Final = 2**31  # 0 follows the last sequence
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRun:
-    """Batches of one producer in one partition whose sequences follow each other.
+    """Batches of one producer in one partition, with contiguous sequences.
 
     Attributes:
         producer_id: -1 for records of producers without idempotence, which have no sequences.
@@ -80,15 +80,15 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class IdCount:
-    """What the ids in the records show.
+    """Statistics of the ids in the records.
 
     Attributes:
         source: Where the ids are.
         records: How many records have an id.
         without_id: How many records have no id.
         distinct: How many different ids there are.
-        missing: How many whole numbers between the least and the largest id are missing; None if ids are not numbers.
-        examples: Ids that occur more than once, and how often; the most frequent first.
+        missing: How many whole numbers between the lowest and the highest id are missing; None if ids are not numbers.
+        examples: Ids that occur more than once, with their counts; the most frequent id first.
     """
 
     source: str
@@ -187,7 +187,7 @@ def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Produce
 
     Args:
         found: The runs of all parts of the log, in any order.
-        log_start: First offset of the log. Retention removed the records before it.
+        log_start: First offset of the log. Retention removed the records before this offset.
     """
     producers: dict[int, Producer] = {}
     # Maps (producer id, epoch) to the sequence that the next record must have.

@@ -1,9 +1,10 @@
 """Decides from the cluster's answers whether a batch is in the log.
 
 There are two sources: the leader's producer state (DescribeProducers, KIP-664: the last sequence that the leader has of
-a producer id) and the log itself (batch headers from our last acknowledged offset up to the high watermark). The state
-is cheap, so the caller asks for it first. The state expires, so a missing entry proves nothing, and the caller then
-reads the log. If the log was trimmed or compacted past the offset where the batch could be, the answer is UNDECIDABLE.
+a producer id) and the log itself (batch headers from our last acknowledged offset up to the high watermark). The caller
+first asks for the producer state, which is cheap. The state expires, so a missing entry proves nothing, and the caller
+must read the log. If the log was trimmed or compacted past the offset where the batch could be, the result is
+UNDECIDABLE.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def add_sequence(sequence: int, count: int) -> int:
 
 
 def sequence_distance(start: int, end: int) -> int:
-    """How far `end` is after `start`, from −2³⁰ to 2³⁰−1; negative if `end` is before `start`. Sequences wrap, so `end`
-    can be reached both forwards and backwards. The smaller of the two distances is the right one, because compared
+    """The distance from `start` to `end`, from −2³⁰ to 2³⁰−1; negative if `end` is before `start`. Sequences wrap
+    around, so there are two distances, forwards and backwards. The result is the shorter distance, because compared
     sequences are always close together.
     """
     distance = (end - start) & MAX_SEQUENCE
@@ -55,7 +56,9 @@ class BatchId:
         return self.producer_id, self.producer_epoch
 
     def follows(self, earlier: BatchId) -> bool:
-        """Whether `earlier` has the same producer id and epoch, and does not come after this id."""
+        """Whether `earlier` has the same producer id and epoch, and its last sequence is not after the last sequence of
+        this id.
+        """
         same = self.producer == earlier.producer
         return same and sequence_distance(earlier.last_sequence, self.last_sequence) >= 0
 
@@ -74,14 +77,14 @@ class BatchKind(enum.Enum):
 
 
 class LogBatch(NamedTuple):
-    """A batch of the log, as its header describes it.
+    """Fields of the header of a batch in the log.
 
     Attributes:
         base_offset: Offset of the first record.
         last_offset: Offset of the last record (inclusive).
         producer_id: Producer id, -1 if the batch has none.
         producer_epoch: Producer epoch, -1 if the batch has none.
-        base_sequence: Sequence of the first record; -1 if the batch has none, like a marker.
+        base_sequence: Sequence of the first record; -1 if the batch has no sequences, like a marker.
         kind: The batch's role in a transaction.
     """
 
@@ -106,7 +109,7 @@ class IdentityVerdict(enum.Enum):
     """The conclusion about all batches in doubt together."""
 
     DECIDED = "decided"
-    """The first `present` batches are in the leader's log, the others are not."""
+    """The first `present` batches are in the leader's log; the other batches are not."""
     GAP = "gap"
     """Like DECIDED. In addition, the leader lacks records that were sent before the first absent batch, so the absent
     batches need new ids.
@@ -114,7 +117,7 @@ class IdentityVerdict(enum.Enum):
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
-    """The log has the first `present` batches. It cannot be determined whether the log has the next batch."""
+    """The log has the first `present` batches. Whether the log has the next batch cannot be determined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +126,13 @@ class Judgement:
 
     Attributes:
         verdict: The conclusion.
-        present: How many of the batches, counted from the first one, are in the log.
+        present: Number of batches at the beginning of the sequence that are in the log.
         evidence: The observations, as human-readable text.
         offsets: Base offsets of batches that were found in the log itself, by index.
         missing: Number of records that are missing between the producer's last record at the leader and the first
             absent batch, if the verdict is GAP.
-        of_state: Whether the judgement is based on the leader's producer state. This state shows whether the leader
-            lacks a batch.
+        of_state: Whether the judgement is based on the leader's producer state, which shows whether the leader lacks a
+            batch.
     """
 
     verdict: IdentityVerdict
@@ -155,7 +158,8 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
 
     Args:
         doubt: The batches in doubt, in sequence order, all of one producer id and epoch.
-        view: The leader's state of that id; None if the leader has none, or if the broker cannot be asked.
+        view: The leader's state of this producer id; None if the leader has no such state, or if the broker cannot be
+            asked.
         acked_before: Whether an earlier batch of this id and epoch was acknowledged on the partition.
 
     Returns:
@@ -173,7 +177,8 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
     if view.producer_epoch > first.producer_epoch:
         return Judgement(IdentityVerdict.READ_LOG, 0, f"{seen}: newer than our epoch {first.producer_epoch}")
     if view.producer_epoch < first.producer_epoch:
-        # An epoch begins at sequence 0. So if the base sequence is not 0, other batches of this epoch came before.
+        # An epoch begins at sequence 0. So if the base sequence is not 0, the epoch has earlier batches, which the
+        # leader lacks.
         verdict = IdentityVerdict.GAP if acked_before or first.base_sequence else IdentityVerdict.DECIDED
         nothing = f"{seen}: nothing of our epoch {first.producer_epoch}"
         return Judgement(verdict, 0, nothing, missing=first.base_sequence)
@@ -188,7 +193,7 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
         return Judgement(IdentityVerdict.DECIDED, present, seen)
     missing = sequence_distance(add_sequence(view.last_sequence, 1), doubt[present].base_sequence)
     if missing < 0:
-        # The state ends inside our batch. None of our batches ends there, so the leader's last batch is not ours.
+        # The leader's last batch is not ours: its last sequence is inside our batch, where none of our batches ends.
         return Judgement(IdentityVerdict.UNDECIDABLE, present, f"{seen}: inside our batch {doubt[present]}")
     return Judgement(
         IdentityVerdict.GAP if missing else IdentityVerdict.DECIDED, present, seen, missing=missing
@@ -202,11 +207,11 @@ class Scan:
     Attributes:
         doubt: The batches to find.
         next_offset: Where the next page starts.
-        end_offset: The leader's log end when the scan began (exclusive): the scan must read up to here.
+        end_offset: The leader's log end when the scan began (exclusive). The scan must read up to this offset.
         found: Base offset of each batch found, by index.
-        trimmed_to: The log start offset, if a page showed that it is above `next_offset`; else -1.
-        hidden_before: The scan may have missed batches before this offset, because retention or compaction removed
-            them. A gap in the offsets shows that compaction removed a batch. -1 if the scan read everything.
+        trimmed_to: The log start offset, if a page showed that retention removed unread records; otherwise -1.
+        hidden_before: Before this offset, retention or compaction may have removed batches that the scan searches for.
+            A gap in the offsets shows that compaction removed a batch. -1 if the scan read everything.
     """
 
     doubt: Sequence[BatchId]
@@ -251,10 +256,11 @@ class Scan:
 
 
 def judge_by_log(scan: Scan) -> Judgement:
-    """Judge by a finished scan: found batches are committed; the others are absent if no part of the log was hidden.
+    """Judge by a finished scan: found batches are committed; the other batches are absent if no part of the log was
+    hidden.
 
-    The leader appends batches in order. So a missing batch before a found one must have been in the hidden part. A
-    batch that is newer than all batches found is absent if the scan read everything after the newest batch found. In
+    The leader appends batches in order. So a missing batch before a found batch must have been in the hidden part. A
+    batch that is newer than all found batches is absent if the scan read everything after the newest found batch. In
     every other case, the result is UNDECIDABLE.
     """
     seen = f"the log up to offset {scan.next_offset} holds {len(scan.found)} of {len(scan.doubt)} batches"
@@ -264,8 +270,8 @@ def judge_by_log(scan: Scan) -> Judgement:
     before = -1
     for index in range(newest + 1):
         if index not in scan.found and before >= scan.hidden_before:
-            # The scan read the place where this batch would be. The log has a later batch, but not this one. So the log
-            # lost this batch, or a leader without producer state appended the later batch out of order.
+            # The scan read the part of the log where this batch would be, and found only a later batch. So the log lost
+            # this batch, or a leader without producer state appended the later batch out of order.
             return Judgement(
                 IdentityVerdict.UNDECIDABLE, index, f"{seen}; a later batch is there", dict(scan.found)
             )
@@ -281,20 +287,20 @@ def judge_by_log(scan: Scan) -> Judgement:
 def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, whole: bool) -> Judgement:
     """Judge by the leader's producer state and by a scan that began after the state was read.
 
-    The state may show that a batch was appended although the log no longer has the batch. The leader derives the state
-    from its log, and only this incarnation uses the producer id. So the leader has appended all batches that the state
-    counts. A missing entry proves nothing. When the scan is finished, all batches that the state counts are below the
-    high watermark. The reason: the scan's end was looked up after the state was read, and a scan reads only what is
-    below the high watermark.
+    The producer state may include a batch that was appended, but that the log no longer has. The leader derives the
+    state from its log, and only this incarnation uses the producer id. So the leader has appended all batches that the
+    state includes. A missing entry proves nothing. When the scan is finished, all batches that the state includes are
+    below the high watermark, because the caller looked up the scan's end after it read the state, and a scan reads only
+    batches below the high watermark.
 
     Args:
         scan: A finished scan.
         view: The leader's state of the batches' producer id; None if the leader has no such state, or if the leader
             cannot be asked.
         acked_before: As for `judge_by_state`.
-        whole: False if the log was truncated after the last acknowledgement. The leader may then have appended a late
-            request although the batches before it are missing. In this case, the leader's state wrongly counts the
-            missing batches as present.
+        whole: False if the log was truncated after the last acknowledgement. After a truncation, the leader may have
+            appended a late request although earlier batches are missing. The leader's state then wrongly includes the
+            missing batches.
     """
     judgement = judge_by_log(scan)
     rest = scan.doubt[judgement.present :]
@@ -326,15 +332,16 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
         scan: A finished scan. The scan searched only for the batches that `by_state` counts as present.
 
     Returns:
-        (judgement, whether to trust it). Do not trust the judgement if the scan read the whole log but did not find all
-        batches that the state counts as present. In this case, the leader appended a late request to an empty log. So
-        its state also counts the batches before this request, which the log lacks.
+        (judgement, whether to trust the judgement). Do not trust the judgement if the scan read the whole log but did
+        not find all batches that the state counts as present. This happens if the leader appended a late request to an
+        empty log: its state then also counts the earlier batches, which the log lacks.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(
         by_state.verdict, by_state.present, by_state.evidence, by_log.offsets, by_state.missing, of_state=True
     )
-    # If every found batch comes before the missing ones, the missing ones may be in the unreadable part of the log.
+    # If every found batch comes before the missing batches, the missing batches may be in the unreadable part of the
+    # log.
     hidden = by_log.verdict is IdentityVerdict.UNDECIDABLE and all(
         index < by_log.present for index in by_log.offsets
     )

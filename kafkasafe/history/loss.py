@@ -1,15 +1,15 @@
 """Finds acknowledged batches that the log has lost, by means of the batch headers that the log holds now.
 
 An acknowledged batch can vanish after an unclean election, or with a wiped disk or a recreated topic. Brokers do not
-report this: in KAFKA-7190 and similar cases, they just acknowledge later batches at lower offsets than earlier ones. So
-the journal suspects a loss from other signs (`Cause`), and a survey then compares the batch headers of the log with the
-acknowledged batches.
+report such a loss: in KAFKA-7190 and similar cases, brokers acknowledge later batches at lower offsets than earlier
+batches. So the journal suspects a loss from other signs (`Cause`), and a survey then compares the batch headers of the
+log with the acknowledged batches.
 
 A batch is **lost** when it is not in the log, and either another batch covers its offset, or its offset is at or after
-the log's end. If the exact offset of a batch was never known, the batch counts as lost only under one condition: the
-survey saw the whole log, without a gap, from the batch's lowest possible offset on. A batch does not count as lost if
-its offset is before the log's start, because retention deleted it. A batch does not count as lost either if no batch
-covers its offset now, because compaction removed it. Kafka is configured to remove such batches.
+the log's end. If the exact offset of a batch was never known, the batch counts as lost only if the survey saw the whole
+log, without a gap, from the batch's lowest possible offset on. A batch is not lost if its offset is before the log's
+start, because retention deleted the batch. A batch is not lost either if no batch covers its offset now, because
+compaction removed the batch. The topic's configuration asks for both kinds of deletion.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cause(enum.Enum):
     """The sign that raised a suspicion."""
 
     ACK = "ack"
-    """A broker acknowledged a batch at an offset that is not above that of a batch acknowledged earlier."""
+    """A broker acknowledged a batch at an offset that is not above the offset of an earlier acknowledged batch."""
     SEQUENCE = "sequence"
     """The leader lacks sequences that were acknowledged."""
     UNKNOWN_PRODUCER = "unknown producer"
@@ -51,8 +51,8 @@ class AckedBatch:
 
     Attributes:
         identity: Id of the batch.
-        base_offset: First offset of the batch, or a lower bound of it.
-        exact: Whether `base_offset` is exact; otherwise it is a lower bound.
+        base_offset: First offset of the batch, or a lower bound of this offset.
+        exact: Whether `base_offset` is exact, and not only a lower bound.
     """
 
     identity: BatchId
@@ -66,10 +66,10 @@ class AckedBatch:
 
 
 class Released:
-    """Offsets of acknowledged batches that the spool has deleted. Only marks of these batches are left.
+    """Offsets of acknowledged batches that the spool has deleted, except for the batches' marks.
 
     Attributes:
-        complete_from: All such batches at or after this offset are known. While no such batch is known, this value is
+        complete_from: All released batches at or after this offset are known. If there is no such offset, the value is
             above every offset.
     """
 
@@ -90,7 +90,7 @@ class Released:
         if not offsets:
             self.complete_from = forgotten_offset if forgotten_offset >= 0 else _BEYOND
         while offsets and offsets[-1] >= base_offset:
-            offsets.pop()  # the log lost these batches in a truncation, which a survey has examined
+            offsets.pop()  # the log lost these batches in a truncation that a survey has examined
         offsets.append(base_offset)
         if len(offsets) > 2 * _RELEASED:
             del offsets[:_RELEASED]
@@ -103,8 +103,8 @@ class Released:
         return self._offsets[bisect_left(self._offsets, offset) :]
 
     def cut(self, end_offset: int) -> None:
-        """Drop the offsets at and after `end_offset`: the log once ended there, so the batches at these offsets are
-        lost.
+        """Drop the offsets at and after `end_offset`. The batches at these offsets are lost, because the log once ended
+        at `end_offset`.
         """
         while self._offsets and self._offsets[-1] >= end_offset:
             self._offsets.pop()
@@ -124,13 +124,13 @@ class Loss:
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
         records: Number of records in the lost batches, and in older batches whose loss follows from the sequences.
-        moved: Maps the index of a batch to the batch's offset in the log, if this is not the offset that was
-            acknowledged.
+        moved: For batches that are not at their acknowledged offset: maps the index of the batch to its offset in the
+            log.
         oldest_known: Whether the loss may include batches older than any that the survey searched for. True if the
             oldest batch that the survey searched for is lost, and the number of lost records before this batch is
             unknown.
-        released_there: Of suspected batches that the spool has deleted, only the offsets are known. True if the log has
-            a batch of this lane at each of these offsets.
+        released_there: True if the log has a batch of this lane at each known offset of suspected batches that the
+            spool has deleted.
         ours_until: End (exclusive) of the offsets that batches of this lane cover without a gap, beginning at the first
             suspected offset. -1 if the survey did not check this, or if no batch of this lane covers the first
             suspected offset.
@@ -148,7 +148,7 @@ class Loss:
 
 @dataclass(slots=True)
 class Survey:
-    """Takes the log's batch headers, and finds out which acknowledged batches are in the log.
+    """Finds out from the log's batch headers which acknowledged batches are in the log.
 
     Attributes:
         acked: The acknowledged batches, in the order of their acknowledgement.
@@ -156,16 +156,16 @@ class Survey:
         end_offset: End of the log (exclusive), which may be above the high watermark.
         log_start_offset: The log's start.
         from_offset: First offset at which the log may have changed; -1 when unknown. Lost batches may have been
-            appended a second time at or after this offset. This offset may be lower than that of the oldest
+            appended a second time at or after this offset, which may be lower than the offset of the oldest
             acknowledged batch.
         ours: Producer ids that only batches of this lane have. A transactional batch with such an id counts only if the
             commit marker of its transaction is in the log.
         doubted_from: First offset of the part of the log in which the survey checks whether batches with a producer id
             in `ours` cover every offset. -1: no check.
-        released: Base offsets of those batches of this lane that the spool has deleted. They are in ascending order,
-            and none is below `doubted_from`. Only the offsets of these batches are known. None if some of these offsets
+        released: Base offsets, in ascending order, of the batches of this lane that the spool has deleted and that
+            begin at or after `doubted_from`. Only the offsets of these batches are known. None if some of the offsets
             are unknown.
-        complete: Whether the survey saw no gap between batches, which means that nothing was compacted.
+        complete: Whether the survey saw no gap between batches, so that compaction has removed no batch.
     """
 
     acked: Sequence[AckedBatch]
@@ -189,12 +189,12 @@ class Survey:
     _open: _Transactions = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin right before the oldest batch, or at the log's start if that is later."""
+        """Begin right before the oldest batch, or at the log's start if the log begins later."""
         oldest = min((batch.base_offset for batch in self.acked), default=self.end_offset)
         if self.from_offset >= 0:
             oldest = min(oldest, self.from_offset)
         self._begin = max(self.log_start_offset, min(oldest, self.end_offset))
-        # Include the batch before the oldest one: its sequences show how many records are missing in between.
+        # Include the batch before the oldest batch, whose sequences show how many records are missing in between.
         self.next_offset = max(self.log_start_offset, self._begin - 1)
         self._ours_until = self.doubted_from
         self._open = _Transactions()
@@ -242,10 +242,10 @@ class Survey:
         self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
 
     def _check_released(self, base_offset: int, last_offset: int) -> None:
-        """Compare a batch of the log with the released batches that begin before the end of this batch. Each of these
-        released batches must have the same base offset as the batch of the log.
+        """Compare a batch of the log with the released batches that begin before its end. Each of these released
+        batches must have the same base offset as the batch of the log.
 
-        `base_offset` is where this batch of the log begins; -1 if another producer wrote the batch.
+        `base_offset` is the base offset of the batch of the log; -1 if another producer wrote the batch.
         """
         released = self.released or ()
         while self._checked < len(released) and released[self._checked] <= last_offset:
@@ -260,8 +260,8 @@ class Survey:
 
     def _is_gone(self, index: int, batch: AckedBatch) -> bool:
         if not batch.exact:
-            # The batch was at this offset or a later one. So it counts as lost only if the survey saw the whole log
-            # from this offset on.
+            # The batch was at this offset or at a later offset. So the batch counts as lost only if the survey saw the
+            # whole log from this offset on.
             return self.complete and batch.base_offset >= self.log_start_offset
         if batch.next_offset <= self.log_start_offset:
             return False
@@ -269,7 +269,7 @@ class Survey:
 
     @property
     def any_left(self) -> bool:
-        """Whether a batch from before the loss is still at its offset. This proves that the topic was not recreated."""
+        """Whether a batch from before the loss is still at its offset, so the topic was not recreated."""
         end = 0
         for index, batch in enumerate(self.acked):
             if batch.base_offset < end:
@@ -315,12 +315,13 @@ class Survey:
 class _Transactions:
     """Finds batches of this lane's transactions for which the log contains no commit marker.
 
-    A batch of an aborted transaction must not be mistaken for the acknowledged batch that was at the same offset:
+    The survey must not mistake a batch of an aborted transaction for the acknowledged batch that was at the same
+    offset:
 
     1. The cluster commits a transaction of producer id 5 with a batch at offset 16, and the spool deletes the batch.
-    2. An unclean election loses that batch. The next transaction of id 5 appends a batch at offset 16, then the client
-       is killed.
-    3. The client's successor aborts that transaction. The log has a batch of producer id 5 at offset 16, but it is not
+    2. An unclean election loses the batch. The next transaction of producer id 5 appends another batch at offset 16,
+       then the client is killed.
+    3. The client's successor aborts the second transaction. The log has a batch of producer id 5 at offset 16, but not
        the acknowledged batch.
 
     A transaction without a marker also counts as not committed, because it may still be aborted.
@@ -344,15 +345,15 @@ class _Transactions:
 
     @property
     def not_committed(self) -> list[int]:
-        """Base offsets of the batches that were aborted, or have no marker yet."""
+        """Base offsets of the batches whose transactions were aborted, or have no marker yet."""
         return [*self._aborted, *(at for offsets in self._open.values() for at in offsets)]
 
 
 class _Before:
     """Counts how many of the records that were acknowledged before the oldest remembered batch are lost.
 
-    Sequences have no gaps. So if the log still has an older batch of the same producer id, the sequence of that batch
-    shows how many records are missing.
+    Sequences have no gaps. So if the log still has an older batch of the same producer id, its sequences show how many
+    records are missing.
     """
 
     def __init__(self, acked: Sequence[AckedBatch], begin: int) -> None:
@@ -390,7 +391,7 @@ class _Before:
             self._elsewhere[identity.base_sequence] = identity.count
 
     def missing(self) -> int | None:
-        """The number of missing records; None if the log has no older batch of that producer id."""
+        """The number of missing records; None if the log has no older batch of the same producer id."""
         last = self._last_sequence
         if last is None:
             return None

@@ -1,4 +1,4 @@
-"""What a consumer remembers of the partitions it read, as the text of a file (`SafeConsumer(lineage_path=...)`)."""
+"""The histories of the partitions of a consumer, as the text of a file (`SafeConsumer(lineage_path=...)`)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Remembered:
 
     Attributes:
         topic_id: 16 bytes; None if brokers report no topic ids (before 2.8).
-        lineage: The history of the records that the consumer handed out.
+        lineage: The history of the records that the consumer returned to the program.
         marks: The newest batches that were read, oldest first; empty if leader epochs suffice.
-        skipped: Ranges of offsets that a seek has skipped: the first offset, and the one after the last. The leader
-            epochs of the skipped records are not known.
+        skipped: Ranges of offsets that a seek has skipped: the first offset, and the offset after the last. The
+            consumer does not know the leader epochs of the skipped records.
     """
 
     topic_id: bytes | None
@@ -56,7 +56,7 @@ def encode(partitions: Mapping[tuple[str, int], Remembered]) -> str:
 
 
 MAX_LINEAGE_BYTES: Final = 16 * 1024
-"""Maximum length of one `Lineage` as text. It is enough for all epochs that a `Lineage` keeps."""
+"""Maximum length of one `Lineage` as text: enough for all epochs that a `Lineage` keeps."""
 
 
 def decode(text: str) -> dict[tuple[str, int], Remembered]:
@@ -69,14 +69,14 @@ def decode(text: str) -> dict[tuple[str, int], Remembered]:
 
 
 def _read(row: Any) -> tuple[tuple[str, int], Remembered]:
-    # The checksum was right, so the text is not damaged. If a row is malformed, another program wrote it.
+    # The checksum was right, so the text is not damaged: another program has written a malformed row.
     try:
         topic, partition, number = row["topic"], row["partition"], row["topic_id"]
         known = Remembered(
             None if number is None else bytes.fromhex(number),
             Lineage.decode(row["lineage"]),
             tuple(BatchMark(*(_whole(value) for value in mark)) for mark in row["batches"]),
-            # Files of earlier versions have no such ranges.
+            # Files of earlier versions have no skipped ranges.
             tuple((_whole(start), _whole(end)) for start, end in row.get("skipped", ())),
         )
         where = _name(topic), _whole(partition)

@@ -31,24 +31,25 @@ class HeldReason(enum.Enum):
     OFFSET_NOT_AVAILABLE = "offset_not_available"
     """Error 78: the new leader is catching up. Ask the same leader again; new metadata would not help."""
     LEADER_NOT_AVAILABLE = "leader_not_available"
-    """Error 5: an election is in progress. Or the new leader is catching up (see error 78), and the broker or the
+    """Error 5: an election is in progress; or the new leader is catching up (see error 78), and the broker or the
     client is older than KIP-207.
     """
     LOWER = "lower"
-    """The answer is lower than before, and it is unknown whether the log lost records. An OffsetForLeaderEpoch request
-    for `Held.ask_epoch` shows whether the log lost records.
+    """The answer is lower than an earlier answer. An OffsetForLeaderEpoch request for `Held.ask_epoch` shows whether
+    the log lost records.
     """
     CATCHING_UP = "catching_up"
-    """The answer is lower than an earlier one, but the leader still has the records up to the earlier answer."""
+    """The answer is lower than an earlier answer, but the leader still has the records up to the earlier answer."""
     NOT_DELETED = "not_deleted"
-    """The start is lower than before: this leader has not yet deleted records that its predecessor had deleted."""
+    """The start is lower than before, because this leader has not yet deleted records that its predecessor had deleted.
+    """
     FORMER_LEADER = "former_leader"
     """A leader with an older epoch gave the answer, which is therefore outdated."""
     FORMER_TOPIC = "former_topic"
-    """The answer is about a deleted topic of this name."""
+    """The answer is about a deleted topic with the same name."""
     NOT_FOUND = "not_found"
-    """An earlier look-up of the same timestamp found a record, and nothing shows that the log lost it. A look-up of the
-    earliest offset may show that (`EndOffsets.observe_start`).
+    """An earlier look-up of the same timestamp found a record, and nothing shows that the log lost the record. A
+    look-up of the earliest offset may show such a loss (`EndOffsets.observe_start`).
     """
 
 
@@ -56,13 +57,13 @@ class RegressedReason(enum.Enum):
     """Why an offset is lower than before."""
 
     TRUNCATED = "truncated"
-    """The leader's log became shorter, under the same leader epoch or an unknown one."""
+    """The leader's log became shorter, under the same leader epoch or an unknown epoch."""
     UNCLEAN_ELECTION = "unclean_election"
-    """A leader under a newer epoch never had the records."""
+    """A leader with a newer epoch never had the records."""
     RECREATED = "recreated"
     """The topic was deleted and created again."""
     ACCEPTED = "accepted"
-    """Nothing was proven, but the caller accepted the lower offset."""
+    """The caller accepted the lower offset without a proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,8 @@ class Proof:
     """The cluster's evidence for a lower offset.
 
     Attributes:
-        requested_epoch: Epoch that was asked about.
-        reply_epoch: The leader's largest epoch that is not above the requested one.
+        requested_epoch: Epoch in the OffsetForLeaderEpoch request.
+        reply_epoch: The leader's largest epoch that is not above the requested epoch.
         end_offset: Where `reply_epoch` ends in the leader's log. The records at and after this offset are lost.
         leader_epoch: The leader's own epoch, -1 when not known.
         old_topic_id: Topic id before.
@@ -92,10 +93,10 @@ class Value:
 
     Attributes:
         offset: The offset; None if no record has the requested timestamp or a later one (look-ups by timestamp only).
-        leader_epoch: Leader epoch of the answer, -1 when it had none.
+        leader_epoch: Leader epoch of the answer, -1 when the answer had none.
         recreated: The topic was recreated since the last answer (a lower end would be reported as `Regressed`).
         previous: Log start offset of the deleted topic, if the topic was recreated and this answer is a start offset;
-            otherwise None. It may be above `offset`.
+            otherwise None. `previous` may be above `offset`.
     """
 
     offset: int | None
@@ -106,7 +107,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An answer that is not accepted yet; `offset` stays valid. Ask again.
+    """An answer that is not accepted yet: `offset` stays valid, and the caller asks again.
 
     Attributes:
         offset: The remembered value; None before the first accepted answer.
@@ -150,8 +151,8 @@ class Regressed:
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """The answers remain lower than the remembered offset, and no epochs are known that could show why. Either the
-    broker is slow to catch up, or it has lost records.
+    """The answers remain lower than the remembered offset, without epochs that could show why. Either the broker is
+    slow to catch up, or the log has lost records.
 
     The remembered value stays valid until the caller calls `EndOffsets.accept` (for a start offset: `accept_start`).
 

@@ -1,39 +1,38 @@
 """Prevents looked-up offsets from decreasing without a proven reason (the client's side of KIP-207).
 
-After a leader change, the new leader may briefly have a lower high watermark than its predecessor. The end offset that
-it then returns is too low; a moment later, it returns the correct one (measured: 10, then 0, then 10 again). Brokers
-since 2.2 refuse to answer until their high watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5).
-Older brokers give no such sign.
+After a leader change, the new leader may briefly have a lower high watermark than its predecessor, and return an end
+offset that is too low (measured: 10, then 0, then 10 again). Brokers since 2.2 refuse to answer until their high
+watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5). Older brokers return the low offset.
 
-So `EndOffsets` remembers the highest answer and *holds* a lower one, so that the remembered value stays valid. Only a
-proof lowers the remembered value:
+So `EndOffsets` remembers the highest answer and *holds* a lower answer, which means that the remembered value stays
+valid. Only a proof lowers the remembered value:
 
-- the leader's epochs: when asked about the epoch of the remembered offset, the leader returns an end offset below the
-  remembered one (OffsetForLeaderEpoch). Then the log has lost the records in between; if the leader has a newer epoch,
-  the cause is an unclean election. If the requested epoch ends at or after the remembered offset, the log still has the
-  records. In this case, the leader had answered before its high watermark had caught up.
+- the leader's epochs: an OffsetForLeaderEpoch request for the epoch of the remembered offset returns an end offset
+  below the remembered offset. If so, the log has lost the records in between; if the leader has a newer epoch, the
+  cause is an unclean election. If the requested epoch ends at or after the remembered offset, the log still has the
+  records, and the leader had answered before its high watermark had caught up.
 - another topic id: the topic was recreated.
 
-Without epochs (old brokers), nothing shows whether records are lost or the leader has not caught up yet. There, a lower
-answer that is repeated for `hold_timeout_s` is reported as unproven, and the caller decides which value to believe
-(`EndOffsets.accept`).
+Without epochs (old brokers), nothing shows whether records are lost or the leader has not caught up yet. If a lower
+answer without epochs is repeated for `hold_timeout_s`, `EndOffsets` reports the answer as unproven, and the caller
+decides which value to believe (`EndOffsets.accept`).
 
-The same holds for the start of a log. To prove a lower start, the leader is asked where one epoch ends: the leader
-epoch of the record at the remembered start. If this epoch ends below the remembered start, the log has lost the record
-at the remembered start, and everything that the log now has before that offset is new. Otherwise, this leader still has
-records that its predecessor had already deleted.
+The same rule applies to the start of a log. To prove a lower start, the caller asks the leader where the leader epoch
+of the record at the remembered start ends. If this epoch ends below the remembered start, the log has lost the record
+at the remembered start, and all records that the log now has before this offset are new. Otherwise, the leader still
+has records that its predecessor had already deleted.
 
-Topic ids have no order. An id that was never seen before is assumed to belong to a newer topic, but it may belong to an
-older one:
+Topic ids have no order. `EndOffsets` assumes that an unknown id belongs to a newer topic, but it may belong to an older
+topic:
 
-1. Topic A is observed. It is deleted and created again as B, and soon after that as C.
-2. A broker with new metadata names C: C replaces A.
-3. A broker with older metadata names B: B seems to replace C.
-4. From then on every broker names C. If C still counted as deleted, all answers about it would be held for ever.
+1. The topic has the id A. The topic is deleted and created again with id B, and soon again with id C.
+2. A broker with new metadata answers with id C: C replaces A.
+3. A broker with older metadata answers with id B: B seems to replace C.
+4. All later answers have id C. If C still counted as deleted, `EndOffsets` would hold all answers for ever.
 
-So a topic that counts as deleted counts as existing again if all answers have named it for
-`remembered_offsets.FORMER_TOPIC_S` seconds. If only a broker with older metadata answers during this time, the topic
-that it names is wrongly taken for the existing one. Later, the same rule restores the topic that really exists.
+So a topic that counts as deleted counts as existing again if all answers have had its id for
+`remembered_offsets.FORMER_TOPIC_S` seconds. If only a broker with older metadata answers during this time, a deleted
+topic wrongly counts as existing. Later, the same rule restores the topic that really exists.
 
 One method per kind of answer: `EndOffsets.observe` (latest), `observe_start` (earliest), `observe_timestamp`.
 """
@@ -72,7 +71,7 @@ class EndOffsets:
         """Start without remembered answers.
 
         Args:
-            hold_timeout_s: How long a lower answer without epochs is held before it is reported as unproven.
+            hold_timeout_s: How many seconds a lower answer without epochs is held before it is reported as unproven.
         """
         self._hold_timeout_s = hold_timeout_s
         self._known: dict[Key, RememberedOffsets] = {}
@@ -103,7 +102,7 @@ class EndOffsets:
             key: The partition.
             offset: The offset in the answer.
             now: The time in seconds, by a monotonic clock.
-            leader_epoch: Leader epoch of the answer, -1 when it has none.
+            leader_epoch: Leader epoch of the answer, -1 when the answer has none.
             topic_id: Id of the topic that was asked about, None when not known.
 
         Returns:
@@ -126,8 +125,8 @@ class EndOffsets:
                 return Regressed(offset, previous, RegressedReason.RECREATED, proof)
             return Value(offset, leader_epoch, recreated=True)
         if UNDEFINED < leader_epoch < known.newest_epoch:
-            # Hold even a higher answer, because it is from a deposed leader, whose records an unclean election may have
-            # truncated.
+            # Hold even a higher answer of a former leader, because an unclean election may have truncated this leader's
+            # records.
             return Held(_or_none(known.end), offset, HeldReason.FORMER_LEADER, refresh_metadata=True)
         known.see_epoch(leader_epoch)
         if offset >= known.end:
@@ -136,7 +135,7 @@ class EndOffsets:
         return self._hold(known, offset, now, leader_epoch)
 
     def unavailable(self, key: Key, code: int, now: float) -> Held:
-        """Judge a look-up that the leader refused because it is not ready (error code 78 or 5). Ask again.
+        """Judge a look-up that the leader refused because it is not ready (error code 78 or 5). The caller asks again.
 
         Raises:
             ValueError: The code means something else.
@@ -172,15 +171,15 @@ class EndOffsets:
 
         Args:
             key: The partition.
-            requested_epoch: The epoch that was asked about.
-            reply_epoch: `leader_epoch` of the response, -1 where the broker does not return it.
+            requested_epoch: The epoch in the request.
+            reply_epoch: `leader_epoch` of the response, -1 if the broker does not return this field.
             end_offset: `end_offset` of the response.
             now: The time in seconds, by a monotonic clock.
-            leader_epoch: Epoch of the leader that answered. It is the `current_leader_epoch` of the request.
+            leader_epoch: Epoch of the leader that answered: the `current_leader_epoch` of the request.
 
         Returns:
             Regressed: the log lost records. Held: the log lost no records, or the response does not show whether the
-            log lost any. Value: no answer is held.
+            log lost records. Value: no answer is held.
         """
         known = self._of(key)
         if known.lower_ends.since is None:
@@ -208,12 +207,11 @@ class EndOffsets:
             else RegressedReason.TRUNCATED
         )
         proof = Proof(requested_epoch, reply_epoch, end_offset, known.newest_epoch)
-        # The held answer may be too low: the log certainly has the records before `end_offset`. So do not count them as
-        # lost.
+        # The held answer may be too low. Records before `end_offset` are not lost, because the log certainly has them.
         return self._lower(known, max(known.lower_ends.answered, end_offset), reason, proof)
 
     def accept(self, key: Key) -> Regressed | None:
-        """Accept the lower answer that is held back. Without a proof, the caller decides whether to accept the answer.
+        """Accept the held lower answer. Without a proof, the caller decides whether to accept the answer.
 
         Returns:
             None when no answer is held.
@@ -244,8 +242,8 @@ class EndOffsets:
     ) -> Result:
         """Judge an answer to a look-up of the earliest offset.
 
-        Each replica applies retention on its own, so a new leader's log may begin earlier than its predecessor's. The
-        highest start stays valid until the log is replaced by another one.
+        Each replica applies retention on its own, so a new leader's log may begin earlier than its predecessor's log.
+        The highest start stays valid until another log replaces the log.
 
         Args:
             key: The partition.
@@ -258,7 +256,7 @@ class EndOffsets:
             Value: `offset` is the start; the start of a recreated topic may be lower than before. Held: the answer is
             not accepted yet, because it is lower than before or about a deleted topic. Unproven: for `hold_timeout_s`
             seconds, all answers were lower than the remembered value, and nothing shows whether the log is still the
-            same one.
+            same log.
 
         Raises:
             ValueError: `offset` is negative.
@@ -285,14 +283,13 @@ class EndOffsets:
         *,
         leader_epoch: int = UNDEFINED,
     ) -> Result:
-        """Judge the leader's response to the OffsetForLeaderEpoch request that a `Held` of `observe_start` asked for.
+        """Judge the leader's response to OffsetForLeaderEpoch for the `Held.ask_epoch` of `observe_start`.
 
         The arguments are those of `prove`.
 
         Returns:
-            Regressed: the log is another one. Held: the log is the same one, or the response does not show whether it
-            is the same one.
-            Unproven: see `observe_start`. Value: no answer is held.
+            Regressed: another log has replaced the log. Held: the log is the same log, or the response does not show
+            whether the log is the same. Unproven: see `observe_start`. Value: no answer is held.
         """
         known = self._of(key)
         if known.lower_starts.since is None:
@@ -311,18 +308,18 @@ class EndOffsets:
         if end_offset >= known.start:
             if known.topic_id is not None:
                 return Held(known.start, known.lower_starts.answered, HeldReason.NOT_DELETED, since_s)
-            # If brokers give no topic ids, the topic may have been recreated unnoticed. Its epochs then begin at 0
-            # again, so this answer proves nothing.
+            # Without topic ids, the answer proves nothing: the topic may have been recreated unnoticed, and the new
+            # topic's epochs begin at 0 again.
             return self._hold_start(known, since_s, HeldReason.NOT_DELETED, None)
         newest = max(known.newest_epoch, known.start_epoch)
         reason = RegressedReason.UNCLEAN_ELECTION if leader_epoch > newest else RegressedReason.TRUNCATED
         return self._lower_start(known, reason, Proof(requested_epoch, reply_epoch, end_offset, leader_epoch))
 
     def accept_start(self, key: Key) -> Regressed | None:
-        """Accept the lower start that is held back. Without a proof, the caller decides whether to accept the start.
+        """Accept the held lower start. Without a proof, the caller decides whether to accept the start.
 
-        Unlike an end that is too low, a start that is too low does no harm: it hides no records. But if the log was
-        replaced by another one, the higher former start would hide records.
+        Unlike an end that is too low, a start that is too low hides no records. But if another log has replaced the
+        log, the higher former start would hide records.
 
         Returns:
             None when no answer is held.
@@ -405,7 +402,7 @@ class EndOffsets:
         return seal(_KIND, _VERSION, rows)
 
     def restore(self, text: str) -> None:
-        """Restore answers from a text that `encode` returned. The restored answers replace the present ones for the
+        """Restore answers from a text that `encode` returned. The restored answers replace the present answers for the
         same partitions.
 
         Raises:
@@ -423,7 +420,7 @@ _VERSION: Final = 1
 
 
 def _proves_nothing(remembered_epoch: int, requested_epoch: int, reply_epoch: int, end_offset: int) -> bool:
-    """Whether a response is about another epoch than the remembered one, or its epoch is undefined."""
+    """Whether a response is about another epoch than the remembered epoch, or has no epoch."""
     return requested_epoch != remembered_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch
 
 

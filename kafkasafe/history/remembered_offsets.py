@@ -1,4 +1,4 @@
-"""The answers that `EndOffsets` remembers about one partition, and how they are stored."""
+"""The answers that `EndOffsets` remembers about one partition, and the stored form of these answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ MAX_TIMESTAMPS: Final = 64
 MAX_FORMER_IDS: Final = 16
 """How many ids of deleted topics are remembered per key."""
 FORMER_TOPIC_S: Final = 30.0
-"""If all answers during this many seconds name a topic that counts as deleted, the topic counts as present again."""
+"""If all answers during this many seconds have the id of a topic that counts as deleted, the topic counts as existing
+again.
+"""
 
 
 class BaselineFormatError(ValueError):
-    """A stored baseline cannot be read: it is damaged, or of a newer version."""
+    """The stored answers cannot be read: they are damaged, or of a newer version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class FoundRecord:
 
 @dataclass(slots=True)
 class LowerAnswers:
-    """Answers that are not accepted, because they were lower than the remembered one.
+    """Answers that are not accepted, because they are lower than the remembered answer.
 
     Attributes:
         since: Time of the first held answer; None when none is held.
@@ -42,12 +44,12 @@ class LowerAnswers:
     answered: int = -1
 
     def hold(self, offset: int, now: float) -> float:
-        """Store a lower answer. Return how many seconds ago the first lower answer came."""
+        """Store a lower answer. Return the seconds since the first held answer."""
         self.answered = offset
         return self.age_s(now)
 
     def age_s(self, now: float) -> float:
-        """Return how many seconds ago the first lower answer came."""
+        """Return the seconds since the first held answer. If no answer is held yet, `now` becomes its time."""
         if self.since is None:
             self.since = now
         return max(0.0, now - self.since)
@@ -67,16 +69,16 @@ class RememberedOffsets:
         newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
         start: Highest start offset of any answer; -1 before the first answer.
         start_epoch: Leader epoch of the record at `start`, -1 when not known.
-        start_before: After the topic was recreated, and until the new topic's start is observed: `start` of the deleted
-            topic. Otherwise -1.
+        start_before: `start` of the deleted topic, from a recreation of the topic until the new topic's start is
+            observed; otherwise -1.
         lower_ends: Held answers about the end.
         lower_starts: Held answers about the start.
         found: Maps a requested timestamp to the first record at or after the timestamp.
-        former_ids: Ids of deleted topics of this name.
-        former_named: Id of a topic that counts as deleted although all recent answers named it; None if the latest
-            answer named no such topic.
-        former_since: Time of the first of these answers.
-        recreated: The topic was recreated, and no end offset of the new one was observed yet.
+        former_ids: Ids of deleted topics with the same name.
+        former_named: The id in the latest answers, if a topic with this id counts as deleted; otherwise None.
+        former_since: Time of the first of the latest answers, if `former_named` is set.
+        recreated: The proof that the topic was recreated, until the first end offset of the new topic is observed;
+            otherwise None.
         end_before: `end` of the deleted topic, while `recreated` is set.
     """
 
@@ -103,7 +105,7 @@ class RememberedOffsets:
         self.newest_epoch = max(self.newest_epoch, leader_epoch)
 
     def raise_end(self, offset: int, leader_epoch: int) -> None:
-        """Store an end offset that is at least as high as the previous one."""
+        """Store an end offset that is not below the previous end offset."""
         self.end, self.end_epoch = offset, leader_epoch
         self.lower_ends.release()
 
@@ -117,7 +119,7 @@ class RememberedOffsets:
         """Replace the end with this lower offset. Return the former end."""
         previous = self.end
         self.end, self.end_epoch = offset, self.newest_epoch
-        # The new log may have grown past the offset at which it diverged from the old one.
+        # The new log may have grown past the offset at which it diverged from the old log.
         self._cut(offset if proof is None else proof.end_offset)
         self.lower_ends.release()
         return previous
@@ -125,8 +127,8 @@ class RememberedOffsets:
     # --- the start ---
 
     def raise_start(self, offset: int, leader_epoch: int) -> int:
-        """Store a start that is at least as high as the previous one. If the topic was recreated, and no start of the
-        new topic was recorded yet, return the start of the deleted topic; otherwise -1.
+        """Store a start that is not below the previous start. Return the start of the deleted topic, if this is the
+        first start of a recreated topic; otherwise -1.
         """
         previous, self.start_before = self.start_before, -1
         if offset > self.start or leader_epoch >= 0:
@@ -136,7 +138,7 @@ class RememberedOffsets:
         return previous
 
     def lower_start(self, proof: Proof | None) -> int:
-        """Replace the remembered log start with the lower start that was held back. Return the former start."""
+        """Replace the remembered log start with the held lower start. Return the former start."""
         previous, offset = self.start, self.lower_starts.answered
         if proof is not None:
             self._cut(proof.end_offset)
@@ -154,7 +156,7 @@ class RememberedOffsets:
             self.found.popitem(last=False)
 
     def _cut(self, offset: int) -> None:
-        """Drop remembered answers at or after this offset, because the log has other records there now."""
+        """Drop remembered answers at or after this offset, because the log now has other records at these offsets."""
         if self.start > offset:
             self.start, self.start_epoch = -1, UNDEFINED
             self.lower_starts.release()
@@ -162,7 +164,7 @@ class RememberedOffsets:
             del self.found[timestamp]
 
     def is_former(self, topic_id: bytes | None, now: float) -> bool:
-        """Record which topic an answer names. Return whether that topic counts as deleted."""
+        """Record the topic id in an answer. Return whether the topic with this id counts as deleted."""
         if topic_id is None:
             return False
         if topic_id not in self.former_ids:
@@ -184,8 +186,8 @@ class RememberedOffsets:
         if old is None:
             return False
         self.former_ids = [*self.former_ids[1 - MAX_FORMER_IDS :], old]
-        # Keep the old end: the next end offset is compared with it. The change may have been noticed by a look-up of
-        # another kind.
+        # Keep the old end for a comparison with the next end offset: a look-up of another kind may have found the
+        # change of topics.
         self.end_before = max(self.end, self.end_before) if self.recreated else self.end
         self.recreated = Proof(old_topic_id=old, topic_id=topic_id)
         self.start_before = max(self.start, self.start_before)
@@ -198,8 +200,8 @@ class RememberedOffsets:
 
 
 def row_of(key: Key, known: RememberedOffsets) -> dict[str, Any]:
-    """Returns what is stored for one key: its accepted end and start, its epochs and its topic ids. Held answers are
-    not included.
+    """Return the stored form of one key: the accepted end and start, the epochs and the topic ids. Held answers are not
+    included.
     """
     return {
         "topic": key.topic,

@@ -1,7 +1,7 @@
 """Small text files that outlive an incarnation of a process: JSON with a version and a checksum.
 
-These files are later used to find out whether a log lost records, so a damaged file must never be taken for an intact
-one.
+A damaged file must never count as intact, because kafkasafe later uses these files to find out whether a log lost
+records.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def seal(kind: str, version: int, rows: list[dict[str, Any]]) -> str:
     """The text of a file.
 
     Args:
-        kind: A text that says what the file holds.
-        version: Version of the rows' form.
+        kind: A text that names the content of the file.
+        version: Version of the rows' format.
         rows: One for each partition; plain JSON.
     """
     return json.dumps(

@@ -1,4 +1,4 @@
-"""Exit handlers in a process that `multiprocessing` started. Such a process does not run the handlers of `atexit`."""
+"""Exit handlers in a process that `multiprocessing` started, which does not run the handlers of `atexit`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 
 def at_end_of_child(call: Callable[[], object]) -> Callable[[], object]:
-    """In a child of `multiprocessing`, calls `call` once the child's own function has returned. Elsewhere does nothing.
+    """In a child of `multiprocessing`, calls `call` after the child's target function. In other processes, does
+    nothing.
 
-    Such a child ends with `os._exit`, and runs only the finalizers of `multiprocessing`.
+    A child of `multiprocessing` ends with `os._exit`, and runs only the finalizers of `multiprocessing`.
 
     Returns:
         A function that cancels the call.

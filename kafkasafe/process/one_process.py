@@ -18,7 +18,7 @@ def stays_with_producer(self: object, _protocol: Any) -> NoReturn:
 
 
 class OfOneProcess:
-    """Base class of objects with threads, locks and connections. A copy would share or lack these."""
+    """Base class of objects with threads, locks and connections, which a copy would share or lack."""
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Called by pickle and copy.

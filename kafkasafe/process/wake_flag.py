@@ -1,4 +1,4 @@
-"""A flag with which one thread wakes another, even if a signal handler or Ctrl-C interrupts either of them."""
+"""A flag with which one thread wakes another, even if a signal handler or Ctrl-C interrupts one of the threads."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 
 
 class WakeFlag:
-    """Like an Event, but an interrupt (Ctrl-C) cannot leave its lock locked, because each method is a single call into
-    C.
+    """Like threading.Event, but an interrupt (Ctrl-C) cannot leave its lock locked, because each method is a single
+    call into C.
     """
 
     def __init__(self) -> None:
@@ -15,9 +15,9 @@ class WakeFlag:
         self._cleared.acquire()
 
     def set(self) -> None:
-        try:  # noqa: SIM105  # a context manager costs more than the rest
+        try:  # noqa: SIM105  # contextlib.suppress would take most of the time
             self._cleared.release()
-        except RuntimeError:  # it is set already
+        except RuntimeError:  # the flag is set already
             pass
 
     def clear(self) -> None:

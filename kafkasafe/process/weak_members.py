@@ -1,4 +1,4 @@
-"""Reading a weak collection while other threads may add members to it."""
+"""Reads a weak collection while other threads may add members to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 def members(begin: Callable[[], Iterable[_T]]) -> list[_T]:
-    """The members of a weak collection. If another thread adds a member meanwhile, the function reads the collection
+    """Return the members of a weak collection. If another thread adds a member during the call, read the collection
     again.
 
     Args:

@@ -54,20 +54,20 @@ class BatchMemory:
 def first_difference(
     ours: Sequence[BatchMark], theirs: Sequence[BatchMark], *, theirs_start: int, theirs_end: int
 ) -> Outcome:
-    """Compare remembered batches with those of the leader.
+    """Compare remembered batches with the leader's batches.
 
     Args:
         ours: The batches that were read, in offset order.
         theirs: The headers of all of the leader's batches in the range, in offset order.
-        theirs_start: First offset of the range: the log start, or where the reading began.
-        theirs_end: End of the range (exclusive): the log end, or the offset where the reading stopped.
+        theirs_start: First offset of the range: the log start, or the offset where the caller began to read `theirs`.
+        theirs_end: End of the range (exclusive): the log end, or the offset where the caller stopped to read `theirs`.
 
     Returns:
-        Same, up to the last batch compared. Diverged at the first batch that the leader does not have with the same
-        offsets and CRC. This offset is exact if the leader's log ends there, or if the batch has one record. Otherwise
-        the offset is inexact: the leader may still have the first records of that batch. Unknown if no batch of `ours`
-        starts at or after `theirs_start`. A batch counts as different if compaction rewrote it, or if the broker
-        recompressed it with another codec.
+        Same, up to the last compared batch. Diverged at the first batch that the leader does not have with the same
+        offsets and CRC. The divergent offset is exact if the leader's log ends at this offset, or if the batch has one
+        record. Otherwise, the offset is inexact: the leader may still have the batch's first records. Unknown if no
+        batch of `ours` starts at or after `theirs_start`. A batch that compaction rewrote, or that the broker
+        recompressed with another codec, counts as different.
     """
     standing = {mark.base_offset: mark for mark in theirs}
     compared = [mark for mark in ours if mark.base_offset >= theirs_start]
@@ -78,7 +78,7 @@ def first_difference(
         if standing.get(mark.base_offset) == mark:
             continue
         at = mark.base_offset
-        # Exact if the leader's log ends here, or if the batch has a single record.
+        # The divergent offset is exact if the leader's log ends at this offset, or if the batch has a single record.
         exact = theirs_end <= at or mark.last_offset == at
         known = min(theirs_end - 1, last)
         return Diverged(at, (at, last), (at, known) if known >= at else None, None, (), exact)
@@ -92,14 +92,14 @@ _COMPACTED: Final = "the log was compacted: what was read cannot be compared"
 
 
 class BatchWalk:
-    """Finds the first batch that was read but is not in the leader's log, by fetching single batches.
+    """Fetches single batches to find the first batch that was read but is not in the leader's log.
 
-    Fetch the batch that contains the offset `query()` and pass it to `answer()`, until `query()` returns None. The walk
-    starts with the newest batch. If the leader has this batch, the walk assumes that the leader also has the batches
-    before it. This assumption fails in one case only: other batches replaced the earlier batches, and then a writer
-    sent the same bytes as the newest batch again, at the same offset. If the leader lacks the newest batch, a binary
-    search finds the first batch that the leader lacks. A walk takes at most 2 + log2(number of remembered batches)
-    rounds, plus one round for each batch that compaction rewrote.
+    The caller fetches the batch that contains the offset `query()` and passes the batch to `answer()`, until `query()`
+    returns None. The walk starts with the newest batch. If the leader has the newest batch, the walk assumes that the
+    leader also has the earlier batches. This assumption fails in one case only: other batches replaced the earlier
+    batches, and then a writer sent the bytes of the newest batch again, at the same offset. If the leader lacks the
+    newest batch, a binary search finds the first batch that the leader lacks. A walk takes at most 2 + log2(number of
+    remembered batches) rounds, plus one round for each batch that compaction rewrote.
     """
 
     __slots__ = ("_bad", "_good", "_log_end", "_marks", "_position", "_skipped", "outcome", "round_trips")
@@ -111,9 +111,9 @@ class BatchWalk:
 
         Args:
             marks: The batches that were read, in offset order.
-            position: Next offset to read; the outcome covers only records before it.
-            log_start_offset: The leader's log start; batches before it are not compared.
-            log_end_offset: The leader's log end; batches that end after it are missing.
+            position: Next offset to read; the outcome covers only records before this offset.
+            log_start_offset: The leader's log start; the walk does not compare batches before this offset.
+            log_end_offset: The leader's log end; batches that end after this offset are missing.
         """
         self._marks = [m for m in marks if m.base_offset >= log_start_offset and m.base_offset < position]
         self._position, self._log_end = position, log_end_offset
@@ -142,11 +142,11 @@ class BatchWalk:
         return newest if self._good < 0 and self._bad == len(self._marks) else (self._good + self._bad) // 2
 
     def answer(self, last_offset: int, crc: int, *, rewritten: bool = False) -> Outcome | None:
-        """Take the leader's batch that contains the queried offset. If no batch contains it, take the next batch.
+        """Take the leader's batch that contains the queried offset; if no batch contains this offset, the next batch.
 
         Args:
-            last_offset: Offset of the last record of that batch.
-            crc: CRC of that batch.
+            last_offset: Offset of the leader's batch's last record.
+            crc: CRC of the leader's batch.
             rewritten: Whether compaction rewrote the batch. A rewritten batch cannot be compared.
 
         Raises:
@@ -179,8 +179,8 @@ class BatchWalk:
         if self._bad < len(self._marks):
             mark = self._marks[self._bad]
             at = mark.base_offset
-            # The offset is exact only if two conditions hold: the previous batch was compared, and the leader certainly
-            # does not have this batch's first record.
+            # The divergent offset is exact only if two conditions hold: the walk has compared the previous batch, and
+            # the leader certainly does not have this batch's first record.
             adjoining = at == 0 or (self._good >= 0 and self._marks[self._good].last_offset + 1 == at)
             exact = adjoining and not self._skipped and (self._log_end <= at or mark.last_offset == at)
             last = self._position - 1

@@ -26,7 +26,7 @@ from kafkasafe.history.epochs.walk import (
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A leader's answer: an epoch, and where it ends. Either can be `UNDEFINED`; `kind` says what the answer means."""
+    """A leader's answer: an epoch and its end. Both can be `UNDEFINED`; `kind` says what the answer means."""
 
     epoch: int
     end_offset: int
@@ -38,7 +38,7 @@ _UNKNOWN: Final = Reply(UNDEFINED, UNDEFINED, ReplyKind.UNKNOWN)
 
 
 class Leader:
-    """Answers as a leader with this history would, by the rules of each protocol."""
+    """Simulates a leader with this history, by the rules of each protocol."""
 
     __slots__ = ("_log",)
 
@@ -57,8 +57,7 @@ class Leader:
         return Reply(UNDEFINED, self._log.start_offset) if self._log.entries else _UNDEFINED
 
     def kip101(self, epoch: int) -> Reply:
-        """The answer before KIP-279: the start of the next newer epoch. The answer does not name the epoch that ends at
-        this offset.
+        """The answer before KIP-279: the start offset of the next newer epoch, without the number of any epoch.
 
         For the leader's newest epoch, the answer is the log end. For an epoch that is newer or older than all of the
         leader's epochs, the answer is `UNDEFINED` (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
@@ -79,8 +78,8 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
-        """The newest epoch that both the sequence and the leader's log contain. The reply has the lower of the two end
-        offsets that they name for this epoch. The sequence has the newest epoch first.
+        """The newest epoch that both the sequence and the leader's log contain, with the lower of its two end offsets.
+        The sequence has the newest epoch first.
         """
         for epoch, end in sequence:
             reply = self.alternative1(epoch)
@@ -105,15 +104,15 @@ class Leader:
 
 
 class Strategy(enum.Enum):
-    """The protocols of KIP-279 between a follower and a leader: the accepted one and its alternatives."""
+    """The protocols of KIP-279 between a follower and a leader: the accepted protocol and its alternatives."""
 
     KIP279 = "kip279"
-    """The accepted one: the response says which epoch it is about."""
+    """The accepted protocol: the response names the epoch of its end offset."""
     ALTERNATIVE1 = "alt1"
-    """The leader returns an error for an epoch that it does not have; the follower asks about the next older one."""
+    """The leader returns an error for an epoch that it does not have; the follower asks about the next older epoch."""
     ALTERNATIVE2 = "alt2"
-    """The follower sends a sequence of epochs and their ends; the leader answers with the first of these epochs that is
-    in its own log.
+    """The follower sends a sequence of epochs and their ends; the leader answers with the first epoch of the sequence
+    that is in the leader's log.
     """
     CLEAN_ONLY = "clean"
     """One request, about the epoch of the follower's high watermark. Correct only if all elections were clean."""
@@ -121,11 +120,11 @@ class Strategy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What one run of a protocol found, and how many bytes it took.
+    """The result of one run of a protocol, and the number of bytes.
 
     Attributes:
         truncate_to: First differing offset, to which the follower would truncate its log. If the logs do not differ,
-            this is the end offset of the follower's log.
+            the end offset of the follower's log.
         request_bytes: Bytes of the partition in all requests, counted as in KIP-279.
         response_bytes: Bytes of the partition in all responses, counted as in KIP-279.
     """
@@ -156,17 +155,17 @@ def compare(
         strategy: The protocol.
         ours: The follower's history; all epochs defined.
         theirs: The leader's history.
-        high_watermark: The follower's high watermark. The follower truncates to this offset when the leader knows none
-            of the follower's epochs. The first sequence that Alternative 2 sends goes back to this offset. None: the
-            high watermark is not known; the follower then keeps only records that the leader certainly has.
+        high_watermark: The follower's high watermark. The follower truncates to the high watermark when the leader
+            knows none of the follower's epochs. In Alternative 2, the first sequence goes back to the high watermark.
+            None: the high watermark is not known, and the follower keeps only records that the leader certainly has.
             `CLEAN_ONLY` needs a value.
         lengths: Numbers of epochs that Alternative 2 sends in the first round, in the second round, and so on. Each
-            number must be larger than the one before. In later rounds, Alternative 2 sends twice as many epochs as in
-            the round before. Empty: `_first_width` gives the first length.
+            number must be larger than the previous number. After these rounds, Alternative 2 doubles the number of
+            epochs in each round. Empty: `_first_width` gives the first length.
 
     Raises:
-        ValueError: `CLEAN_ONLY` without a high watermark, a length below 1, or a length that is not larger than the one
-            before.
+        ValueError: `CLEAN_ONLY` without a high watermark, a length below 1, or a length that is not larger than the
+            previous length.
     """
     if strategy is Strategy.CLEAN_ONLY and high_watermark is None:
         raise ValueError(
@@ -180,7 +179,7 @@ def compare(
     fallback = min(ours.start_offset if high_watermark is None else high_watermark, ours.end_offset)
     index: int | None = len(ours.entries) - 1
     if strategy is Strategy.CLEAN_ONLY:
-        # The epoch of the last record below the high watermark. Without such a record, no epoch can be asked about.
+        # Ask about the epoch of the last record below the high watermark, if there is such a record.
         index = max((at for at, (_, start) in enumerate(ours.entries) if start < fallback), default=None)
     if not ours.entries or index is None:
         return Comparison(strategy, fallback, 0, 0, ())
@@ -210,7 +209,7 @@ def compare(
     return Comparison(strategy, cut, requests, responses, tuple(steps))
 
 
-# For its accepted protocol, KIP-279 counts "32 bits more" in the response: this is the epoch. For Alternative 2 it
+# KIP-279 counts 32 additional bits for the epoch in the response of its accepted protocol. For Alternative 2, KIP-279
 # counts 64 additional bits with one pair, and 160 bits with two pairs. A pair has 96 bits. So the pairs replace the
 # epoch (32 bits), and there is no length field.
 _RESPONSE_BYTES: Final = {
@@ -230,12 +229,12 @@ def _request_bytes(strategy: Strategy, pairs: int) -> int:
 def _follow_kip279(
     ours: Lineage, reply: Reply, fallback: int, high_watermark: int | None
 ) -> tuple[int, int | None]:
-    """Where to cut, and the entry to ask about next."""
+    """The offset to which the follower truncates, and the index of the next entry to ask about."""
     if reply.kind is not ReplyKind.END:
         return fallback, None
     if reply.epoch == UNDEFINED:
-        # Every epoch of the leader is newer than the requested one. So, from the offset where the leader's first epoch
-        # begins, the leader's log has none of the follower's records.
+        # Every epoch of the leader is newer than the requested epoch. So the leader's log has none of the follower's
+        # records from the start of the leader's first epoch on.
         cut = min(reply.end_offset, ours.end_offset)
         return (cut if high_watermark is None else min(cut, high_watermark)), None
     at = ours.floor(reply.epoch)
@@ -255,7 +254,9 @@ def _follow_alternative1(ours: Lineage, index: int, reply: Reply, fallback: int)
 
 
 def _follow_clean_only(ours: Lineage, index: int, reply: Reply, fallback: int) -> int:
-    """Where to cut: drop all newer epochs, and the records of this epoch that the leader does not have."""
+    """The offset to which the follower truncates: drop all newer epochs, and the records of this epoch that the leader
+    does not have.
+    """
     if reply.kind is not ReplyKind.END:
         return fallback
     return min(reply.end_offset, ours.end_of(index))
@@ -264,9 +265,10 @@ def _follow_clean_only(ours: Lineage, index: int, reply: Reply, fallback: int) -
 def _first_width(ours: Lineage, high_watermark: int | None) -> int:
     """How many epochs the first sequence has; KIP-279 leaves this to tuning.
 
-    The sequence begins with the newest epoch. It goes back to the epoch at the high watermark, or to the first gap
-    between epochs. A gap means that nothing is known of the leaders in between; clean elections leave no gaps. If the
-    high watermark is None, the sequence has at most two epochs. After clean elections, two are enough.
+    The sequence begins with the newest epoch and goes back to the epoch at the high watermark, or to the first gap
+    between epoch numbers. After a gap, the follower does not know the leaders in between; clean elections leave no
+    gaps. If the high watermark is None, the sequence has at most two epochs. After clean elections, two epochs are
+    enough.
     """
     entries, width = ours.entries, 1
     while width < len(entries):
@@ -280,7 +282,7 @@ def _first_width(ours: Lineage, high_watermark: int | None) -> int:
 def _follow_alternative2(
     ours: Lineage, width: int, longer: int, reply: Reply, fallback: int
 ) -> tuple[int, int]:
-    """Where to cut, and how many epochs to send next (0: finished)."""
+    """The offset to which the follower truncates, and how many epochs to send next (0: finished)."""
     if reply.kind is ReplyKind.END:
         return reply.end_offset, 0
     if width == len(ours.entries) or reply.kind is ReplyKind.UNDEFINED:

@@ -1,4 +1,6 @@
-"""The history of a log that was read: leader epoch → first offset. It is kept as text beside a committed offset."""
+"""The history of a log that was read: leader epoch → first offset. Stored as text in the metadata of a committed
+offset.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Final, Self
 
 UNDEFINED: Final = -1
-"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET. Alone, this value never proves a loss."""
+"""Kafka's UNDEFINED_EPOCH and UNDEFINED_EPOCH_OFFSET. This value alone never proves a loss."""
 
 MAX_EPOCH: Final = 2**31 - 1
 MAX_OFFSET: Final = 2**63 - 1
@@ -24,9 +26,9 @@ MIN_METADATA_BYTES: Final = 64
 class LineageError(ValueError):
     """The given data is not a history of a log.
 
-    Once a subclass is defined, every `LineageError` is made as an instance of that subclass. `kafkasafe.errors` defines
-    the subclass that users catch. The subclass cannot be defined in this module, because it also inherits from
-    `KafkaSafeError`, which this module must not import.
+    Once a subclass is defined, every new `LineageError` is an instance of the subclass. `kafkasafe.errors` defines the
+    subclass that users catch, because the subclass also inherits from `KafkaSafeError`, which this module must not
+    import.
     """
 
     _raised: ClassVar[type[LineageError] | None] = None
@@ -49,8 +51,8 @@ class Lineage:
 
     A lineage keeps at most `limit` epochs, and drops the oldest. Not thread-safe.
 
-    Invariant: defined epochs increase strictly, start offsets never decrease, no start exceeds the end. Entries with
-    `UNDEFINED` (records in a message format before 2) may stand between defined epochs, but never two in a row.
+    Invariant: defined epochs increase strictly, start offsets never decrease, no start exceeds the end. `UNDEFINED`
+    entries (records in a message format before 2) may be between defined epochs, but never two in a row.
     """
 
     __slots__ = ("_end", "_epochs", "_limit", "_starts")
@@ -62,8 +64,8 @@ class Lineage:
 
         Args:
             entries: (epoch, first offset), oldest first.
-            end: Offset after the last record. None: the newest epoch has no records yet, so its first offset is also
-                the end.
+            end: Offset after the last record. None: the newest epoch has no records yet, so the history ends at its
+                first offset.
             limit: How many epochs are kept.
 
         Raises:
@@ -104,7 +106,7 @@ class Lineage:
     @classmethod
     def resumed(cls, epoch: int, position: int) -> Lineage:
         """The history to assume for an offset that was committed without metadata: only the epoch of the record before
-        it.
+        the offset.
         """
         if position == 0 or epoch == UNDEFINED:
             return cls((), position)
@@ -117,7 +119,7 @@ class Lineage:
 
     @property
     def start_offset(self) -> int:
-        """First offset that the history covers; `end_offset` when it is empty."""
+        """First offset that the history covers; `end_offset` when the history is empty."""
         return self._starts[0] if self._starts else self._end
 
     @property
@@ -134,21 +136,20 @@ class Lineage:
         """Record a batch (or record) that was read.
 
         Args:
-            epoch: The batch's partition leader epoch, `UNDEFINED` when it has none.
-            offset: First offset of the batch. Compaction, or a seek forward, may leave a gap before it.
+            epoch: The batch's partition leader epoch, `UNDEFINED` when the batch has none.
+            offset: First offset of the batch. Compaction, or a seek forward, may leave a gap before this offset.
             next_offset: Offset after the batch's last record; `offset + 1` when not given.
 
         Returns:
-            False if the batch contradicts the history: a log's epochs never decrease, and an offset keeps its epoch.
-            Such a batch is from another log. The history then stays unchanged, and the caller begins a walk. Observing
-            a batch twice has no further effect.
+            False if the batch contradicts the history, and so is from another log: a log's epochs never decrease, and
+            an offset keeps its epoch. If False, the history stays unchanged, and the caller begins a walk. Idempotent.
 
         Raises:
             LineageError: `epoch` or `offset` is outside Kafka's number ranges, or `next_offset` is not greater than
                 `offset`.
         """
         after = offset + 1 if next_offset is None else next_offset
-        # Fast path: taken for almost every batch.
+        # Fast path for almost every batch.
         if self._epochs and epoch == self._epochs[-1] and after > offset >= self._end:
             self._end = after
             return True
@@ -164,7 +165,7 @@ class Lineage:
         if epoch != UNDEFINED and epoch < newest:
             return False
         if epoch == newest and epoch != UNDEFINED:
-            # Epochs never decrease. So records of unknown epoch between two records of this epoch belong to it, too.
+            # Epochs never decrease. So records of unknown epoch between two records of this epoch have this epoch, too.
             del self._epochs[-1], self._starts[-1]
         else:
             self._epochs.append(epoch)
@@ -180,7 +181,7 @@ class Lineage:
         following = self._epochs[at + 1] if at + 1 < len(self._epochs) else None
         begun = self._epochs[at + 1 : bisect_left(self._starts, after)]
         if epoch != UNDEFINED and not {*begun} <= {epoch, UNDEFINED}:
-            return False  # within the batch, records with another epoch were read
+            return False  # the history has another epoch within the batch
         if known == epoch:
             if following is None:
                 self._end = max(self._end, after)
@@ -189,7 +190,7 @@ class Lineage:
             if epoch > oldest != UNDEFINED:
                 return False
             if epoch == oldest != following:
-                # Epochs never decrease. So records of unknown epoch between two records of this epoch belong to it,
+                # Epochs never decrease. So records of unknown epoch between two records of this epoch have this epoch,
                 # too.
                 del self._epochs[0], self._starts[0]
                 following = epoch
@@ -202,8 +203,8 @@ class Lineage:
         elif UNDEFINED in {known, epoch}:
             pass  # nothing to compare with
         elif epoch == following and offset > self._starts[at]:
-            # The recorded start came after a gap: it was only the first offset that was *seen* of this epoch. The epoch
-            # begins earlier.
+            # The recorded start came after a gap, and was only the first offset that was *seen* of the following epoch.
+            # That epoch begins earlier.
             self._starts[at + 1] = offset
         else:
             return False
@@ -212,16 +213,16 @@ class Lineage:
     def truncate(self, offset: int) -> None:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
-        An epoch that begins at the end of the history contains no record. This method also drops such an epoch,
-        whatever `offset` is. A leader that was elected and wrote nothing leaves such an entry. A later walk would ask
-        about that epoch, although the next leader may never have seen it.
+        Also drop an epoch that begins at the end of the history and so contains no record, whatever `offset` is. A
+        leader that was elected and wrote nothing leaves such an entry. A later walk would ask about the empty epoch,
+        although the next leader may never have seen it.
         """
         self._end = min(self._end, offset)
         keep = bisect_left(self._starts, self._end)
         del self._epochs[keep:], self._starts[keep:]
 
     def forget_before(self, offset: int) -> None:
-        """Drop the history below `offset`, because retention removed those records. The epoch that covers `offset` then
+        """Drop the history below `offset`, because retention removed these records. The epoch that covers `offset` then
         starts at `offset`.
         """
         if offset <= self.start_offset:
@@ -274,8 +275,8 @@ class Lineage:
         """The history as ASCII text for the metadata of a committed offset.
 
         Args:
-            max_bytes: Upper bound of the text's length, at least 64. If not all epochs fit, the oldest ones are left
-                out.
+            max_bytes: Upper bound of the text's length, at least 64. If not all epochs fit, the text leaves out the
+                oldest epochs.
             topic_id: Id of the topic that was read, 16 bytes; `decode_topic_id` reads it. None: the id is not known.
 
         Raises:
@@ -290,7 +291,7 @@ class Lineage:
         body = bytearray(topic_id or b"")
         _put(body, self._end)
         after, above = self._end, MAX_EPOCH + 1
-        # The newest epoch comes first, so that the oldest epochs are left out if not all fit.
+        # Begin with the newest epoch, so that the text lacks the oldest epochs if not all fit.
         for epoch, start in reversed(self.entries):
             entry = bytearray()
             _put(entry, 0 if epoch == UNDEFINED else above - epoch)
@@ -333,22 +334,21 @@ def decode_topic_id(text: str) -> bytes | None:
 
 _PREFIX: Final = "ks1."
 _PREFIX_WITH_ID: Final = "ks2."
-"""The topic id comes before the numbers. Versions of kafkasafe that only know `ks1.` take such a text for metadata of
-the application, and use only the committed leader epoch.
+"""The prefix of a text with a topic id, which comes before the numbers. Versions of kafkasafe that know only `ks1.`
+treat such a text as the application's metadata, and use only the committed leader epoch.
 """
 _ID_BYTES: Final = 16
 _CRC_BYTES: Final = 4
 
 
 def _checksum(prefix: str, body: bytes | bytearray) -> bytes:
-    # When `ks1.` was the only prefix, the checksum did not need to cover it. So the checksum of a text with `ks1.` does
-    # not cover the prefix.
+    # For compatibility, the checksum of a text with `ks1.` does not cover the prefix: `ks1.` was once the only prefix.
     start = b"" if prefix == _PREFIX else prefix.encode("ascii")
     return zlib.crc32(start + body).to_bytes(_CRC_BYTES, "big")
 
 
 def _unsealed(text: str) -> tuple[bytes | None, bytes]:
-    """The topic id, if the text has one, and the numbers."""
+    """The topic id (None if the text has no id) and the encoded numbers."""
     prefix = text[: len(_PREFIX)]
     if prefix not in {_PREFIX, _PREFIX_WITH_ID}:
         raise LineageError(

@@ -1,6 +1,4 @@
-"""The questions that a consumer asks a live leader, to find where the leader's log differs from the records that were
-read.
-"""
+"""The requests of a consumer to a live leader, to find where the leader's log differs from the read records."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Final
 
 from kafkasafe.history.epochs.lineage import MAX_EPOCH, UNDEFINED, Lineage, LineageError
 
-# Bytes of one partition in a message; KIP-279 compares nothing else.
+# Bytes of one partition's fields in a message. KIP-279 counts only these fields.
 PARTITION_BYTES: Final = 4
 EPOCH_BYTES: Final = 4
 OFFSET_BYTES: Final = 8
@@ -42,7 +40,7 @@ class Diverged:
         divergent_offset: First differing offset.
         rolled_back: First and last offset (inclusive) of the records that were read and that the log has lost.
         replaced: First and last offset (inclusive) of the part of `rolled_back` where the log is known to have other
-            records now. None if no such part is known: the log may only have become shorter.
+            records now. None if no such part is known, for example because the log only became shorter.
         common_epoch: The largest epoch that both logs have; None when no common epoch is known.
         rolled_back_epochs: Epochs of the rolled-back records, oldest first.
         exact: If False, the logs may already differ before `divergent_offset`, in records that were not read or have no
@@ -59,12 +57,12 @@ class Diverged:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The answers do not show whether the logs differ. This is not a loss.
+    """The answers do not show whether the logs differ. Not a proof of a loss.
 
     Attributes:
         reason: Human-readable text.
         same_until: Offset (exclusive) up to which the logs are the same; None when nothing is known.
-        log_start_offset: Where the leader's log begins, if the leader has trimmed every record that was read; else
+        log_start_offset: The leader's log start offset, if the leader has trimmed every record that was read; otherwise
             None.
     """
 
@@ -80,7 +78,7 @@ class ReplyKind(enum.Enum):
     """The kinds of answers that a leader gives about an epoch, named as in KIP-279."""
 
     END = "end"
-    """Where an epoch ends, or, with `UNDEFINED` as epoch, where the leader's first epoch begins."""
+    """The end of an epoch, or, with `UNDEFINED` as epoch, the start of the leader's first epoch."""
     UNKNOWN = "unknown"
     """UNKNOWN_OFFSET_FOR_LEADER_EPOCH: the leader has epochs, but not the requested ones."""
     UNDEFINED = "undefined"
@@ -92,11 +90,11 @@ class Step:
     """One round trip.
 
     Attributes:
-        request: The (epoch, end offset) pairs in the request, newest first. Alternative 2 alone sends end offsets, and
+        request: The (epoch, end offset) pairs in the request, newest first. Only Alternative 2 sends end offsets and
             more than one pair.
-        reply_epoch: The epoch that the answer is about, `UNDEFINED` when the leader knows none.
-        reply_end_offset: Where that epoch ends in the leader's log, `UNDEFINED` when the leader knows none.
-        truncate_to: Where our log would be cut after this step.
+        reply_epoch: The epoch in the answer, `UNDEFINED` when the leader knows no such epoch.
+        reply_end_offset: The end offset of `reply_epoch` in the leader's log, `UNDEFINED` when the leader knows none.
+        truncate_to: The offset to which our log would be truncated after this step.
         kind: The kind of answer. Brokers send the same response for `UNKNOWN` and `UNDEFINED`; a live walk records both
             as `UNDEFINED`.
     """
@@ -117,12 +115,13 @@ _TRIMMED: Final = "what was read is no longer in the leader's log"
 
 
 class EpochWalk:
-    """Finds the first differing offset by asking the leader about one epoch after another.
+    """Asks the leader about one epoch after another, to find the first differing offset.
 
-    Send an OffsetForLeaderEpoch request for the epoch that `query()` returns and pass the response to `answer()`, until
-    `query()` returns None; then `outcome` is set. All responses must come from one leader. So put the current leader
-    epoch into each request: another leader then refuses the request. Begin a new walk when the leader changes. A walk
-    takes at most as many rounds as the history has epochs. A failed request does not change the walk: retry it.
+    The caller sends an OffsetForLeaderEpoch request for the epoch that `query()` returns and passes the response to
+    `answer()`, until `query()` returns None and `outcome` is set. All responses must come from one leader. Put the
+    current leader epoch into each request, so that another leader refuses the request. Begin a new walk when the leader
+    changes. A walk takes at most as many rounds as the history has epochs. A failed request does not change the walk,
+    and can be retried.
     """
 
     __slots__ = ("_asked", "_log_end", "_log_start", "_ours", "outcome", "steps")
@@ -139,21 +138,21 @@ class EpochWalk:
 
         Args:
             lineage: The history of the records that were read.
-            position: Next offset to read; the outcome covers only records before it. None: the history's end.
+            position: Next offset to read; the outcome covers only records before this offset. None: the history's end.
             log_start_offset: The leader's log start offset. The outcome does not cover records that the leader trimmed.
                 Without this offset, trimmed records may count as equal, because the leader also answers about epochs
-                whose records it no longer has.
+                whose records it has trimmed.
             log_end_offset: The leader's log end offset, if known. `Diverged.replaced` depends on this offset.
         """
         self._ours = lineage.copy()
-        # Truncate even without a position. This drops only an epoch without records, so nothing is lost.
+        # Truncate even without a position: the truncation then drops only epochs without records.
         self._ours.truncate(lineage.end_offset if position is None else position)
         self._log_start = log_start_offset
         self._log_end = -1 if log_end_offset is None else log_end_offset
         self.steps: list[Step] = []
         self.outcome: Outcome | None = None
         self._asked = self._ours.floor(MAX_EPOCH)
-        """Index of the entry that is asked about; meaningless once `outcome` is set."""
+        """Index of the entry for the next query; meaningless once `outcome` is set."""
         if not self._ours.entries:
             self.outcome = Unknown("nothing is known of what was read before")
         elif self._asked is None:
@@ -184,7 +183,7 @@ class EpochWalk:
         """Take the leader's answer to the last query.
 
         Args:
-            epoch: `leader_epoch` of the response: the leader's largest epoch that is not above the requested one.
+            epoch: `leader_epoch` of the response: the leader's largest epoch that is not above the requested epoch.
             end_offset: `end_offset` of the response.
 
         Returns:
@@ -209,8 +208,8 @@ class EpochWalk:
     def _judge(self, asked: int, requested: int, epoch: int, end_offset: int) -> None:
         ours = self._ours
         if end_offset < 0:
-            # Not a loss: the requested epoch is newer than all of the leader's (the leader's metadata is old, or the
-            # topic was recreated), or the log has no epochs.
+            # Not a proof of a loss: the requested epoch is newer than all of the leader's epochs (the leader's metadata
+            # are old, or the topic was recreated), or the log has no epochs.
             self.outcome = Unknown(f"the leader has no answer about epoch {requested}")
             return
         if epoch > requested:
@@ -218,18 +217,18 @@ class EpochWalk:
             return
         self._log_end = max(self._log_end, end_offset)
         if self._log_start is not None and end_offset <= self._log_start:
-            # All records in the leader's log have newer epochs than the requested one, even if the response names this
-            # epoch with the log start as its end. So the leader has none of our records from the log start on. Whether
-            # it had our records before the log start is unknown.
+            # All records in the leader's log have newer epochs than the requested epoch, even if the response names the
+            # requested epoch with the log start as its end. So the leader has none of our records from the log start
+            # on. Whether the leader had our records before the log start is unknown.
             if self._log_start < ours.end_offset:
-                # Records that we read below the start of the leader's log may also have differed. They can no longer be
+                # Records that we read below the start of the leader's log may have differed, too, but can no longer be
                 # compared.
                 self._diverged(self._log_start, None, exact=self._log_start <= ours.start_offset)
             else:
                 self.outcome = Unknown(_TRIMMED, log_start_offset=self._log_start)
             return
         if epoch < 0:
-            # Brokers before 2.0 do not say which epoch their answer is about. So only an end offset below the one in
+            # Brokers before 2.0 do not name the epoch of their answer. So only an end offset below the end offset in
             # our history proves a loss.
             if end_offset < ours.end_of(asked):
                 self._diverged(end_offset, None, exact=False)
@@ -238,14 +237,14 @@ class EpochWalk:
             return
         at = ours.floor(epoch)
         if at is None:
-            # The leader's log has none of our epochs. Nothing is known here of records before our first epoch.
+            # The leader's log has none of our epochs. The answer does not cover records before our first epoch.
             cut = min(
                 end_offset, next(start for ours_epoch, start in ours.entries if ours_epoch != UNDEFINED)
             )
             self._diverged(cut, None, exact=cut == 0)
             return
         if ours.entries[at][0] != epoch:
-            # The leader named an epoch without a record that we read. Ask about the next older epoch of which we read
+            # We have read no record of the epoch in the answer. Ask about the next older epoch of which we have read
             # records.
             self._asked = at
             return
@@ -253,7 +252,7 @@ class EpochWalk:
         if end_offset < end:
             self._diverged(end_offset, epoch)
         elif following is not None:
-            # The log holds all our records of this epoch, but other records in the place of our newer ones.
+            # The log has all of our records of this epoch, but other records at the offsets of our newer records.
             cut = min(end_offset, ours.entries[following][1])
             self._diverged(cut, epoch, exact=following == at + 1)
         elif end < ours.end_offset:
