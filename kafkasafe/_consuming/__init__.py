@@ -14,5 +14,5 @@ comes after the modules that it uses:
   `kafkasafe._consuming.position_table`.
 
 kafka-python's fetcher and coordinator, which `kafkasafe.kafkapython` extends, use these decisions. The public methods
-are in `kafkasafe/consumer.py`, which no module here imports.
+are in `kafkasafe/consumer.py`, which no module of this package imports.
 """

@@ -1,4 +1,4 @@
-"""Decides which offsets are committed, and which history is stored with them."""
+"""Decides which offsets the consumer commits, and which history is stored with each committed offset."""
 
 from __future__ import annotations
 
@@ -79,8 +79,9 @@ class Commits:
         3. Both logs have leader epoch 0. After a restart, the program would accept offset 10, and skip 0 to 9.
 
         So the commit leaves out a position that may be mistaken for a position in the new log, until the application
-        has decided where to continue. It also leaves out an unchecked position if the metadata already contain the new
-        topic's id. While the metadata still contain the old topic's id, commits carry the old id (`_described`).
+        has decided where to continue. The commit also leaves out an unchecked position if the metadata already contain
+        the new topic's id. While the metadata still contain the old topic's id, the commit metadata name the old id
+        (`_described`).
         """
         return self._assignments.consumed(unhanded, self._is_allowed)
 

@@ -76,13 +76,14 @@ def headers(records: Any) -> Iterator[_Header]:
 class FormerTopics:
     """The ids of deleted topics of one name. Metadata with the id of a deleted topic are outdated.
 
-    But ids do not say which of two topics is the newer one:
+    But ids do not show which of two topics is newer:
 
     1. The topic with id B is deleted and created again with id C. Another member of the group reads C, and commits an
        offset.
-    2. All metadata of this consumer still contain B. So the consumer concludes that B replaced C, and that C was
-       deleted.
-    3. All later metadata contain C. If C still counted as deleted, the consumer would never read the partition again.
+    2. All metadata of this consumer still contain id B. So the consumer concludes that topic B replaced topic C, and
+       that C was deleted.
+    3. All later metadata contain id C. If topic C still counted as deleted, the consumer would never read the partition
+       again.
 
     So if the metadata contain the same former id for `FORMER_TOPIC_S` seconds without a break, the topic with this id
     counts as existing again.
@@ -160,7 +161,7 @@ class History:
         self.topic_id: bytes | None = None if known is None else known.topic_id
         self.former = FormerTopics()
         self._skipped: list[tuple[int, int]] = [] if known is None else list(known.skipped)
-        """Ranges of offsets that a seek has skipped. The consumer does not know the leader epochs in these ranges."""
+        """Ranges of offsets that a seek has skipped. The consumer does not know the leader epochs in skipped ranges."""
         for mark in () if known is None else known.marks:
             self.marks.observe(mark)
 
@@ -210,7 +211,7 @@ class History:
 
     def _note_read(self, start: int, end: int, former_end: int | None) -> None:
         """Record that this range was read, so it no longer counts as skipped. If the range begins after the end of the
-        lineage, record the gap between them as skipped.
+        lineage, record the gap before the range as skipped.
 
         Args:
             start: Offset that was fetched.
@@ -227,7 +228,7 @@ class History:
         """Return the history in the form that the consumer keeps for a later assignment.
 
         Args:
-            end: Leave out records at this offset and later ones; None: keep everything.
+            end: Leave out records at and after this offset; None: keep everything.
         """
         lineage, topic_id = self.copied(end)
         marks = tuple(mark for mark in self.marks.marks if mark.base_offset < lineage.end_offset)
@@ -252,7 +253,7 @@ class History:
             self.topic_id = topic_id
 
     def cut(self, end: int) -> None:
-        """Forget the records at offset `end` and later ones."""
+        """Forget the records at and after offset `end`."""
         with self._lock:
             self.lineage.truncate(self._read_before(end))
             self.marks.truncate(end)

@@ -114,8 +114,8 @@ class LogChecks:
         return LocalStart((yield from self._lookups.local_start(*tp)))
 
     def examine_range(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogRange]:
-        """Look up the bounds of the log. If the position is outside these bounds, compare the log with the history. A
-        log that begins after the position is compared, too, because it may belong to a new topic with the same name.
+        """Look up the bounds of the log. If the position is outside the bounds, compare the log with the history. A log
+        that begins after the position is compared, too, because it may belong to a new topic with the same name.
         """
         start = yield from self._start(tp)
         end = yield from self._log_end(tp)
@@ -135,14 +135,15 @@ class LogChecks:
     def walk(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogCompared]:
         """Compare the leader's log with the records that were read before `position`.
 
-        The walk requests new metadata. The new metadata and kafka-python's metadata may contain different topic ids. If
-        so, the walk waits until both contain the same id, because ids do not show which topic is newer:
+        The walk requests new metadata. The new metadata and kafka-python's metadata may contain different topic ids. In
+        this case, the walk waits until both metadata contain the same id, because ids do not show which topic is newer:
 
         1. The consumer has read the topic with id A. The topic is deleted and created again with id B, and again with
            id C.
-        2. kafka-python's metadata still contain B. The walk's metadata contain C. Suppose the walk accepts C.
+        2. kafka-python's metadata still contain id B. The walk's metadata contain id C. Suppose the walk accepts topic
+           C.
         3. The next check would use kafka-python's metadata, conclude that B is newer than C, and record C as a former
-           topic. All later metadata contain C and would count as outdated, so the consumer would never read the
+           topic. All later metadata contain id C and would count as outdated, so the consumer would never read the
            partition again.
 
         The walk also waits if one of the two ids is the id of the topic that was read. For instance, another member of
@@ -159,7 +160,8 @@ class LogChecks:
             # kafka-python's metadata may be minutes old.
             info = yield from self._fresh(tp.topic)
             leader = info.partitions.get(tp.partition)
-            # But the walk's metadata may be even older, because they may come from another broker than kafka-python's.
+            # But the walk's metadata may be older than kafka-python's metadata, because they may come from another
+            # broker.
             fresh_id = info.topic_id if any(info.topic_id) else None
             ids = {fresh_id, leadership[0] if leadership else None} - {None}
             named = next(iter(ids)) if len(ids) == 1 else None
@@ -272,7 +274,7 @@ class LogChecks:
         transport = self._network()
 
         def send(reply: Reply[Any]) -> None:
-            # Brokers return the first batch as a whole, whatever its size.
+            # Brokers return the whole first batch, even if it is larger than the requested size.
             transport.fetch_records(tp.topic, tp.partition, offset, 1, reply, current_leader_epoch=current)
 
         def failed(_: Exception, verdict: Verdict) -> None:

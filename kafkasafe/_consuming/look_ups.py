@@ -102,7 +102,7 @@ class OffsetLookUps:
         *,
         partial: bool,
     ) -> Found:
-        """Run the procedures until all of them have ended, or until the time-out has passed.
+        """Run the procedures until all procedures have ended, or until the time-out has passed.
 
         Raises:
             KafkaError: A partition has no offset, and `partial` is false.
@@ -132,7 +132,7 @@ class OffsetLookUps:
             else:
                 answered[tp] = inquiry.result
         if missing and not partial:
-            # If some errors are not time-outs, raise one of these, because no retry can fix their cause.
+            # Prefer errors other than time-outs, whose causes no retry can fix.
             raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
         return answered, missing
 
@@ -160,8 +160,8 @@ class OffsetLookUps:
 class _Trouble:
     """The reason why one look-up has no answer yet.
 
-    Some errors suggest that remote storage is not ready, but can have other causes, too. To tell these causes apart,
-    this object asks the leader whether the log has a remote part.
+    Some errors suggest that remote storage is not ready, but can have other causes, too. To tell the causes apart, this
+    object asks the leader whether the log has a remote part.
     """
 
     __slots__ = ("_asked_at", "_last", "_lookups", "_remote", "_runner", "_tp")

@@ -1,5 +1,4 @@
-"""If a consumer's batches are in several lanes, make sure that at most one of these lanes at a time can move the
-group's offsets.
+"""If a consumer's batches are in several lanes, make sure that only one lane at a time can move the group's offsets.
 
 `kafkasafe.units` compares and orders the batches of one lane, but not batches of different lanes. Without this module,
 a program could write records to its output twice:
@@ -8,16 +7,16 @@ a program could write records to its output twice:
    spool, and the consumer goes back to the group's offset, 0.
 2. The program continues with a producer of another lane: a producer that was open already, or a producer with another
    `client_id` or `spool_dir`. The second producer's batch with records 0 to 9 is committed.
-3. A producer, in this process or in another process, opens the first lane and delivers the batch that was left there.
-   The group would accept the offsets of that batch, because they come from the same member in the same generation. So
-   records 0 to 9 would be in the output twice.
+3. A producer, in this process or in another process, opens the first lane and delivers the first batch. The group would
+   accept the offsets of the first batch, because they come from the same member in the same generation as the second
+   batch. So records 0 to 9 would be in the output twice.
 
 Rules if the outcome of a batch is undecided, and the next batch goes to another lane:
 
-- A consumer that is a member of a group leaves the group and joins it again. It is then a new member in a new
-  generation, so the group refuses the batches that were left (KIP-447). The consumer requests the group's offset only
-  after it has joined again. The coordinator returns this offset only when all offsets that the group has already
-  accepted are committed or aborted.
+- A consumer that is a member of a group leaves the group and joins it again. The consumer is then a new member in a new
+  generation, so the group refuses the earlier batches (KIP-447). The consumer requests the group's offset only after it
+  has joined again. The coordinator returns this offset only when all offsets that the group has already accepted are
+  committed or aborted.
 - A consumer with `assign` has no generation. So `send_offsets` refuses the next batch while the other lane has an
   undecided batch with offsets of the same partition. If the new producer uses the same directory and will adopt the
   other lane, `send_offsets` waits for the adoption, which takes seconds.
@@ -70,7 +69,7 @@ class Way(enum.Enum):
     WAS_FREE = "was free"
     """No other lane had an undecided batch."""
     IS_FREE = "is free"
-    """All undecided batches of other lanes have been decided meanwhile."""
+    """All undecided batches of other lanes now have an outcome."""
     LEFT_GROUP = "left the group"
     """The consumer has left its group, to make the group refuse the other lane's batches. The consumer will read all of
     its partitions again.
@@ -103,7 +102,7 @@ class OtherLanes:
 
         Raises:
             UsageError: A batch of another producer is open, or its producer was closed before the outcome. The program
-                has to commit, drop or deliver that batch first.
+                has to commit, drop or deliver the other producer's batch first.
             WaitTimeoutError: A batch of another producer has no outcome yet.
         """
         before = [claim for run in readings.values() for claim in run.elsewhere(mine)]

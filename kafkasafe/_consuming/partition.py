@@ -241,8 +241,8 @@ class AssignedPartition:
             return True  # the topic was recreated
         if leadership[2] >= 0:
             return leadership[2] > then[2]
-        # The present metadata contain no epoch, because brokers before 2.4 do not report epochs. But during an upgrade
-        # of the cluster, the last check may have got an epoch from a newer broker.
+        # The present metadata contain no epoch, because brokers before 2.4 do not report epochs. But while brokers are
+        # upgraded, the last check may have got an epoch from a newer broker.
         return self.doubted or leadership[1] != then[1]
 
     def on(self, event: PositionEvent, offset: int = 0) -> list[Action]:
@@ -289,8 +289,8 @@ class AssignedPartition:
     def begin(self, inquiry: RunningProcedure[Any]) -> None:
         """Record the procedure that runs now. The event that started the procedure has set the state already.
 
-        A signal handler may have called `seek` since that event. In that case the procedure concerns a former position,
-        and is cancelled.
+        If a signal handler has called `seek` since this event, the procedure concerns a former position, and is
+        cancelled.
         """
         if self.at.activity in _RUNNING:
             self.inquiry = inquiry
@@ -304,8 +304,8 @@ class AssignedPartition:
         inquiry = self.inquiry
         if inquiry is None or not inquiry.done:
             return None
-        # Forget the procedure now, before the caller uses its result. Then the next poll cannot use the result again,
-        # even if the caller raises an error.
+        # Forget the procedure before the caller uses its result, so that the next poll cannot use the result again even
+        # if the caller raises an error.
         self.inquiry = None
         return inquiry if self.at.activity in _RUNNING else None
 
@@ -315,8 +315,8 @@ class AssignedPartition:
         self.mend()
 
     def mend(self) -> None:
-        """If the position is in a state in which a procedure should run, but no procedure runs, leave this state. An
-        interrupt between the event and the start of the procedure can cause such a state.
+        """If the position is in a state in which a procedure should run, but no procedure runs, leave this state. The
+        cause may be an interrupt between the event and the start of the procedure.
         """
         if self.inquiry is None and self.at.activity in _RUNNING:
             self.on(PositionEvent.ENDED)
@@ -407,7 +407,7 @@ class AssignedPartition:
         self.error, self.raised_at = error, 0.0
 
     def explain(self, error: Exception) -> bool:
-        """If `poll` will raise an error about this partition, replace that error with this error and return True.
+        """If `poll` will raise an error about this partition, replace the pending error with `error` and return True.
         Otherwise return False.
         """
         if self.error is None:

@@ -68,8 +68,8 @@ class Positions:
             self._moves.carry_out(tp, part, part.sought())
 
     def refresh_committed(self, timeout_ms: float | None = None) -> bool:
-        """Replace kafka-python's method of the same name. Unlike that method, keep a committed offset's leader epoch
-        and lineage.
+        """Find missing positions, like `_refresh_committed_offsets` of kafka-python's KafkaConsumer. Unlike
+        kafka-python, keep a committed offset's leader epoch and lineage.
         """
         self._rereading.settle(timeout_ms)
         if self._is_placed():
@@ -170,9 +170,9 @@ class Positions:
         """Check the position of a partition. Called only while no procedure runs for the partition."""
         position = part.state.position.offset
         part.looked()
-        # If nothing was read before the position, no record can be lost. But if another member has read a new topic of
-        # this name and committed the position, the metadata may still show the former topic. The walk detects this
-        # case.
+        # If nothing was read before the position, no record can be lost. But if another member has read a new topic
+        # with the same name and committed the position, the metadata may still show the former topic. The walk detects
+        # this case.
         if part.history.reaches_below(position) or part.history.is_of_another(leadership[0]):
             part.place(position)
             self._moves.on(tp, part, PositionEvent.CHECK_DUE)
@@ -185,7 +185,7 @@ class Positions:
         """Reset the position to the start of a recreated topic. Called if no record of the former topic was read.
 
         1. The consumer begins at the end of the log, offset 10. The topic is deleted and created again.
-        2. The new topic gets 15 records, all of them after the consumer chose to begin at the end.
+        2. The new topic gets 15 records after the consumer has chosen to begin at the end.
         3. Offset 10 exists in the new log, too. If the consumer continued at offset 10, it would skip the records 0 to
            9.
         """

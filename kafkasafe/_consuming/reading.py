@@ -1,4 +1,4 @@
-"""Creates the objects that make one consumer's decisions, and passes each of them the objects that it needs."""
+"""Creates the objects that make one consumer's decisions, and passes each object the objects that it needs."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ _REREAD: Final = (
 
 _METADATA_BYTES: Final = 256
 """Maximum length of an offset's metadata in an atomic batch: enough for the id of the topic and about 40 leader epochs.
-The length is limited, because each atomic batch in the spool contains the metadata, and brokers that refuse them refuse
-the whole batch.
+The length is limited, because each atomic batch in the spool contains the metadata. And if a broker refuses the
+metadata, it refuses the whole batch.
 """
 
 
@@ -97,7 +97,7 @@ class Rereading:
         assignment.
         """
         self._restart: dict[TopicPartition, int] = {}
-        """For each partition that must be read again: its position when the error was raised."""
+        """For each partition that must be read again: its position when `offer` raised BatchDroppedError."""
         self._held: set[TopicPartition] = set()
         self._informed: set[TopicPartition] = set()
         """Held partitions for which `offer` has raised BatchDroppedError. After this error, the program has discarded
@@ -124,8 +124,8 @@ class Rereading:
         """Return a number for new readings. The caller then requests the group's offsets.
 
         If a request is not answered in time, kafka-python keeps waiting for the answer. If the offsets of the same
-        partitions are requested again, kafka-python sends no new request and uses the answer to the first request. So
-        `draw` then returns the same number as for the first request.
+        partitions are requested again, kafka-python sends no new request and uses the answer to the first request. In
+        this case, `draw` returns the same number as for the first request.
         """
         asked = frozenset(partitions)
         if asked not in self._asked:
@@ -202,7 +202,7 @@ class Rereading:
         run = self._readings.get(tp) if self._states.get(tp) is state else None
         if run is not None and state.position is not None and run.accepted == state.position.offset:
             # The program has sought to the first record that is in no batch yet, as programs do after an error.
-            # Continue the reading, and keep its earlier batches: if one of them is dropped, its records are in no
+            # Continue the reading, and keep its earlier batches: if an earlier batch is dropped, its records are in no
             # output and must be read again.
             run.step_back()
             return
@@ -316,7 +316,7 @@ class Rereading:
             claims.append(claim := OffsetClaim(position.offset, fate, carrier))
             run.claim(claim)
         # The offsets carry the topic id and the leader epochs that were read, as in a commit. If the topic is
-        # recreated, the restarted program detects by these data that the offset belongs to the former topic.
+        # recreated, the topic id and the epochs show the restarted program that the offset belongs to the former topic.
         return self._commits.described(moved, max_bytes=_METADATA_BYTES), group, readings, claims
 
     def _is_refused(
@@ -350,15 +350,16 @@ class Rereading:
     def _overtaken(
         self, moved: Collection[TopicPartition], *, is_assigned: bool
     ) -> Collection[TopicPartition] | None:
-        """Find partitions in which a batch of an earlier reading may have moved the group's offset after the present
+        """Find partitions in which a batch of an earlier reading may have moved the group's offset since the present
         reading began.
 
-        Return None, without a request to the group, if no partition can have such a batch.
+        Return None, without a request to the group, if no batch of an earlier reading can have moved the group's
+        offset.
 
         Args:
             moved: The partitions of the batch.
-            is_assigned: Whether the application assigns the partitions itself. If so, the consumer has no generation,
-                and the group cannot refuse batches of earlier runs of the program.
+            is_assigned: Whether the application assigns the partitions itself. A consumer with `assign` has no
+                generation, so the group cannot refuse batches of earlier runs of the program.
         """
         asked = {
             tp: self._run(tp)

@@ -149,13 +149,12 @@ class Results:
         read_to = history.lineage.end_offset
         has_read = part.reset is not None and part.reset[0] == "no_position" and bool(history.lineage.entries)
         # 1. A topic is deleted. Its partitions are no longer assigned, and the group's offsets are deleted.
-        # 2. The topic is created again. The position would be reset, although the consumer has read the former topic.
-        # 3. So set the position to the end of the records that were read. The check then finds that these records are
-        #    gone.
+        # 2. The topic is created again. A reset of the position would hide that the consumer has read the former topic.
+        # 3. So set the position to the end of the records that were read. The check of this position then finds that
+        #    the log has lost the records.
         is_gone = has_read and leadership is not None and history.is_of_another(leadership[0])
         # Without an offset of the group, the position is reset. If an unclean election has truncated the log, do not
-        # set the position to the log's new end: up to there, the log has the records that were read, so a check would
-        # find no loss.
+        # reset to the log's new end: the log has the read records below its new end, so a check would find no loss.
         ends_early = has_read and to.strategy == LATEST and to.offset < read_to
         offset = read_to if is_gone or ends_early else to.offset
         self._assignments.place(tp, offset)
@@ -283,8 +282,8 @@ class Results:
             try:
                 target = self._policy(event)
             except Exception as error:
-                # Continue as if `on_divergence` had returned None. But let `poll` raise this error instead of the error
-                # about the divergence, because only this error shows that `on_divergence` has failed.
+                # Continue as if `on_divergence` had returned None. But let `poll` raise the error of `on_divergence`
+                # instead of the error about the divergence: only the former shows that `on_divergence` has failed.
                 if not part.explain(error):
                     raise  # the application has called `seek` meanwhile, so `poll` would not raise this error
                 return

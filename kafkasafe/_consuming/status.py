@@ -1,6 +1,4 @@
-"""The state of a consumer for probes and metrics. Any thread may call the methods, and none of them waits for a
-broker.
-"""
+"""The state of a consumer for probes and metrics. Any thread may call the methods, which never wait for a broker."""
 
 from __future__ import annotations
 

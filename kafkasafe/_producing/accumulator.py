@@ -63,7 +63,7 @@ class AcceptedUnit(Protocol):
 
 
 class Accumulator:
-    """Keeps the open batches, seals them under its lock, and passes atomic batches to the pump.
+    """Keeps the open batches, seals open batches under its lock, and passes atomic batches to the pump.
 
     Callers acquire `lock` only with a `with` statement. The lock is reentrant: a signal handler that interrupts a call
     of the producer may call the producer on the same thread (see `OpenBatch`, `released`).
@@ -73,7 +73,7 @@ class Accumulator:
         lock: Held while an open batch is sealed, because the order of sealing is the order of delivery.
         max_record_bytes: Largest size of a record.
         open_batch_bytes: Usual room of a new open batch, in bytes. If an open batch has more room, it may be divided
-            into several batches for one partition. Each of these batches has at most `open_batch_bytes`, too.
+            into several batches for one partition. Each batch has at most `open_batch_bytes`.
         most_room: Maximum room of a single open batch, in bytes; 0: no open batch gets more room than
             `open_batch_bytes`. Also the maximum for the sum of all open batches' extra room (room beyond
             `open_batch_bytes`).
@@ -92,8 +92,8 @@ class Accumulator:
         self._pump = pump
         self._encoder = Encoder(partitioning, config.compression, self.open_batch_bytes)
         self._being_encoded: list[OpenBatch] = []
-        """The open batches whose encoding has begun but not ended. The encodings are nested: each one began during the
-        encoding before it in this list.
+        """The open batches whose encoding has begun but not ended. The encodings are nested: each encoding began during
+        the previous encoding in this list.
         """
         self._spread: dict[str, int] = {}
         """For each topic whose last open batch had records of several partitions: the number of these partitions."""
@@ -308,10 +308,9 @@ class Accumulator:
         delivery.
 
         An error may interrupt this call: a signal handler may raise an error (Ctrl-C), and Python raises an error if
-        memory or stack runs out. After such an error, the open batch is still in `open_batches` and accepts no more
-        records. The next call continues the work, and no accepted record is forgotten or submitted twice. A signal
-        handler that interrupts this method or `send` may itself call this method. If both calls encode, the first
-        encoding is used.
+        memory or stack runs out. After an error, the open batch is still in `open_batches` and accepts no more records.
+        The next call continues the work, and no accepted record is forgotten or submitted twice. A signal handler that
+        interrupts this method or `send` may itself call this method. If both calls encode, the first encoding is used.
         """
         open_batch.shut()
         if self._units:
@@ -320,8 +319,8 @@ class Accumulator:
             encoded = open_batch.encoded
             if encoded is NOT_ENCODED:
                 encoded = self._encoded(open_batch)
-                # A signal handler may have sealed the open batch meanwhile. If so, the pump has the parcels and the
-                # head from the handler's encoding, which must not change.
+                # If a signal handler has sealed the open batch meanwhile, the pump has the parcels and the head from
+                # the handler's encoding, which must not change.
                 own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))

@@ -128,8 +128,8 @@ class Admission:
         open_batch: OpenBatch | None = None,
         index: int = -1,
     ) -> tuple[OpenBatch, int]:
-        """Finish a `send` that could not use the open batch of its topic: there is no open batch, or it is full or
-        sealed, or its lists are too short.
+        """Finish a `send` that could not use an open batch of its topic: the topic has no open batch, or the open batch
+        is full or sealed, or has too short lists.
 
         Args:
             topic: Topic of the record.
@@ -204,7 +204,8 @@ class Admission:
         """Begin an open batch. Return None while the spool has no room. Called with the lock held."""
         while (open_batch := self._new_open_batch(topic)) is not None:
             # If a signal handler has interrupted this call, another thread may have begun an open batch while the
-            # handler waited. If so, `setdefault` returns the other thread's open batch, and the loop starts again.
+            # handler waited. In this case, `setdefault` returns the other thread's open batch, and the loop starts
+            # again.
             if self._accumulator.open_batches.setdefault(topic, open_batch) is open_batch:
                 if self._lifecycle.closed is not None:
                     self._accumulator.seal(open_batch)

@@ -156,7 +156,7 @@ class Encoder:
             self.partitioning.leave_open(open_batch.topic)
         if not partitions and chosen and self.partitioning.left_open(open_batch.topic):
             # Some records wait until their partitions are chosen. Records with a partition from the caller must not
-            # overtake these records.
+            # overtake records without a partition.
             return Encoded([self._parcel(open_batch, UNCHOSEN, records)])
         by_record = records.keys is not None or self.partitioning.asks
         if chosen or (partitions > 1 and by_record) or self._may_divide(open_batch):

@@ -41,7 +41,7 @@ class Encoded:
     Attributes:
         parcels: The parcels, each for one partition.
         head: The parcel that represents all `parcels`, if the parcels are one unit; otherwise None. count, absent: The
-            records of the open batch have the numbers below `count`, except those in `absent`.
+            records of the open batch have the numbers below `count`, except the numbers in `absent`.
         sizes: Sizes of the keys and of the values. parcel_of, index_in: Two arrays, indexed by record number: the index
             in `parcels` of the record's parcel, and the record's index in this parcel. Both arrays are None if a single
             parcel contains all records, in the order of their numbers.
@@ -129,8 +129,8 @@ class OpenBatch:
             records.
         thread: The thread that calls the callbacks.
         guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch, because only
-            the commit may seal such an open batch. The function's argument, if given, is the end of the error message.
-            None for any other open batch.
+            the commit may seal the open batch. The function's argument, if given, is the end of the error message. None
+            for any other open batch.
         watched: Whether any callback was added.
     """
 
@@ -407,8 +407,8 @@ class OpenBatch:
         """Return a copy of `firsts`, indexed by record number. The first call after the batch was closed makes the
         copy; later calls return the same copy.
 
-        Thread-safe and reentrant. When the callback thread takes a function, it leaves another value that is not None.
-        So callers still see which records had a callback.
+        Thread-safe and reentrant. When the callback thread removes a function, it leaves another value that is not
+        None. So callers still see which records had a callback.
         """
         if not self._first_calls:
             self._first_calls.append(self.firsts[:])
@@ -546,9 +546,7 @@ class OpenBatch:
 
 
 def headers_bytes(headers: Headers) -> int:
-    """Return the number of bytes that a `Special` with these headers adds to the size that `RecordForm.prepare`
-    computes.
-    """
+    """Return how many bytes a `Special` with these headers adds to the size of a record (`RecordForm.prepare`)."""
     return 8 + sum(len(name.encode()) + len(content or b"") + 10 for name, content in headers)
 
 

@@ -128,8 +128,8 @@ def _made(
     """Make the objects, and pass each object the objects that it uses."""
     lifecycle = Lifecycle()
     partitioning = Partitioning(config, cluster, partition_by)
-    # The pump and the accumulator refer to each other, but not to the producer. So Python collects a producer at once
-    # when the application drops it.
+    # The pump and the accumulator refer to each other, but not to the producer. So Python collects a producer as soon
+    # as the application drops the producer.
     pump = Pump(
         config,
         cluster,

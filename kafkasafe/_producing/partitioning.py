@@ -138,8 +138,8 @@ class Partitioning:
         return as_int(chosen, f"the partitioner's choice for topic {topic}", count - 1)
 
     def next_partition(self, topic: str, partitions: int) -> int:
-        """Return the partition for the next batch of records without keys. All of these records go to this partition
-        (KIP-480).
+        """Return the partition for the next batch of records without keys. All keyless records of the batch go to this
+        partition (KIP-480).
 
         As in KafkaProducer, the result is a partition with a leader, if any partition has a known leader. In a
         partition without a leader, the records would wait, although another partition could take the records.

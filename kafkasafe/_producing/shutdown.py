@@ -37,8 +37,8 @@ log = EventLog("producer")
 _CLOSE_IDLE_S: Final = 5.0
 """How long, in seconds, `close` waits for the next delivery."""
 _CLOSE_MEMORY_IDLE_S: Final = 30.0
-"""Replaces `_CLOSE_IDLE_S` if the producer has `spool="never"`. This wait is longer, because undelivered records are
-lost after the wait.
+"""Replaces `_CLOSE_IDLE_S` if the producer has `spool="never"`. Without a spool, `close` waits longer, because it drops
+undelivered records after the wait.
 """
 _CLOSE_PAUSES: Final = 2
 """`close` waits for the end of a pause if the end is known, but for at most this many request time-outs."""

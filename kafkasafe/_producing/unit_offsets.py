@@ -51,8 +51,7 @@ class UnitOffsets:
         """
         self._replaced: list[OffsetClaim] = []
         """Claims for the batch's earlier offsets, which new offsets have replaced. The batch may contain output that
-        was computed from the records before the earlier offsets. So if one of these claims is void, the batch is void,
-        too.
+        was computed from the records before the earlier offsets. So a void claim among them makes the batch void.
         """
 
     def __bool__(self) -> bool:

@@ -221,7 +221,7 @@ class AtomicBatch:
             # batch.
             fate.forget()
             if isinstance(error, asyncio.CancelledError) and decision.outcome is None:
-                self._batch.drop()  # do not send the batch's records without these offsets
+                self._batch.drop()  # do not send the batch's records without the offsets
             raise
 
     async def commit(self) -> BatchOutcome:
@@ -256,7 +256,7 @@ class AtomicBatch:
 
 
 class _SendingOffsets:
-    """The awaitable that `send_offsets` returns. It informs the batch when the program awaits it."""
+    """The awaitable that `send_offsets` returns. Informs the batch when the program awaits this object."""
 
     def __init__(
         self, awaited: Callable[[_SendingOffsets], object], send: Callable[[], Coroutine[Any, Any, None]]

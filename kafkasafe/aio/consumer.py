@@ -372,7 +372,7 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         meanwhile. And while a position is unknown, commits leave out the partition.
 
         Returns:
-            Whether the positions are known. If not, the next request for records looks up the positions, and raises any
+            Whether the positions are known. The next request for records looks up unknown positions, and raises any
             error.
         """
         consumer = self._thread.consumer
@@ -469,7 +469,9 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
 
     @property
     def client(self) -> threads.SafeConsumer:
-        """The inner consumer. It belongs to another thread, so the program may only read its attributes."""
+        """The inner consumer. The program may only read its attributes, because the inner consumer belongs to another
+        thread.
+        """
         found: threads.SafeConsumer = self._thread.consumer
         return found
 

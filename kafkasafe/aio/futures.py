@@ -144,8 +144,8 @@ class RecordFuture(NamedAsInAsyncio):
                 yield from opened.waits_here().until(
                     open_batch, self.index, lambda: Fates(open_batch, ledger, durable=False)
                 )
-            # The first task that gets a result of this batch may set `acked`, which the other tasks that wait for
-            # records of this batch then use.
+            # The first task that gets a result of the open batch may set `acked`. Other tasks that wait for records of
+            # the open batch then use `acked`.
             acked = open_batch.acked
             if acked is None:
                 return AcceptedRecord(opened.parts, open_batch, self.index).result(None)
@@ -275,7 +275,7 @@ class DoneCallbacks:
 class DueBatches:
     """Collects open batches during an iteration of the loop, and lets the pump seal them afterwards.
 
-    Other tasks can add records to these open batches until the end of the iteration.
+    Other tasks can add records to the open batches until the end of the iteration.
     """
 
     def __init__(self, parts: ProducerParts) -> None:

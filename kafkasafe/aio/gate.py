@@ -185,7 +185,8 @@ class SendGate:
             try:
                 self._leave(topic, line, turn)
             except BaseException:
-                # A Ctrl-C interrupted `_leave`. Without a second call, the other tasks would wait for ever.
+                # A Ctrl-C interrupted `_leave`. Without a second call of `_leave`, the waiting tasks would wait for
+                # ever.
                 self._leave(topic, line, turn)
                 raise
 
@@ -292,7 +293,7 @@ class SendGate:
     def future(self, owner: Owner, open_batch: OpenBatch, index: int) -> RecordFuture:
         """Return the future of a record that was just accepted, and count the record."""
         if not self._counting:
-            # Call `call_soon` first: otherwise a Ctrl-C between these lines could leave a quota that is never reset.
+            # Call `call_soon` first: a Ctrl-C between the lines must not leave a quota that is never reset.
             self._loop.call_soon(self._count_anew)
             self.left = _QUOTA
             self._counting = True

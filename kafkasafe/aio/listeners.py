@@ -45,7 +45,7 @@ class ListenerCall:
         return _current.get() is self
 
     async def call(self, method: Callable[[Any], Any], partitions: set[TopicPartition]) -> None:
-        """Call the listener. Then wait for requests of the listener that the listener has not awaited.
+        """Call the listener. Then wait for the requests that the listener has made but not awaited.
 
         Raises:
             Exception: Any exception of the listener.

@@ -69,7 +69,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         partitioner = configs.get("partitioner")
         if callable(partitioner) and not hasattr(partitioner, "partition"):
             configs["partitioner"] = FunctionPartitioner(partitioner)
-        # Validate now, so that the constructor raises errors, not `start`.
+        # Validate the options now, so that wrong options raise an error in the constructor and not in `start`.
         if validate(dict(configs)).transactional_id is not None:
             raise ConfigError(
                 "transactional_id: this SafeProducer has no transaction() or begin_transaction(); leave the option"

@@ -340,7 +340,7 @@ class RecordQueue:
             overtakes_poll: Whether a running poll fetches from the positions that applied before the move.
 
         Returns:
-            The first offset that was dropped, by partition.
+            By partition, the offset of the first dropped record.
         """
         dropped: dict[TopicPartition, int] = {}
         if partitions:

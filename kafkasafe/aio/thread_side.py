@@ -264,10 +264,10 @@ class ThreadSide:
     def _leave_revoked(
         consumer: Any, polls: PollNotes, states: Mapping[TopicPartition, object]
     ) -> list[TopicPartition]:
-        """Return the revoked partitions, and let the consumer store the offset after the last record that the program
-        got from each of them.
+        """Return the revoked partitions. For each revoked partition, let the consumer store the offset after the last
+        record that the program got.
 
-        Call this method before `polls` forgets which records of these partitions the program did not receive. The
+        Call this method before `polls` forgets which records of the revoked partitions the program did not receive. The
         consumer itself examines its partitions only in a fetch, which may be too late.
         """
         gone = polls.lost(states)

@@ -33,7 +33,7 @@ class SequenceRun:
         first_offset: Offset of the first record.
         last_offset: Offset of the last record (inclusive).
         batches: Number of batches.
-        records: How many records the batches hold now. After compaction there are fewer records than sequences.
+        records: How many records the batches hold now. After compaction, a batch may have fewer records than sequences.
         transactional: Whether the batches belong to transactions.
     """
 

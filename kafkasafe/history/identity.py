@@ -270,8 +270,8 @@ def judge_by_log(scan: Scan) -> Judgement:
     before = -1
     for index in range(newest + 1):
         if index not in scan.found and before >= scan.hidden_before:
-            # The scan read the part of the log where this batch would be, and found only a later batch. So the log lost
-            # this batch, or a leader without producer state appended the later batch out of order.
+            # The scan read the part of the log where this batch would be, and found only a later batch. Either the log
+            # lost this batch, or a leader without producer state appended the later batch out of order.
             return Judgement(
                 IdentityVerdict.UNDECIDABLE, index, f"{seen}; a later batch is there", dict(scan.found)
             )

@@ -69,8 +69,8 @@ class Released:
     """Offsets of acknowledged batches that the spool has deleted, except for the batches' marks.
 
     Attributes:
-        complete_from: All released batches at or after this offset are known. If there is no such offset, the value is
-            above every offset.
+        complete_from: All released batches at or after this offset are known. Above every offset if no such
+            offset is known.
     """
 
     __slots__ = ("_offsets", "complete_from")
@@ -84,7 +84,7 @@ class Released:
 
         Args:
             base_offset: Base offset of the batch.
-            forgotten_offset: Before this offset, there may be batches that no mark names.
+            forgotten_offset: Before this offset, the log may have batches without a mark.
         """
         offsets = self._offsets
         if not offsets:
@@ -158,13 +158,12 @@ class Survey:
         from_offset: First offset at which the log may have changed; -1 when unknown. Lost batches may have been
             appended a second time at or after this offset, which may be lower than the offset of the oldest
             acknowledged batch.
-        ours: Producer ids that only batches of this lane have. A transactional batch with such an id counts only if the
-            commit marker of its transaction is in the log.
+        ours: Producer ids that only batches of this lane have. A transactional batch with an id in `ours` counts only
+            if the commit marker of its transaction is in the log.
         doubted_from: First offset of the part of the log in which the survey checks whether batches with a producer id
             in `ours` cover every offset. -1: no check.
         released: Base offsets, in ascending order, of the batches of this lane that the spool has deleted and that
-            begin at or after `doubted_from`. Only the offsets of these batches are known. None if some of the offsets
-            are unknown.
+            begin at or after `doubted_from`. None if some of the offsets are unknown.
         complete: Whether the survey saw no gap between batches, so that compaction has removed no batch.
     """
 
@@ -260,8 +259,8 @@ class Survey:
 
     def _is_gone(self, index: int, batch: AckedBatch) -> bool:
         if not batch.exact:
-            # The batch was at this offset or at a later offset. So the batch counts as lost only if the survey saw the
-            # whole log from this offset on.
+            # The batch was at `base_offset` or at a later offset. So the batch counts as lost only if the survey saw
+            # the whole log from `base_offset` on.
             return self.complete and batch.base_offset >= self.log_start_offset
         if batch.next_offset <= self.log_start_offset:
             return False

@@ -49,7 +49,7 @@ class HeldReason(enum.Enum):
     """The answer is about a deleted topic with the same name."""
     NOT_FOUND = "not_found"
     """An earlier look-up of the same timestamp found a record, and nothing shows that the log lost the record. A
-    look-up of the earliest offset may show such a loss (`EndOffsets.observe_start`).
+    look-up of the earliest offset may show that the record was deleted (`EndOffsets.observe_start`).
     """
 
 
@@ -92,7 +92,8 @@ class Value:
     """An accepted answer.
 
     Attributes:
-        offset: The offset; None if no record has the requested timestamp or a later one (look-ups by timestamp only).
+        offset: The offset; None if no record has the requested timestamp or a later timestamp (look-ups by timestamp
+            only).
         leader_epoch: Leader epoch of the answer, -1 when the answer had none.
         recreated: The topic was recreated since the last answer (a lower end would be reported as `Regressed`).
         previous: Log start offset of the deleted topic, if the topic was recreated and this answer is a start offset;

@@ -8,9 +8,9 @@ So `EndOffsets` remembers the highest answer and *holds* a lower answer, which m
 valid. Only a proof lowers the remembered value:
 
 - the leader's epochs: an OffsetForLeaderEpoch request for the epoch of the remembered offset returns an end offset
-  below the remembered offset. If so, the log has lost the records in between; if the leader has a newer epoch, the
-  cause is an unclean election. If the requested epoch ends at or after the remembered offset, the log still has the
-  records, and the leader had answered before its high watermark had caught up.
+  below the remembered offset. The log has then lost the records between the two offsets; if the leader has a newer
+  epoch, the cause is an unclean election. If the requested epoch ends at or after the remembered offset, the log still
+  has the records, and the leader had answered before its high watermark had caught up.
 - another topic id: the topic was recreated.
 
 Without epochs (old brokers), nothing shows whether records are lost or the leader has not caught up yet. If a lower
@@ -319,7 +319,7 @@ class EndOffsets:
         """Accept the held lower start. Without a proof, the caller decides whether to accept the start.
 
         Unlike an end that is too low, a start that is too low hides no records. But if another log has replaced the
-        log, the higher former start would hide records.
+        log, keeping the higher start of the former log would hide records.
 
         Returns:
             None when no answer is held.

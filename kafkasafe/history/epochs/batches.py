@@ -41,7 +41,7 @@ class BatchMemory:
         return tuple(self._marks)
 
     def observe(self, mark: BatchMark) -> None:
-        """Record a batch that was read. Drops remembered batches that overlap this batch or come after it."""
+        """Record a batch that was read. Drop remembered batches that overlap the new batch or come after it."""
         self.truncate(mark.base_offset)
         self._marks.append(mark)
 
@@ -96,10 +96,10 @@ class BatchWalk:
 
     The caller fetches the batch that contains the offset `query()` and passes the batch to `answer()`, until `query()`
     returns None. The walk starts with the newest batch. If the leader has the newest batch, the walk assumes that the
-    leader also has the earlier batches. This assumption fails in one case only: other batches replaced the earlier
-    batches, and then a writer sent the bytes of the newest batch again, at the same offset. If the leader lacks the
-    newest batch, a binary search finds the first batch that the leader lacks. A walk takes at most 2 + log2(number of
-    remembered batches) rounds, plus one round for each batch that compaction rewrote.
+    leader also has the earlier batches. The assumption fails only if other batches replaced the earlier batches, and
+    then a writer sent the bytes of the newest batch again, at the same offset. If the leader lacks the newest batch, a
+    binary search finds the first batch that the leader lacks. A walk takes at most 2 + log2(number of remembered
+    batches) rounds, plus one round for each batch that compaction rewrote.
     """
 
     __slots__ = ("_bad", "_good", "_log_end", "_marks", "_position", "_skipped", "outcome", "round_trips")

@@ -69,7 +69,7 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative1(self, epoch: int) -> Reply:
-        """The end of `epoch`; UNKNOWN if the leader has epochs but not this one, UNDEFINED if it has no epochs."""
+        """The end of `epoch`; UNKNOWN if the leader has other epochs only, UNDEFINED if the leader has no epochs."""
         if not self._log.entries:
             return _UNDEFINED
         index = self._log.floor(epoch)
@@ -210,8 +210,8 @@ def compare(
 
 
 # KIP-279 counts 32 additional bits for the epoch in the response of its accepted protocol. For Alternative 2, KIP-279
-# counts 64 additional bits with one pair, and 160 bits with two pairs. A pair has 96 bits. So the pairs replace the
-# epoch (32 bits), and there is no length field.
+# counts 64 additional bits with one pair, and 160 bits with two pairs. A pair has 96 bits. So the pairs of Alternative
+# 2 replace the epoch (32 bits), without a length field.
 _RESPONSE_BYTES: Final = {
     Strategy.KIP279: ERROR_BYTES + PARTITION_BYTES + EPOCH_BYTES + OFFSET_BYTES,
     Strategy.ALTERNATIVE1: ERROR_BYTES + PARTITION_BYTES + OFFSET_BYTES,

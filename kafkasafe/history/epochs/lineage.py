@@ -213,9 +213,9 @@ class Lineage:
     def truncate(self, offset: int) -> None:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
-        Also drop an epoch that begins at the end of the history and so contains no record, whatever `offset` is. A
-        leader that was elected and wrote nothing leaves such an entry. A later walk would ask about the empty epoch,
-        although the next leader may never have seen it.
+        Also drop an epoch that begins at the end of the history and so contains no record, whatever `offset` is. An
+        elected leader that wrote nothing leaves an entry for an empty epoch. A later walk would ask about the empty
+        epoch, although the next leader may never have seen it.
         """
         self._end = min(self._end, offset)
         keep = bisect_left(self._starts, self._end)
@@ -335,7 +335,7 @@ def decode_topic_id(text: str) -> bytes | None:
 _PREFIX: Final = "ks1."
 _PREFIX_WITH_ID: Final = "ks2."
 """The prefix of a text with a topic id, which comes before the numbers. Versions of kafkasafe that know only `ks1.`
-treat such a text as the application's metadata, and use only the committed leader epoch.
+treat a text with `ks2.` as the application's metadata, and use only the committed leader epoch.
 """
 _ID_BYTES: Final = 16
 _CRC_BYTES: Final = 4

@@ -40,7 +40,7 @@ class Diverged:
         divergent_offset: First differing offset.
         rolled_back: First and last offset (inclusive) of the records that were read and that the log has lost.
         replaced: First and last offset (inclusive) of the part of `rolled_back` where the log is known to have other
-            records now. None if no such part is known, for example because the log only became shorter.
+            records now. None if no other records are known, for example because the log only became shorter.
         common_epoch: The largest epoch that both logs have; None when no common epoch is known.
         rolled_back_epochs: Epochs of the rolled-back records, oldest first.
         exact: If False, the logs may already differ before `divergent_offset`, in records that were not read or have no
@@ -80,7 +80,7 @@ class ReplyKind(enum.Enum):
     END = "end"
     """The end of an epoch, or, with `UNDEFINED` as epoch, the start of the leader's first epoch."""
     UNKNOWN = "unknown"
-    """UNKNOWN_OFFSET_FOR_LEADER_EPOCH: the leader has epochs, but not the requested ones."""
+    """UNKNOWN_OFFSET_FOR_LEADER_EPOCH: the leader has epochs, but none of the requested epochs."""
     UNDEFINED = "undefined"
     """UNDEFINED_EPOCH_OFFSET: the leader has no epochs. The follower falls back to its high watermark immediately."""
 
