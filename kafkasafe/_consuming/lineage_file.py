@@ -41,8 +41,7 @@ class LineageMemory:
         if path is None:
             return
         lock = path.with_name(path.name + ".lock")
-        # A forked child does not inherit this lock. If the child inherited it, the file would stay locked until the
-        # child ends.
+        # A forked child does not inherit this lock: an inherited lock would keep the file locked until the child ends.
         self._lock = open_lockable(self._files, lock, create=True)
         try:
             self._claim(path, lock)
@@ -115,9 +114,7 @@ class LineageMemory:
             self._save_due = time.monotonic() + _SAVE_S
 
     def close(self) -> None:
-        """Releases the file without saving. Idempotent. Do not call it in a forked child, which does not have the
-        lock.
-        """
+        """Releases the file without saving. Idempotent. Not for a forked child, which does not have the lock."""
         lock, self._lock = self._lock, None
         if lock is not None:
             close_lockable(self._files, lock)

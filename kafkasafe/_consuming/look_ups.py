@@ -132,7 +132,7 @@ class OffsetLookUps:
             else:
                 answered[tp] = inquiry.result
         if missing and not partial:
-            # Prefer errors other than time-outs, whose causes no retry can fix.
+            # Prefer an error that is not a time-out: no retry can fix its cause.
             raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
         return answered, missing
 

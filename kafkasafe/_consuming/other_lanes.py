@@ -11,7 +11,7 @@ a program could write records to its output twice:
    accept the offsets of the first batch, because they come from the same member in the same generation as the second
    batch. So records 0 to 9 would be in the output twice.
 
-Rules if the outcome of a batch is undecided, and the next batch goes to another lane:
+The following rules apply if the outcome of a batch is undecided, and the next batch goes to another lane:
 
 - A consumer that is a member of a group leaves the group and joins it again. The consumer is then a new member in a new
   generation, so the group refuses the earlier batches (KIP-447). The consumer requests the group's offset only after it

@@ -125,8 +125,8 @@ class Failures:
         code: Error code of the last failed fetch.
         reason: The meaning of this code.
         reported_code: Error code in the latest event about these failures; 0 if no event has reported them.
-        overdue_since: When the fetches began to fail, or when `poll` last raised an error about these failures. At this
-            time, the time-out for the next error starts.
+        overdue_since: Start of the time-out for the next error: when the fetches began to fail, or when `poll` last
+            raised an error about these failures.
         remote: Whether the position is in remote storage; None: not known, because the consumer asks the leader only
             after a failed fetch.
         rest_until: When the partition may be fetched again.

@@ -11,16 +11,16 @@ consumer fetches nothing until it knows that the position is valid under the pre
 1. A position from a commit, a reset or a seek is IDLE and UNCHECKED.
 2. If the consumer has read records before the position (event CHECK_DUE), the position is WALKING while the consumer
    compares these records with the leader's log. If the consumer has read no records (event UNREAD), the log cannot have
-   lost any.
+   lost a read record.
 3. If the log has the read records (event AGREED), the position is IDLE and VALID until there is another leader
    (CHECK_DUE again) or a batch contradicts the records read before (CONTRADICTED).
 4. If the log does not have the read records (event DIFFERED), the position is DIVERGED until the application chooses a
    position (SOUGHT).
 
 If a broker says that the position is not in the log (OUT_OF_RANGE), the consumer verifies this: the position is RANGING
-until the bounds of the log are known. After an error that can mean remote storage, the consumer asks the leader
-whether the position is in remote storage (LOCATING). LOCATING is the only procedure during which the consumer continues
-to fetch from the partition.
+until the bounds of the log are known. After an error that can mean remote storage, the consumer asks the leader whether
+the position is in remote storage (LOCATING). LOCATING is the only procedure during which the consumer continues to
+fetch from the partition.
 """
 
 from __future__ import annotations
@@ -287,8 +287,8 @@ STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action,
     _S.SUSPECTED: {
         _E.SOUGHT: (_S.UNCHECKED, ()),
         _E.UNREAD: (_S.VALID, (Action.RESTART,)),
-        # The log agrees up to the position. So only records after the position can differ. The consumer read them
-        # before a seek to a lower offset.
+        # The log agrees up to the position. So only records after the position can differ, which were read before a
+        # seek to a lower offset.
         _E.AGREED: (_S.VALID, (Action.CUT, Action.REPOSITION)),
         _E.DIFFERED: (_S.VALID, ()),
         _E.FAILED: (_S.VALID, ()),

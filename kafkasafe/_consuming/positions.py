@@ -142,8 +142,8 @@ class Positions:
         due: list[tuple[TopicPartition, AssignedPartition, Leadership]] = []
         for tp, part in self._parts.present():
             if part.at.activity is not Activity.IDLE:
-                # An interrupt may have prevented the start of the procedure. Leave the state of the procedure before
-                # the next fetch.
+                # An interrupt may have prevented the start of the procedure. If so, return to IDLE before the next
+                # fetch.
                 part.mend()
             if part.at.activity is not Activity.IDLE or part.state.position is None:
                 continue

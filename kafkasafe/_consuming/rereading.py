@@ -181,10 +181,9 @@ class Rereading:
 
     def left(self, tp: TopicPartition) -> PlaceLeft | None:
         """For a partition that was revoked and assigned again: return and forget its position before the revocation.
-        Return None if the partition had no position.
+        Return None if the partition had no position, or if the program uses `assign`.
 
-        The result is also None if the program uses `assign`. By calling `assign`, the program has chosen to begin at
-        the group's offset or at a reset.
+        By calling `assign`, the program has chosen to begin at the group's offset or at a reset.
         """
         left = self._parts.take_left(tp)
         return left if self._assignments.is_subscribed() else None
@@ -274,7 +273,7 @@ class Rereading:
 
         Raises:
             LogDivergedError: A partition waits for the application's decision (see `on_divergence`).
-            BatchDroppedError: The consumer will read records again that it has returned and that are in no batch.
+            BatchDroppedError: The consumer will again read records that it has returned but that are in no batch.
             UsageError: See `OtherLanes`.
             WaitTimeoutError: See `OtherLanes`.
         """

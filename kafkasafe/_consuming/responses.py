@@ -92,8 +92,8 @@ class Responses:
         if not verdict.retriable:
             raise code_error(code, f"{tp.topic}-{tp.partition} at {position}: {verdict.explanation}")
         if code == NOT_LEADER_OR_FOLLOWER:
-            # This broker is not the leader any more. If it soon becomes the leader again, the metadata may never show
-            # that another broker was the leader.
+            # This broker is not the leader any more. If this broker soon becomes the leader again, the metadata may
+            # never show that another broker was the leader.
             part.doubt_leader()
         self._metadata.learn_leader(tp, data)
         if code in OTHER_TOPIC_CODES:

@@ -282,8 +282,8 @@ class Results:
             try:
                 target = self._policy(event)
             except Exception as error:
-                # Continue as if `on_divergence` had returned None. But let `poll` raise the error of `on_divergence`
-                # instead of the error about the divergence: only the former shows that `on_divergence` has failed.
+                # Continue as if `on_divergence` had returned None. But let `poll` raise the error of `on_divergence`,
+                # not the error about the divergence, which would hide that `on_divergence` has failed.
                 if not part.explain(error):
                     raise  # the application has called `seek` meanwhile, so `poll` would not raise this error
                 return

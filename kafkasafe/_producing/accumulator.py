@@ -122,8 +122,8 @@ class Accumulator:
             unit.refuse()
 
     def accept_unit(self, unit: AcceptedUnit) -> None:
-        """Accept an atomic batch in one step, unless it was dropped meanwhile. The producer sends records that it
-        accepted earlier first.
+        """Accept an atomic batch in one step, unless it was dropped meanwhile. The producer sends earlier accepted
+        records before the batch.
 
         During this call, a signal handler may raise an error (Ctrl-C), or wait, or close the producer. An error before
         `unit.accept()` leaves the batch unaccepted. After `unit.accept()`, the batch is in `_units` until a thread
@@ -359,8 +359,7 @@ class Accumulator:
         One nested encoding is allowed, because a signal handler that interrupts the partitioner may also call `send`.
 
         Raises:
-            UsageError: The partitioner called the producer. The producer therefore asked the partitioner again, and the
-                partitioner called the producer a second time.
+            UsageError: The partitioner called the producer a second time, during the encoding for its first call.
             SpoolWriteError: There is not enough memory.
         """
         depth = len(self._being_encoded)

@@ -43,7 +43,9 @@ _WAYS_OUT: Final = {
 
 
 class Admission:
-    """Accepts records and atomic batches, and begins open batches. Always makes the same checks, in the same order."""
+    """Accepts records and atomic batches, and begins open batches. All of these begin with the same checks, in the same
+    order.
+    """
 
     def __init__(
         self,
@@ -337,7 +339,7 @@ class Admission:
         self._accumulator.accept_unit(unit)
 
     def raise_no_room(self, needed: int) -> NoReturn:
-        """Raise the error for a record that found no room in time."""
+        """Raise the error for a record or batch for which there was no room in time."""
         if self._delivery.callbacks.full():
             raise WaitTimeoutError(
                 f"{self._delivery.callbacks.due()} callbacks are due and have not run within max_block_ms="

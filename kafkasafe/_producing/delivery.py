@@ -36,7 +36,7 @@ class Delivery:
     """Lets callers wait until records have results or are on disk, and until callbacks have run. Raises an error if a
     wait fails.
 
-    `SafeProducer` documents the methods that it also has, such as `flush`.
+    `SafeProducer` documents its methods of the same names, such as `flush`.
 
     Attributes:
         pump: The pump, whose ledger has the parcels without an outcome.
@@ -246,7 +246,7 @@ class Delivery:
             )
 
     def _where_they_are(self, number: int) -> str:
-        """Return a phrase: whether the unacknowledged records up to this number are in memory or in the spool."""
+        """Return a phrase that says where the unacknowledged records up to this number are."""
         if self._config.in_memory:
             return "they are in memory and will be delivered while this producer is open"
         ledger = self.pump.ledger
@@ -331,5 +331,5 @@ def safely(call: Callable[[], object]) -> None:
     try:
         call()
     except Exception:
-        # Errors of the application's code must not end the callback thread.
+        # Errors of the application's code must not end the calling thread.
         log.exception("Error processing callback", event="callback_failed")

@@ -299,7 +299,7 @@ class OpenBatch:
 
     def locate(self, index: int) -> tuple[Parcel, int]:
         """Return the parcel of record `index`, and the record's index in the parcel. If the parcel was divided, return
-        the part that has the record instead.
+        the part with the record, not the whole parcel.
         """
         if self.parcels is None:
             raise AssertionError("An open batch that is not sealed has no parcels")

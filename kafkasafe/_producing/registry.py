@@ -46,8 +46,8 @@ def goes_live(pump: Pump, path: str) -> None:
     records, the new producer sends its own records after them.
     """
     LIVE[pump] = path
-    # Write `LIVE` before reading `DROPPED`. If another producer is dropped after this read, it calls `goes_first`,
-    # which finds this producer in `LIVE`.
+    # Write `LIVE` before reading `DROPPED`. If another producer is dropped after this read, the other producer calls
+    # `goes_first`, which finds this producer in `LIVE`.
     for other, directory in DROPPED.copy().items():
         if directory == path:
             pump.come_after(other)
@@ -57,8 +57,8 @@ def goes_first(pump: Pump, path: str) -> None:
     """Record that a producer is dropped. Other producers on the directory then send their later records only after the
     dropped producer's records.
 
-    Takes no lock, because the garbage collector may call this function. Another call includes producers that were
-    opened later.
+    Takes no lock, because the garbage collector may call this function. May be called again, to include producers that
+    were opened later.
     """
     LIVE.pop(pump, None)
     for other, directory in LIVE.copy().items():

@@ -51,7 +51,8 @@ class UnitOffsets:
         """
         self._replaced: list[OffsetClaim] = []
         """Claims for the batch's earlier offsets, which new offsets have replaced. The batch may contain output that
-        was computed from the records before the earlier offsets. So a void claim among them makes the batch void.
+        was computed from the records before the earlier offsets. So if one of the replaced claims is void, the batch is
+        void.
         """
 
     def __bool__(self) -> bool:

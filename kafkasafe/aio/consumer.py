@@ -171,8 +171,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Any]]:
-        """Return fetched records, or, without any, the records that arrive within `timeout_ms`. A cancelled call takes
-        no record.
+        """Return fetched records. If there are none, wait up to `timeout_ms` for records. A cancelled call takes no
+        record.
 
         Args:
             partitions: Return records of these partitions only. Default: of all assigned partitions.

@@ -51,7 +51,9 @@ class ConsumerLifecycle:
         self._check_loop()
 
     def _check_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop. Raise an error if it is not the consumer's loop, for example in a forked child."""
+        """Return the running loop. Raise an error if the running loop is not the consumer's, for example in a forked
+        child.
+        """
         loop = running_loop()
         if self._loop is not None and self._loop is not loop:
             raise UsageError("The consumer belongs to another event loop: open one for each loop")

@@ -130,7 +130,7 @@ class PollNotes:
         return any(number > kept and not partitions.isdisjoint(lost) for number, lost in self._lost)
 
     def on_their_way(self, kept: int) -> list[dict[TopicPartition, int]]:
-        """Return a dict for each poll whose number is above `kept`: the first fetched offset of each partition."""
+        """For each poll with a number above `kept`, return a dict from partitions to their first fetched offsets."""
         return [first for number, first in self._sent if number > kept]
 
     def stop(

@@ -333,8 +333,8 @@ def judge_located(by_state: Judgement, scan: Scan) -> tuple[Judgement, bool]:
 
     Returns:
         (judgement, whether to trust the judgement). Do not trust the judgement if the scan read the whole log but did
-        not find all batches that the state counts as present. This happens if the leader appended a late request to an
-        empty log: its state then also counts the earlier batches, which the log lacks.
+        not find all batches that the state counts as present. The judgement is wrong if the leader appended a late
+        request to an empty log: the leader's state then also counts the earlier batches, which the log lacks.
     """
     by_log = judge_by_log(scan)
     judgement = Judgement(

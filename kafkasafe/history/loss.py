@@ -8,7 +8,7 @@ log with the acknowledged batches.
 A batch is **lost** when it is not in the log, and either another batch covers its offset, or its offset is at or after
 the log's end. If the exact offset of a batch was never known, the batch counts as lost only if the survey saw the whole
 log, without a gap, from the batch's lowest possible offset on. A batch is not lost if its offset is before the log's
-start, because retention deleted the batch. A batch is not lost either if no batch covers its offset now, because
+start, because retention deleted the batch. A batch is not lost either if no other batch covers its offset, because
 compaction removed the batch. The topic's configuration asks for both kinds of deletion.
 """
 
@@ -66,11 +66,11 @@ class AckedBatch:
 
 
 class Released:
-    """Offsets of acknowledged batches that the spool has deleted, except for the batches' marks.
+    """Offsets of released batches: acknowledged batches that the spool has deleted. The spool has kept their marks.
 
     Attributes:
-        complete_from: All released batches at or after this offset are known. Above every offset if no such
-            offset is known.
+        complete_from: All released batches at or after this offset are known. Above every offset if no such offset is
+            known.
     """
 
     __slots__ = ("_offsets", "complete_from")
@@ -80,7 +80,7 @@ class Released:
         self._offsets = array("q")
 
     def note(self, base_offset: int, forgotten_offset: int) -> None:
-        """Remember a batch that the spool has deleted, but whose offset a mark still names.
+        """Remember the offset of a released batch, from the batch's mark.
 
         Args:
             base_offset: Base offset of the batch.

@@ -7,10 +7,10 @@ watermark has caught up (OFFSET_NOT_AVAILABLE, 78; older clients get 5). Older b
 So `EndOffsets` remembers the highest answer and *holds* a lower answer, which means that the remembered value stays
 valid. Only a proof lowers the remembered value:
 
-- the leader's epochs: an OffsetForLeaderEpoch request for the epoch of the remembered offset returns an end offset
-  below the remembered offset. The log has then lost the records between the two offsets; if the leader has a newer
-  epoch, the cause is an unclean election. If the requested epoch ends at or after the remembered offset, the log still
-  has the records, and the leader had answered before its high watermark had caught up.
+- the leader's epochs: if an OffsetForLeaderEpoch request for the epoch of the remembered offset returns an end offset
+  below the remembered offset, the log has lost the records between the two offsets. If the leader has a newer epoch,
+  the cause is an unclean election. If the requested epoch ends at or after the remembered offset, the log still has the
+  records, and the leader had answered before its high watermark had caught up.
 - another topic id: the topic was recreated.
 
 Without epochs (old brokers), nothing shows whether records are lost or the leader has not caught up yet. If a lower

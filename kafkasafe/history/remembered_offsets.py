@@ -49,7 +49,7 @@ class LowerAnswers:
         return self.age_s(now)
 
     def age_s(self, now: float) -> float:
-        """Return the seconds since the first held answer. If no answer is held yet, `now` becomes its time."""
+        """Return the seconds since the first held answer. If no answer is held yet, begin to count at `now`."""
         if self.since is None:
             self.since = now
         return max(0.0, now - self.since)
@@ -76,7 +76,7 @@ class RememberedOffsets:
         found: Maps a requested timestamp to the first record at or after the timestamp.
         former_ids: Ids of deleted topics with the same name.
         former_named: The id in the latest answers, if a topic with this id counts as deleted; otherwise None.
-        former_since: Time of the first of the latest answers, if `former_named` is set.
+        former_since: Time since which all answers have had the id `former_named`.
         recreated: The proof that the topic was recreated, until the first end offset of the new topic is observed;
             otherwise None.
         end_before: `end` of the deleted topic, while `recreated` is set.

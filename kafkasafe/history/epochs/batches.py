@@ -59,8 +59,8 @@ def first_difference(
     Args:
         ours: The batches that were read, in offset order.
         theirs: The headers of all of the leader's batches in the range, in offset order.
-        theirs_start: First offset of the range: the log start, or the offset where the caller began to read `theirs`.
-        theirs_end: End of the range (exclusive): the log end, or the offset where the caller stopped to read `theirs`.
+        theirs_start: First offset of the range: the log start, or the offset where the caller began reading `theirs`.
+        theirs_end: End of the range (exclusive): the log end, or the offset where the caller stopped reading `theirs`.
 
     Returns:
         Same, up to the last compared batch. Diverged at the first batch that the leader does not have with the same

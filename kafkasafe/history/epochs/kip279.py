@@ -57,7 +57,7 @@ class Leader:
         return Reply(UNDEFINED, self._log.start_offset) if self._log.entries else _UNDEFINED
 
     def kip101(self, epoch: int) -> Reply:
-        """The answer before KIP-279: the start offset of the next newer epoch, without the number of any epoch.
+        """The answer before KIP-279: the start offset of the next newer epoch. The answer names no epoch.
 
         For the leader's newest epoch, the answer is the log end. For an epoch that is newer or older than all of the
         leader's epochs, the answer is `UNDEFINED` (Kafka 1.1, LeaderEpochFileCache.endOffsetFor).
