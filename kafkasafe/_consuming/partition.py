@@ -127,8 +127,8 @@ class Failures:
         reported_code: Error code in the latest event about these failures; 0 if no event has reported them.
         overdue_since: Start of the time-out for the next error: when the fetches began to fail, or when `poll` last
             raised an error about these failures.
-        remote: Whether the position is in remote storage; None: not known, because the consumer asks the leader only
-            after a failed fetch.
+        remote: Whether the position is in remote storage; None: not known. The consumer asks the leader only after a
+            failed fetch.
         rest_until: When the partition may be fetched again.
     """
 

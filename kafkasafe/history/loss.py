@@ -69,8 +69,8 @@ class Released:
     """Offsets of released batches: acknowledged batches that the spool has deleted. The spool has kept their marks.
 
     Attributes:
-        complete_from: All released batches at or after this offset are known. Above every offset if no such offset is
-            known.
+        complete_from: All released batches at or after this offset are known. `_BEYOND` if released batches may be
+            unknown at every offset.
     """
 
     __slots__ = ("_offsets", "complete_from")

@@ -17,10 +17,10 @@ Without epochs (old brokers), nothing shows whether records are lost or the lead
 answer without epochs is repeated for `hold_timeout_s`, `EndOffsets` reports the answer as unproven, and the caller
 decides which value to believe (`EndOffsets.accept`).
 
-The same rule applies to the start of a log. To prove a lower start, the caller asks the leader where the leader epoch
-of the record at the remembered start ends. If this epoch ends below the remembered start, the log has lost the record
-at the remembered start, and all records that the log now has before this offset are new. Otherwise, the leader still
-has records that its predecessor had already deleted.
+The same rule applies to the start of a log. To prove a lower start, the caller asks the leader for the end of one
+epoch: the leader epoch of the record at the remembered start. If this epoch ends below the remembered start, the log
+has lost the record at the remembered start, and all records that the log now has before this offset are new. Otherwise,
+the leader still has records that its predecessor had already deleted.
 
 Topic ids have no order. `EndOffsets` assumes that an unknown id belongs to a newer topic, but it may belong to an older
 topic:

@@ -165,7 +165,7 @@ class Lineage:
         if epoch != UNDEFINED and epoch < newest:
             return False
         if epoch == newest and epoch != UNDEFINED:
-            # Epochs never decrease. So records of unknown epoch between two records of this epoch have this epoch, too.
+            # Epochs never decrease. So records without an epoch between two records of one epoch have this epoch.
             del self._epochs[-1], self._starts[-1]
         else:
             self._epochs.append(epoch)
@@ -190,8 +190,7 @@ class Lineage:
             if epoch > oldest != UNDEFINED:
                 return False
             if epoch == oldest != following:
-                # Epochs never decrease. So records of unknown epoch between two records of this epoch have this epoch,
-                # too.
+                # Epochs never decrease. So records without an epoch between two records of one epoch have this epoch.
                 del self._epochs[0], self._starts[0]
                 following = epoch
             if epoch != following:
