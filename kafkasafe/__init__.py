@@ -1,6 +1,6 @@
 """Kafka producers that keep every record on disk until Kafka has it, and consumers that notice data loss.
 
-docs/promises.md lists the conditions under which this holds.
+docs/promises.md lists what kafkasafe promises, and under which conditions.
 """
 
 from importlib import import_module as _import_module
@@ -159,7 +159,7 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept any name
             return version("kafkasafe")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        # A public name that is not in _HOMES is the name of an exception.
+        # Exceptions are the only public names that _HOMES does not contain.
         value = getattr(_import_module(_HOMES.get(name, "kafkasafe.errors")), name)
         globals()[name] = value
         return value

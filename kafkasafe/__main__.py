@@ -6,7 +6,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command `kafkasafe`. If it needs a package that is missing, say how to install the package."""
+    """Run the command `kafkasafe`. If the command needs a missing package, say how to install it."""
     try:
         from kafkasafe.cli import main as run
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
 """The releases of kafka-python with which kafkasafe works. `import kafkasafe` refuses any other release.
 
-`kafkasafe/kafkapython` extends classes of kafka-python that are not public. Other releases lack some names of these
-classes. With such a release, kafkasafe would fail later, with an error that does not mention the release.
+`kafkasafe/kafkapython` extends classes of kafka-python that are not public. Other releases of kafka-python lack some
+names of these classes. Without this check, kafkasafe would fail later, with an error that does not mention the release.
 
-pyproject.toml has the same bounds. A test compares them.
+pyproject.toml requires the same releases of kafka-python, as a test checks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FIRST_WITHOUT: Final = (3, 1)
 def check() -> None:
     """Refuse an installed kafka-python that kafkasafe does not work with.
 
-    This function reads the version from a file of the package. It does not import kafka-python, because Python 3.12
-    cannot import older releases of it. If the file is missing, as in a frozen program, the release is accepted.
+    This function reads kafka-python's version from a file instead of importing the package, because Python 3.12 cannot
+    import its older releases. If that file is missing, as in a frozen program, any release is accepted.
 
     Raises:
         ImportError: The release is older than `OLDEST`, or it is `FIRST_WITHOUT` or newer. Or Python runs with -O.

@@ -35,7 +35,7 @@ __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
 
 
 class BatchOutcome(metaclass=Tidy):
-    """The result of a whole atomic batch. Its attributes and methods have kafka-python's names, as in `RecordFuture`.
+    """The result of a whole atomic batch. Attributes and methods have the names of kafka-python's futures.
 
     Attributes:
         batch_id: Id of the batch, as `kafkasafe spool ls` shows it: 32 hexadecimal digits.
@@ -60,8 +60,8 @@ class BatchOutcome(metaclass=Tidy):
         self._parts = producer.parts
         self._head = head
         self.unit = unit
-        """The batch on its way to the pump. Programs must not use it. It is for clients that are built on this class,
-        such as `kafkasafe.aio`.
+        """Not for programs: the batch on its way to the cluster. Clients that are built on this class, such as
+        `kafkasafe.aio`, use it.
         """
 
     def __repr__(self) -> str:
@@ -70,14 +70,13 @@ class BatchOutcome(metaclass=Tidy):
         return f"<BatchOutcome {self.batch_id} pending{', durable' if self._head.durable else ''}>"
 
     def durable(self, timeout: float | None = None) -> BatchOutcome:
-        """Wait until the whole batch is on disk. With `spool="never"`, wait until it is committed.
+        """Wait until the whole batch is on disk. With `spool="never"`, wait until the batch is committed.
 
         Args:
             timeout: Seconds; None for no limit.
 
         Returns:
-            The outcome itself. From then on, a crash of this process, of brokers, or of both cannot lose the batch or a
-            part of it.
+            This outcome. A crash of this process, of brokers, or of both can no longer lose the batch or a part of it.
 
         Raises:
             KafkaTimeoutError: The batch was not durable in time. It may still become durable.
@@ -101,10 +100,10 @@ class BatchOutcome(metaclass=Tidy):
             timeout: Seconds; None for no limit.
 
         Raises:
-            KafkaTimeoutError: The batch was not committed in time. It stays in the spool and is still delivered as a
-                whole.
+            KafkaTimeoutError: The batch was not committed in time. The producer keeps the batch and still delivers it
+                as a whole.
             BatchDroppedError: The batch was dropped, and none of its records is delivered.
-            WrongClusterError: The batch is meant for another cluster than that of these brokers.
+            WrongClusterError: These brokers belong to a different cluster than the batch.
         """
         deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
         self._parts.delivery.pump.wait(self.unit.done_or_wrong_cluster, timeout)
@@ -155,8 +154,8 @@ class BatchOutcome(metaclass=Tidy):
         """Call `f(*args, metadata, **kwargs)` when the batch is committed, on the producer's callback thread. Once the
         producer is closed, `add_callback` itself may call `f`.
 
-        `flush()`, `close()` and `get()` return after the callback. If this process ends first, another process delivers
-        the batch from the spool, and the callback is not called.
+        `flush()`, `close()` and `get()` return after the callback. If this process ends before the commit, another
+        process delivers the batch from the spool, and the callback is not called.
 
         Raises:
             TypeError: `f` is not callable.
@@ -179,14 +178,14 @@ class BatchOutcome(metaclass=Tidy):
 class AtomicBatch(metaclass=Tidy):
     """Collects records and offsets that are delivered together or not at all. Only one thread may use it at a time.
 
-    Before `commit` the batch is in memory only. After `commit`, either the whole batch or nothing of it exists: in the
-    spool, in Kafka, and for `read_committed` consumers.
+    Before `commit` the batch is in memory only. `commit` writes either the whole batch or nothing of it to the spool,
+    and `read_committed` consumers, too, get the whole batch or nothing.
     """
 
     _UNLISTED = frozenset({"decision", "offsets"})
     __dir__ = tidy_dir
     _informed: ClassVar[bool] = False
-    """Whether the program can open its next batch only after it has learnt that this batch was dropped."""
+    """Whether the program must learn of a drop of this batch before it can open its next batch."""
 
     def __init__(self, producer: OpenProducer, transactional_id: str) -> None:
         self._producer = producer
@@ -198,7 +197,7 @@ class AtomicBatch(metaclass=Tidy):
         self._most = parts.config.spool_segment_bytes
         self._room = self._most
         """Number of bytes by which the batch may still grow: it must fit into one file of the spool."""
-        # Programs must not use the next two attributes. They are for clients that are built on a batch.
+        # Not for programs: clients that are built on this class, such as `kafkasafe.aio`, use the next two attributes.
         self.decision: BatchDecision[BatchOutcome] = BatchDecision()
         self.offsets = UnitOffsets(parts, self.decision.first)
         self._made = self.decision.first.made
@@ -304,8 +303,8 @@ class AtomicBatch(metaclass=Tidy):
     ) -> RecordFuture:
         """Finish a call of `send` that the fast path could not finish.
 
-        If `index` is not negative, this index in the lists of `open_batch` is already reserved for the record. The
-        record itself is not in these lists yet.
+        If `index` is not negative, it is reserved for the record in the lists of `open_batch`, but the record is not in
+        these lists yet.
         """
         parts = self._parts
         key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
@@ -322,8 +321,8 @@ class AtomicBatch(metaclass=Tidy):
                 index = next(open_batch.numbers)
         if open_batch is None or not 0 <= index < open_batch.most - 1:
             open_batch = parts.admission.make_separate_batch(topic, self._cannot_wait)
-            # Keep this order: a Ctrl-C between these lines may leave an open batch empty, but `_open_batches` must then
-            # contain this batch, too.
+            # Keep this order: after a Ctrl-C between these lines, `_open_batches` must contain every open batch, even
+            # an empty one.
             self._open_batches.append(open_batch)
             self._open[topic] = open_batch
             index = next(open_batch.numbers)
@@ -337,20 +336,20 @@ class AtomicBatch(metaclass=Tidy):
     def send_offsets(self, offsets: Any, group: Any = None) -> None:
         """Commit a consumer's offsets together with the records.
 
-        The group accepts offsets only from a member. If the consumer loses its partitions before the batch is
-        committed, the whole batch is dropped (BatchDroppedError), and the partitions' new owner reads the same records
-        again.
+        A group that has members accepts offsets only from them. If the consumer loses its partitions before the batch
+        is committed, the whole batch is dropped (BatchDroppedError), and the partitions' new owner reads the same
+        records again.
 
         Args:
             offsets: A consumer that was opened with `enable_auto_commit=False`: a SafeConsumer, or a KafkaConsumer with
                 `isolation_level="read_committed"`. The batch commits the consumer's positions on its assigned
-                partitions. Or a dict {TopicPartition: OffsetAndMetadata}, together with `group`.
-                Several calls may add offsets, for one group or for several consumers: all of them are committed.
+                partitions. Or a dict of OffsetAndMetadata by TopicPartition, together with `group`. The batch commits
+                the offsets of all calls, for one group or for several consumers.
             group: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:
-            UsageError: The batch was committed or dropped before. Or the consumer has no group, commits automatically,
-                or does not ask for stable offsets (KIP-447). The message says which option to set.
+            UsageError: The batch was committed or dropped before. Or the consumer's options do not fit: no group,
+                automatic commits, or no stable offsets (KIP-447). The message says which option to set.
             TypeError: A partition, an offset or the group has the wrong type.
             ValueError: A number is out of range, such as a negative offset.
             ConfigError: A string is too long, or cannot be written as UTF-8.
@@ -358,13 +357,14 @@ class AtomicBatch(metaclass=Tidy):
                 again. Discard this batch, and continue with `poll`. With a KafkaConsumer, first `seek` to the offsets
                 that `committed` returns.
             UsageError: With a SafeConsumer: another producer has an open batch that contains this consumer's offsets.
-                This error is also raised if the consumer uses `assign`, and another lane still holds a batch with
-                offsets of this consumer: that batch may be committed later. The message explains what to do. This batch
-                stays open.
+                This error is also raised if the consumer uses `assign`, and another producer's lane in the spool still
+                holds a batch with this consumer's offsets: that batch may be committed later. The message explains what
+                to do. This batch stays open.
             KafkaTimeoutError: With a SafeConsumer: another producer has a batch that contains this consumer's offsets.
                 The outcome of that batch was still unknown after the consumer's `request_timeout_ms`. This batch stays
                 open.
-            WrongClusterError, SpoolError: The producer has ended. An earlier batch with offsets is still on disk.
+            WrongClusterError, SpoolError: The producer can no longer deliver, and an earlier batch with offsets is
+                still on disk.
         """
         self.decision.check_open()
         offer = offering(offsets)
@@ -395,7 +395,7 @@ class AtomicBatch(metaclass=Tidy):
             self.offsets.give(given, informed=self._informed)
         except BatchDroppedError:
             self.drop()
-            # If the producer has ended, the earlier batch was not dropped: it is still on disk.
+            # If the producer can no longer deliver, the earlier batch was not dropped: it is still on disk.
             self._parts.delivery.raise_wrong_cluster()
             self._parts.delivery.raise_failure()
             raise
@@ -404,7 +404,7 @@ class AtomicBatch(metaclass=Tidy):
         """Pass the whole batch to the producer. An empty batch is committed at once, without a request.
 
         If the call is interrupted (Ctrl-C, or a signal handler that raises), the producer has accepted either the whole
-        batch or nothing. If the producer accepted the batch, `outcome` returns the outcome. Otherwise `outcome` raises
+        batch or nothing. If the producer accepted the batch, `outcome` returns the outcome; if not, `outcome` raises
         UsageError, and you can commit the batch again or drop it.
 
         Returns:
@@ -414,8 +414,8 @@ class AtomicBatch(metaclass=Tidy):
             SpoolFullError: The spool had no room within `max_block_ms`. Nothing was accepted; call `commit` again
                 later.
             UsageError: The batch was committed or dropped before.
-            BatchDroppedError: After `send_offsets` the consumer went back to an earlier offset. Nothing is sent. The
-                consumer reads the batch's input again, in all its partitions.
+            BatchDroppedError: Since `send_offsets`, the consumer went back to an earlier offset or lost its partitions.
+                Nothing is sent, and the batch's input will be read again.
         """
         self.decision.check_open()
         if self.offsets.is_void:

@@ -1,8 +1,8 @@
 """Check that no record of a topic is missing or repeated, by counting over the raw log, as Uber's Chaperone does.
 
-There are two ways to count. The first uses the sequence numbers of idempotent producers, and reads only batch headers.
-The second uses ids that the records themselves contain. `audit` counts in this process. For large topics, pass a
-SparkSession: then Spark's tasks do the counting.
+`audit` always counts the sequence numbers of idempotent producers, for which it reads only batch headers. With `ids`,
+it also counts ids that the records themselves contain. It counts in this process or, for large topics, in tasks of a
+SparkSession.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ __all__ = [
 _arrow: Any = pyarrow_for("kafkasafe.audit")
 
 MAX_IDS: Final = 5_000_000
-"""Largest number of distinct ids that are counted without Spark. This many ids take a few hundred megabytes of memory.
-"""
+"""Largest number of distinct ids that are counted without Spark, in a few hundred megabytes of memory."""
 _EXAMPLES: Final = 10
 _DIGITS: Final = 4000
-"""An id with more digits than this does not count as a number. Python refuses to convert much longer numbers."""
+"""An id with more digits than this does not count as a number, because Python refuses to convert very long numbers."""
 PLOTS: Final = (".png", ".svg", ".pdf", ".html")
 """File name suffixes that `draw` accepts."""
 
@@ -110,7 +109,7 @@ class PartitionAudit:
         partition: Partition number.
         log_start: First offset of the log.
         log_end: End offset of the log (exclusive).
-        producers: Counts by producer id. The key -1 has the counts of all producers without idempotence.
+        producers: Counts by producer id. The key -1 stands for all producers without idempotence.
     """
 
     partition: int

@@ -1,9 +1,9 @@
 """`kafkasafe.classify`: the verdict on any error code or exception.
 
-`kafkasafe.codes.rows` has the table of Kafka's error codes. This module maps exceptions to verdicts. A broker's
-error from kafka-python is looked up by its code. All other exceptions (client-side errors of kafka-python, errors of
-kafkasafe, of the operating system, of TLS, of tenacity) are looked up by their class in a table. If the class has no
-row there, the row of its nearest base class applies.
+`kafkasafe.codes.rows` has the table of Kafka's error codes. This module maps exceptions to verdicts. A broker's error
+from kafka-python is looked up by its code. All other exceptions (client-side errors of kafka-python, errors of
+kafkasafe, of the operating system, of TLS, of tenacity) are looked up by their class in a table. A class without a row
+gets the row of its nearest base class.
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ def classify(
 ) -> Verdict:
     """Return a verdict on an error: its meaning, and what the caller should do.
 
-    The function is pure: no I/O, no state. It also returns a verdict for codes that this version does not know and for
-    exceptions that have nothing to do with Kafka.
+    The function is pure: no I/O, no state. Unknown error codes and exceptions that have nothing to do with Kafka get a
+    verdict, too.
 
     Args:
         error_or_code: One of three things. (1) An error code of Kafka or its name (`59`, `"UNKNOWN_PRODUCER_ID"`).
@@ -261,10 +261,9 @@ def classify(
             (3) An exception of kafka-python, kafkasafe, the operating system or TLS. For tenacity's `RetryError` the
             verdict is that of the last attempt's exception.
         api: The request that failed, such as `"produce"` or `"ListOffsets"`; None for any.
-        context: Facts that make the verdict on some codes more precise, as `ErrorContext` or as a mapping of its
-            fields. For code 59, they show whether retention removed the records or the cluster lost them (KAFKA-5793).
-            For code 45, they show whether the batch was sent before; for codes 1 and 9, whether the topic is tiered
-            (KIP-1007).
+        context: Facts on which the verdict on some codes depends, as `ErrorContext` or as a mapping of its fields. Code
+            59: whether retention removed the records or the cluster lost them (KAFKA-5793). Code 45: whether the batch
+            was sent before. Codes 1 and 9: whether the topic is tiered (KIP-1007).
 
     Returns:
         The verdict. Its `api` is in snake case.
@@ -295,8 +294,7 @@ def code_for(code_or_name: int | str) -> int:
     """
     if isinstance(code_or_name, str):
         text = code_or_name.strip()
-        # Accept any number up to this length: a newer version of Kafka may define it as an error code. A number of
-        # 5,000 digits is a mistake.
+        # Accept any number of at most 20 characters: a newer version of Kafka may define it as an error code.
         if len(text) <= 20 and text.removeprefix("-").isdecimal():
             return int(text)
         code = code_names.code_of_name(text)

@@ -1,17 +1,16 @@
-"""`SafeConsumer`: a KafkaConsumer whose offsets never go back silently. It notices if the log that it read has changed.
+"""`SafeConsumer`: a KafkaConsumer whose offsets never go back silently. It notices when records that it read are lost.
 
-Group management, fetching, decoding and commits are kafka-python's. SafeConsumer replaces kafka-python's decisions
-about *positions*: where a log ends, whether the records that were read are still in it, what an error of one partition
-means, and when to reset a position.
+kafka-python manages the group, fetches, decodes and commits. SafeConsumer replaces kafka-python's decisions about
+*positions*: where a log ends, whether the records that were read are still in it, what an error of one partition means,
+and when to reset a position.
 
-Structure: this module has the public methods. The objects that make the decisions are in `_consuming`; `Reading`
-creates them. kafka-python's `poll` calls its fetcher three times: to reset positions, to validate positions, and to
-fetch. In the first two calls, `kafkapython.fetcher.Fetcher` calls `Results.carry_on`. `carry_on` starts procedures
-(`Positions.begin`, `cluster.inquiry`), at most one per partition, and applies their results. `Responses.accept` gets
-each fetch response before kafka-python does. While a partition is being checked, the consumer does not fetch from it
-(`Assignments.hold`), but still fetches from the others. All decisions are made on the thread that polls. Only the
-encoding of the lineage for a commit can also run on kafka-python's I/O thread, under the lock of the `History` object.
-The lineage is the history of the records that were read; it is encoded as text.
+This module has the public methods. The objects in `_consuming` decide about positions; `Reading` creates these objects.
+kafka-python's `poll` asks its fetcher to reset positions, to validate positions, and to fetch. For the first two
+requests, kafkasafe's subclass of the fetcher calls `Results.carry_on`. `carry_on` starts at most one check per
+partition (`Positions.begin`), and applies the results of finished checks. The consumer does not fetch from a partition
+that is being checked (`Assignments.hold`). `Responses.accept` gets each fetch response before kafka-python does. All
+decisions are made on the polling thread. Commits contain the history of the records that were read (the lineage);
+encoding it may also run on kafka-python's I/O thread, under the lock of the `History` object.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Offsets(dict[TopicPartition, Any]):
     """Offsets by partition.
 
     Attributes:
-        missing: With `partial=True`: the reason for each partition that has no offset.
+        missing: With `partial=True`: the error of each partition that has no offset.
     """
 
     def __init__(
@@ -84,12 +83,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
     It differs from KafkaConsumer in these points:
 
-    - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if it is
-      proven that the log changed (for example, that records were lost), or after `offsets_hold_timeout_ms`. These
+    - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if it is proven
+      that the log changed (for example, that records were lost), or after `offsets_hold_timeout_ms`. These three
       methods retry if a new attempt may help, and accept `partial=True`.
-    - If the log has lost records that were read, the consumer says which (`LogDiverged`), even after a restart. To make
-      that possible, the metadata of each committed offset carries the leader epochs of the records that were read
-      (unless the application gives metadata of its own).
+    - If the log has lost records that were read, the consumer says which (`LogDiverged`), even after a restart. The
+      consumer stores the leader epochs of the records that it has read in the metadata of committed offsets, unless the
+      application commits with metadata of its own.
     - A temporary error of one partition does not end `poll`: the consumer goes on with the other partitions.
     - No position is reset without an event.
     - `poll_arrow` and `poll_batches` return whole Arrow tables.
@@ -99,37 +98,37 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         options: All options of KafkaConsumer, and the following ones.
             on_divergence: "raise" (default): `poll` raises LogDivergedError at once. Until the application seeks,
                 `poll` raises the error again whenever it has no records of other partitions to return. "seek": go on
-                from the first offset that differs. Or a callable that gets the `LogDiverged` and returns the offset at
-                which to continue (None: raise).
+                from the first offset that differs. A callable gets the `LogDiverged` event and returns the offset at
+                which to continue, or None to raise the error.
             on_event: A function that gets each `kafkasafe.events.ConsumerEvent`, on the thread that called the
                 consumer. Exceptions of this function are logged.
             offsets_path: File that keeps the highest end and start offsets across restarts. A result of `end_offsets`
                 or `beginning_offsets` is written to the file before the method returns it. Each consumer needs a file
                 of its own. Default: no file.
-            offsets_hold_timeout_ms: How long the consumer keeps the old value if a broker's answer is lower than before
-                and nothing explains this. After this time, the consumer accepts a lower start offset, but not a lower
-                end offset: it reports that the lower end is unproven, and still returns the old end. Default: 30000.
+            offsets_hold_timeout_ms: How long look-ups return the old start or end offset if a broker's answer is lower
+                and nothing explains this. After this time, they return the lower start offset. They keep returning the
+                old end offset, and report the lower answer as unproven. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
                 CRCs of batches without epochs. You need the file in two cases: you do not commit positions to a group;
                 or you commit them with metadata of your own. `poll` (at most once a second), `save_lineage` and `close`
-                write the file. Each consumer needs a file of its own. Default: only committed offsets carry the
-                history.
+                write the file. Each consumer needs a file of its own. Default: only the metadata of committed offsets
+                carries this history.
             prometheus: Register the metrics in prometheus-client's default registry; for another registry call
                 `kafkasafe.metrics.install`.
-            remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments
-                could not be read for this long. Default: the consumer keeps trying.
+            remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments could
+                not be read for this many milliseconds. Default: the consumer keeps trying.
 
     Raises:
         ConfigError: An option is unknown or has a value that cannot work.
-        LineageFileError: The file `lineage_path` is damaged, comes from a newer version, or is in use.
-        BaselineError: The file `offsets_path` is damaged, comes from a newer version, or is in use.
+        LineageFileError: The file `lineage_path` is damaged, comes from a newer version, or another consumer uses it.
+        BaselineError: The file `offsets_path` is damaged, is of another kind, or comes from a newer version.
         KafkaTimeoutError: No broker could be used within `bootstrap_timeout_ms`; the message has the reason.
     """
 
     _asks_for_stable_offsets = True
 
     if TYPE_CHECKING:
-        # KafkaConsumer's own methods, which have no types.
+        # Types for methods that KafkaConsumer defines without types.
         def assignment(self) -> set[TopicPartition]:
             """Return the partitions that are assigned to this consumer."""
 
@@ -152,12 +151,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         def committed(
             self, partition: TopicPartition, metadata: bool = False, timeout_ms: float | None = None
         ) -> int | OffsetAndMetadata | None:
-            """Return the committed offset of a partition; None if none exists. With `metadata=True`, it is returned
-            as an OffsetAndMetadata.
+            """Return the committed offset of a partition; None if none exists. With `metadata=True`, return an
+            OffsetAndMetadata.
             """
 
         def highwater(self, partition: TopicPartition) -> int | None:
-            """Return the high watermark of the latest response for a partition; None before the first response."""
+            """Return the high watermark of a partition's latest fetch response; None before the first response."""
 
         def partitions_for_topic(self, topic: str) -> set[int]:
             """Return the numbers of a topic's partitions."""
@@ -235,7 +234,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """Like KafkaConsumer's `poll`. A partition that waits for the application's decision does not stop the others.
 
         Args:
-            timeout_ms: How long to wait for records; at most a second while a partition is stopped.
+            timeout_ms: How long to wait for records; at most a second while a partition waits for the application's
+                decision.
             max_records: Largest number of records to return.
             update_offsets: As in kafka-python.
 
@@ -253,7 +253,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             timeout_ms = min(timeout_ms, _REMINDER_MS if reading.parts.has_others() else _BRIEFLY_MS)
         parent: Any = super()
         if update_offsets:
-            # An iterator may hold records that it has not returned yet. They are read again, from the position.
+            # Drop the records that an iterator has fetched but not returned: they are read again from the position.
             self._begin_iterating_again()
         self._begin_poll()
         try:
@@ -262,8 +262,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                     timeout_ms, max_records, update_offsets
                 )
             if self._safe.lineage_path is not None and self._memory.is_due:
-                # An iterator polls with `update_offsets=False`. Later it returns the records one by one, and moves the
-                # position past each of them. `poll` returns all records together, so all of them count as returned now.
+                # With `update_offsets=False`, the caller is an iterator, which returns the records one by one later. So
+                # do not count them as returned yet.
                 reading.parts.keep({} if update_offsets else records)
                 self._memory.save_if_possible(self._reports)
         except LoopClosedError:
@@ -278,8 +278,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             self._begin_poll()
             raise
         except BaseException:
-            # Ctrl-C, or a signal handler that raises. Start all procedures again: an interrupted procedure would never
-            # end.
+            # Start all checks again: a check that Ctrl-C or a signal handler has interrupted would never end.
             self._give_back()
             reading.parts.cancel()
             raise
@@ -300,12 +299,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `close`; it also writes `offsets_path` and `lineage_path`.
 
-        It does nothing in a forked child, because the child is not a member of the group.
+        In a forked child `close` does nothing, because the child is not a member of the group.
 
         Args:
             autocommit: Whether to commit the positions, if `enable_auto_commit` is set.
             timeout_ms: How long to wait for the commit and for leaving the group. Default: kafka-python's.
-            timeout: `timeout_ms`, but in seconds. The producer's `close` has this parameter, too.
+            timeout: The same time in seconds, as for the producer's `close`.
 
         Raises:
             UsageError: Both time-outs were given, or a rebalance listener calls this method. Nothing was closed.
@@ -323,7 +322,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         try:
             parent.close(autocommit=autocommit, timeout_ms=timeout_ms)
         except BaseException:
-            # Otherwise the I/O thread would go on with heartbeats, and the group would keep the member.
+            # Stop the I/O thread: its heartbeats would keep this member in the group.
             self._abandon()
             raise
         finally:
@@ -366,8 +365,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """Return the end offset of each log. A result is lower than an earlier one only if a loss is proven.
 
         While a new leader catches up (KIP-207), the method waits. If an answer is lower than before, the method checks
-        it against the leader's epochs. If records were lost, it returns the lower value and emits an
-        `EndOffsetRegressed` event. Otherwise it returns the old value and emits an `EndOffsetHeld` event.
+        it against the leader's epochs. If records were lost, the method returns the lower value and emits an
+        `EndOffsetRegressed` event. If no loss is proven, it returns the old value and emits an `EndOffsetHeld` event.
 
         Args:
             partitions: Partitions to look up.
@@ -380,8 +379,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         Raises:
             OffsetNotAvailableError: The call timed out while the new leader was still catching up.
             RemoteStorageNotReadyError: The call timed out, perhaps because a part of the log is in remote storage.
-            KafkaTimeoutError: The call timed out for another reason, which is its `__cause__`. It is also the base
-                class of the two errors above.
+            KafkaTimeoutError: The call timed out for another reason (`__cause__`). Base class of
+                OffsetNotAvailableError and RemoteStorageNotReadyError.
             KafkaError: An error that a retry cannot cure, such as a missing permission.
             TypeError: `timeout_ms` is not a number, or a partition is not a TopicPartition.
             ValueError: `timeout_ms` is nan.
@@ -396,15 +395,14 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         partial: bool = False,
     ) -> Offsets:
         """Return the start offset of each log. A result is lower than an earlier one only if the log or the topic was
-        replaced.
+        replaced, or after `offsets_hold_timeout_ms`.
 
-        If an answer is lower than before, the method checks it against the leader's epochs. If the log (or the topic)
-        was replaced, the method returns the lower value and emits an `EndOffsetRegressed` event. But a new leader's log
-        may also begin earlier because this leader has not deleted as many records yet. Then the method returns the old
-        value and emits an `EndOffsetHeld` event. Brokers without leader epochs cannot give a proof. If such a broker's
-        answer is lower than before, the method keeps returning the old value until `offsets_hold_timeout_ms` has
-        passed. After that, it returns the lower value. When the consumer resets a position, it makes none of these
-        checks: it goes to the current start of the leader's log.
+        A new leader's log may begin earlier only because this leader has not deleted as many records yet. So the method
+        checks a lower answer against the leader's epochs. If the log or the topic was replaced, the method returns the
+        lower value and emits an `EndOffsetRegressed` event. If not, it returns the old value and emits an
+        `EndOffsetHeld` event. For brokers without leader epochs, which cannot give a proof, the method returns the old
+        value for `offsets_hold_timeout_ms`, and then the lower one. Position resets skip these checks and use the
+        current start of the leader's log.
 
         Arguments and errors: see `end_offsets`.
         """
@@ -421,10 +419,9 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> Offsets:
         """Return the first offsets at or after a timestamp.
 
-        If an answer left out the remote part of a log, the method ignores the answer and asks again. An earlier look-up
-        may have found a record where a broker now finds none. The record may still exist, unless the log begins after
-        it or a loss is proven. If it may still exist, the method returns the former result and emits an `EndOffsetHeld`
-        event.
+        If an answer left out the remote part of a log, the method ignores the answer and asks again. If a broker finds
+        no record where an earlier look-up found one, the method returns the former result and emits an `EndOffsetHeld`
+        event, unless the log now begins after that record or its loss is proven.
 
         Args:
             timestamps: Ms since the epoch, by partition.
@@ -459,8 +456,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `subscribe`. Without a group, the subscription takes effect once brokers have answered.
 
-        KafkaConsumer differs: if it already knows the new topics, it applies a new subscription only when partitions
-        change in the cluster. Until then it reads the former topics, or, after `unsubscribe`, nothing.
+        KafkaConsumer applies a new subscription to topics that it already knows only when partitions change in the
+        cluster. Until then it reads the former topics, or, after `unsubscribe`, nothing.
 
         Raises:
             IllegalStateError: The consumer used `assign`, or subscribed in the other way (topics or pattern): call
@@ -485,7 +482,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         self._reading.rereading.unassigned()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Like KafkaConsumer's `seek`. After a `LogDivergedError`, it also decides where to continue.
+        """Like KafkaConsumer's `seek`, also to continue after a `LogDivergedError`.
 
         Raises:
             ValueError: The partition is not assigned, or the offset is not an int from 0 to 2**63-1.
@@ -500,18 +497,17 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         timeout_ms: float | None = None,
     ) -> None:
-        """Like KafkaConsumer's `commit`. Without `offsets`, it skips the same positions as automatic commits.
+        """Like KafkaConsumer's `commit`. Without `offsets`, it commits the same positions as automatic commits.
 
-        A position that waits for the application's decision is skipped in two cases: the topic was recreated; or the
-        log was truncated and no leader epoch distinguishes the former log from the new one. In both cases, a committed
-        offset would count as an offset of the new log.
+        These commits skip a position that a later consumer would take for a position in the new log, until the
+        application decides where to continue. This is so if the topic was recreated, or if the log was truncated and no
+        leader epoch distinguishes the former log from the new one.
 
         Raises:
-            LogDivergedError: For a partition in one of these two cases, `offsets` has an offset above
-                `event.divergent_offset`. Nothing was committed; call `seek` first.
-            ValueError: An offset is not an int from 0 to 2**63-1. KafkaConsumer would commit a negative offset, which
-                later counts as no offset. A KafkaConsumer would retry a commit with any other invalid offset until the
-                commit times out.
+            LogDivergedError: `offsets` contains an offset above `event.divergent_offset` for a partition whose position
+                these commits skip. Nothing was committed; call `seek` first.
+            ValueError: An offset is not an int from 0 to 2**63-1. KafkaConsumer commits a negative offset, which later
+                counts as no offset, and retries any other invalid offset until the commit times out.
         """
         self._check_offsets(offsets)
         parent: Any = super()
@@ -522,7 +518,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         callback: Callable[..., object] | None = None,
     ) -> Future:
-        """Like KafkaConsumer's `commit_async`. It skips the same positions as `commit`.
+        """Like KafkaConsumer's `commit_async`. Without `offsets`, it skips the same positions as `commit`.
 
         Raises:
             LogDivergedError: As for `commit`.
@@ -544,14 +540,14 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 raise reading.parts.error(undecided)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Like KafkaConsumer's `seek_to_beginning`. After a `LogDivergedError`, it also decides where to continue."""
+        """Like KafkaConsumer's `seek_to_beginning`, also to continue after a `LogDivergedError`."""
         parent: Any = super()
         parent.seek_to_beginning(*partitions)
         for tp in partitions or self.assignment():
             self._reading.positions.sought(tp)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Like KafkaConsumer's `seek_to_end`. After a `LogDivergedError`, it also decides where to continue."""
+        """Like KafkaConsumer's `seek_to_end`, also to continue after a `LogDivergedError`."""
         parent: Any = super()
         parent.seek_to_end(*partitions)
         for tp in partitions or self.assignment():
@@ -594,7 +590,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     def health(self) -> ConsumerHealth:
         """Return whether the program polls, whether all its partitions are read, and whether a broker is connected.
 
-        It is meant for probes (docs/operations.md): it never waits for a broker or a lock. Any thread may call it at
+        Meant for probes (docs/operations.md): `health` never waits for a broker or a lock. Any thread may call it at
         any time, even after `close`.
         """
         return self._reading.status.health(closed=self._is_closed())
@@ -613,7 +609,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
 
 def reading_of(consumer: SafeConsumer) -> Reading:
-    """Return the objects that make up a consumer, for clients that are built on them."""
+    """Return the internal objects of a consumer, for clients such as `kafkasafe.aio`."""
     return consumer._reading  # noqa: SLF001  # not for programs
 
 
@@ -624,7 +620,7 @@ def _(consumer: SafeConsumer) -> Offer:
 
 
 def check_offset(given: Any) -> None:
-    """Check that Kafka's protocol can carry an offset. Otherwise each later commit would fail inside kafka-python.
+    """Refuse an offset that Kafka's protocol cannot carry: each later commit would fail inside kafka-python.
 
     Raises:
         ValueError: The value is not an int from 0 to 2**63-1.
@@ -634,7 +630,7 @@ def check_offset(given: Any) -> None:
 
 
 def _partitions_of(given: Iterable[Any]) -> list[TopicPartition]:
-    """Return the partitions as a list. Anything but a TopicPartition is refused at once: its look-up would time out.
+    """Return the partitions as a list. Refuse other types at once, because their look-ups would time out.
 
     Raises:
         TypeError: An item is not a TopicPartition.

@@ -55,7 +55,8 @@ class KafkaSafeError(KafkaError):
     """Base class of every error that kafkasafe raises."""
 
     def __str__(self) -> str:
-        # kafka-python puts the class name before the message. Tracebacks and most loggers print that name already.
+        # Leave out the class name that kafka-python puts before the message: tracebacks and most loggers print it
+        # already.
         return Exception.__str__(self) if self.args else type(self).__name__
 
 
@@ -64,7 +65,7 @@ class UsageError(KafkaSafeError):
 
 
 class ConfigError(UsageError, KafkaConfigurationError, ValueError):
-    """An option is unknown, or a value cannot work. No file and no connection was opened.
+    """An option is unknown, or its value cannot work. No file and no connection was opened.
 
     This error is also raised if an option, or an argument of a method, is a string that Kafka's protocol cannot encode.
     """
@@ -90,7 +91,7 @@ class RejectedError(KafkaSafeError):
     """The cluster rejected this record.
 
     If the rejection has an error code, the exception is also a `kafka.errors.BrokerResponseError` whose `errno` is the
-    code. It is also an instance of kafka-python's exception for the code, unless that is a `RetriableError`. For
+    code, and an instance of kafka-python's exception for the code, unless the latter is a `RetriableError`. For
     example, a `RejectedError` with code 10 is a `MessageSizeTooLargeError`.
 
     Attributes:
@@ -119,9 +120,8 @@ class RejectedError(KafkaSafeError):
 class BatchDroppedError(KafkaSafeError):
     """An atomic batch (`SafeProducer.batch`) was dropped: `read_committed` consumers see none of its records.
 
-    The producer keeps the records in `rejected/`, except in one case: the batch commits a consumer's offsets, and this
-    consumer reads the batch's input again, for example after the group refused the offsets. Then the producer keeps
-    none of the batch's records.
+    The producer keeps the records in `rejected/`, unless the batch commits a consumer's offsets and this consumer will
+    read the batch's input again, for example because the group refused the offsets.
 
     If `commit_transaction` raises this error with an error code, the error is, like a `RejectedError`, also an instance
     of kafka-python's exception for that code.
@@ -224,10 +224,10 @@ class WaitTimeoutError(KafkaSafeError, KafkaTimeoutError, TimeoutError):
 class DeliveryTimeoutError(KafkaSafeError, TimeoutError):
     """The record was not acknowledged within `delivery_timeout_ms`, or before a producer with `spool="never"` closed.
 
-    The record is not dropped. It stays in the spool, and this process or the next one delivers it when the cluster
-    accepts it. Do not send it again: unlike kafka-python's KafkaTimeoutError, this error is not retriable.
-    With `spool="never"` the record stays in memory while the producer is open. If `close()` cannot deliver all records,
-    it raises this error, and the message says how many records are lost.
+    The record is not dropped: it stays in the spool, and this process or the next one delivers it when the cluster
+    accepts it. Do not send the record again: unlike kafka-python's KafkaTimeoutError, this error is not retriable. With
+    `spool="never"` the record stays in memory while the producer is open. If `close()` cannot deliver all records,
+    `close()` raises this error, and the message says how many records are lost.
     """
 
 
@@ -238,7 +238,7 @@ class SpoolError(KafkaSafeError):
 class SpoolWriteError(SpoolError):
     """A write or fsync failed, or there was not enough memory to encode the records.
 
-    Records that were durable before are still durable. The records of the failed write are not.
+    Records that were durable before are still durable; the records of the failed write are not.
 
     Attributes:
         full: True if the disk has no room or a quota is exhausted.
@@ -288,7 +288,7 @@ class WrongClusterError(SpoolError):
 
 
 class LaneBusyError(SpoolError):
-    """The requested lane belongs to another live process. Retriable: the lane is free when that process ends.
+    """The lane `spool_lane` belongs to another live process. Retriable: the lane is free when that process ends.
 
     Attributes:
         pid: The owner's process id; 0 if unknown.
@@ -306,11 +306,11 @@ class LineageError(KafkaSafeError, epochs.LineageError):
 
 
 class LineageFileError(KafkaSafeError, ValueError):
-    """The file `lineage_path` is damaged, comes from a newer version or is another consumer's. It was not changed."""
+    """The file `lineage_path` is damaged, comes from a newer version or is in use. It was not changed."""
 
 
 class BaselineError(KafkaSafeError, ValueError):
-    """The file `offsets_path` is damaged, comes from a newer version or is another consumer's. It was not changed."""
+    """The file `offsets_path` is damaged, of another kind or from a newer version. It was not changed."""
 
 
 class LogDivergedError(KafkaSafeError):

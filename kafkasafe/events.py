@@ -481,7 +481,7 @@ class LossCheckInconclusive:
     """After an election, nothing proves that the new leader ever had the records that were acknowledged or read.
 
     The log now begins after these records. Retention or DeleteRecords has removed them, which is not a loss. But some
-    of these records may have been lost earlier, in the election. The brokers' answers do not rule out such a loss.
+    of these records may have been lost earlier, in the election: the brokers' answers do not rule out such a loss.
 
     Attributes:
         topic: Topic name.
@@ -540,11 +540,11 @@ class LogDiverged:
         divergent_offset: First offset at which the log differs from what the consumer read.
         rolled_back: First and last offset (inclusive) of the lost records: the consumer had read them, and the log no
             longer contains them.
-        replaced: First and last offset (inclusive) of the other records that the log now contains in the range
-            `rolled_back`. None if the log contains no record in this range (yet).
+        replaced: First and last offset (inclusive) of the new records that the log contains in the range `rolled_back`.
+            None if the log contains no record in this range (yet).
         epochs: Leader epochs of the lost records, oldest first.
         exact: Whether `divergent_offset` is exact. False: the consumer has no history of what it read before this
-            offset, so the log may already differ there.
+            offset, so the log may differ before it, too.
         reason: "truncated": the log was truncated, for example after an unclean leader election. "recreated": the topic
             was deleted, and another topic has its name now; or the position belongs to another topic or cluster.
         round_trips: Number of requests that were needed to find `divergent_offset`.
@@ -584,9 +584,9 @@ class PositionReset:
             position.
         strategy: The value of `auto_offset_reset`: "earliest" or "latest". Always "earliest" if `reason` is
             "recreated", because all records of the new topic are newer than the old position.
-        previous: The position before; None if the partition had no position. If `reason` is "no_position", this field
-            is the member's position before the rebalance. It is None if the member had no position then, or if its
-            position may belong to a deleted topic of this name.
+        previous: The position before; None if the partition had no position. With "no_position", this is the consumer's
+            position before the rebalance; None if it had none, or if that position may belong to a deleted topic of
+            this name.
         position: The position now.
         skipped: First and last offset (inclusive) that the reset makes this consumer skip; None if it skips none.
     """
@@ -602,11 +602,11 @@ class PositionReset:
 
 @dataclass(frozen=True, slots=True)
 class PositionRewound:
-    """The consumer's position went back to the group's committed offset. It reads from there again.
+    """The consumer's position went back to the group's committed offset, from which the consumer reads again.
 
-    After a rebalance, the group's offset may be lower than the position that the consumer had before, because the
-    consumer had not committed the records between the two. The event is emitted only when a partition returns to the
-    same consumer: not at the first assignment of a new consumer, and not when the program calls `assign`.
+    After a rebalance, the group's offset is lower than the consumer's earlier position if the consumer had not
+    committed the records between the two. With "rebalanced", the event is emitted only if the same consumer read the
+    partition before: not at the first assignment of a new consumer, and not when the program calls `assign`.
 
     Attributes:
         topic: Topic name.
@@ -706,7 +706,8 @@ class EndOffsetRegressed:
             log that began at `previous` was replaced by a new log that begins at a lower offset.
         reason: "truncated", "unclean_election" or "recreated": this reason is proven. "accepted": no reason is proven,
             but the brokers' answers were lower than `previous` for `offsets_hold_timeout_ms`. A lower end offset is
-            accepted without proof only if the position is past that end. The position is then reset to that end.
+            accepted without proof only when a position is reset to the log's end, and the log now ends before
+            `previous`.
         look_up: "latest" (an end) or "earliest" (a start).
     """
 

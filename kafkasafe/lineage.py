@@ -11,9 +11,9 @@ match walk.outcome:
     case Unknown(reason=reason): ...
 ```
 
-`compare` takes a follower's and a leader's history, and runs one of the protocols that KIP-279 discusses. It also
-counts the round trips and bytes that the protocol needs. `BatchWalk` and `first_difference` compare checksums of
-batches, for logs without leader epochs. docs/epochs.md explains each protocol. This module is pure: no I/O, no clock.
+`compare` takes a follower's and a leader's history, runs one of the protocols that KIP-279 discusses, and counts its
+round trips and bytes. `BatchWalk` and `first_difference` compare checksums of batches, for logs without leader epochs.
+docs/epochs.md explains each protocol. This module is pure: no I/O, no clock.
 """
 
 from kafkasafe.errors import LineageError

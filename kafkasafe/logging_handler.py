@@ -53,18 +53,17 @@ class _Mark:
 
 
 class KafkaHandler(logging.Handler):
-    """Sends log records to a topic. A SafeProducer's spool accepts them at once and delivers them when brokers answer.
+    """Sends log records to a topic. A SafeProducer stores them on disk at once and delivers them when brokers answer.
 
-    `logging.config.dictConfig` can create it. It can be added to the root logger at any level, and it works until the
-    interpreter exits. It also works in forked children: each child opens a producer of its own when it logs for the
-    first time. The handler does not send the log records of its own producer, or of other handlers' producers: each
-    such record would cause another one. This includes what kafka-python logs on the threads of these producers. Log
-    records of all other producers are sent.
+    `logging.config.dictConfig` can create the handler. The root logger can use it at any level, until the interpreter
+    exits. Each forked child opens a producer of its own when it logs for the first time. The handler does not send the
+    log records of handlers' producers, or what kafka-python logs on the threads of these producers: each such record
+    would cause another one. It sends the log records of all other producers.
 
     If the spool is full and the queue holds `queue_records` records, a call that logs waits for room, at most
-    `block_ms`. If it waits in vain, the handler drops records at once until there is room again. The handler
-    counts the dropped records (`dropped`), and calls `handleError` for the first of them. When there is room again, it
-    sends a log record with the number of dropped records.
+    `block_ms`. If no room appears in time, the handler drops this record, and further ones at once until there is room
+    again. The handler counts the dropped records (`dropped`), and calls `handleError` for the first of them. When there
+    is room again, it sends a log record with the number of dropped records.
 
     Args:
         topic: Topic name, a format string for the log record's attributes, or a function of the log record.
@@ -76,8 +75,8 @@ class KafkaHandler(logging.Handler):
         queue_records: How many records may wait in memory until the spool accepts them. A `kill -9` loses these
             records, but normally each of them waits only a few milliseconds.
         block_ms: How many milliseconds a thread that logs waits for room in the queue.
-        close_ms: How many milliseconds `close` waits until the spool has accepted the queued records. After that,
-            `close` also waits a while for deliveries.
+        close_ms: How many milliseconds `close` waits until the spool has accepted the queued records. Then `close`
+            waits for deliveries, like `SafeProducer.close`.
         configs: SafeProducer's options; `bootstrap_servers` is needed. Two defaults differ:
             `client_id="kafkasafe-log"`, `on_blocked_topic="accept"`.
 
@@ -183,7 +182,7 @@ class KafkaHandler(logging.Handler):
             self._drop_rest()
 
     def _is_own(self, record: logging.LogRecord) -> bool:
-        """Return whether the record was logged by a handler's producer. Sending the record would cause another one."""
+        """Return whether a handler's producer logged the record: sending such a record would cause another one."""
         # Without `logging.logThreads`, a log record does not name its thread.
         name = record.threadName or getattr(record, LOGGED_ON, None) or threading.current_thread().name
         if name == _THREAD:
@@ -192,7 +191,7 @@ class KafkaHandler(logging.Handler):
         clients = {each["client_id"] or DEFAULT_CLIENT_ID for each in configs}
         if record.name in _OF_PRODUCERS:
             return getattr(record, "client_id", None) in clients
-        # Compare the name of the thread that logged. The thread itself may have ended, and cannot be looked up then.
+        # Compare thread names, because the thread that logged may have ended, and then cannot be looked up.
         return (
             record.name.partition(".")[0] == "kafka"
             and name.startswith(_OWN)
@@ -213,8 +212,7 @@ class KafkaHandler(logging.Handler):
             return True
         if self._stuck and room <= 0:
             return False
-        # Serve threads in order of arrival. Otherwise threads that log later may take each free place before this
-        # thread does.
+        # Serve threads in order of arrival, so that later threads cannot take each free place before this thread does.
         place = object()
         line.append(place)
         try:
@@ -226,7 +224,7 @@ class KafkaHandler(logging.Handler):
                     return True
         finally:
             line.remove(place)
-        # This thread has waited in vain. Until the queue has room again, later calls drop their records at once.
+        # This thread got no room in time. Until the queue has room again, later calls drop their records at once.
         self._stuck = True
         return False
 
@@ -275,7 +273,7 @@ class KafkaHandler(logging.Handler):
                 self._ends_with_child = True
             # If the process has too many threads, the next log record tries again to start the handler's thread. If the
             # interpreter is ending, `close` sends the queued records. After a Ctrl-C, the next log record may start a
-            # second thread. Only one of the two threads can take the lock `_only`; the other one ends at once.
+            # second thread: the thread that does not get the lock `_only` ends at once.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
                 self._begun.wait()
@@ -324,7 +322,7 @@ class KafkaHandler(logging.Handler):
                     return
                 time.sleep(_PAUSE_S)
             except Exception:
-                # This record cannot be sent at any time. A second attempt would hold up all later records.
+                # This record can never be sent, and a second attempt would delay all later records.
                 self._drop(record, raised=True)
                 return
             else:
@@ -387,8 +385,8 @@ class KafkaHandler(logging.Handler):
     def flush(self) -> None:
         """Wait, for `close_ms` at most, until all records that were logged before this call are on disk.
 
-        Inside `dictConfig` and `fileConfig` it returns at once, because this thread then holds `logging`'s own lock,
-        which the producer's threads may need.
+        Inside `dictConfig` and `fileConfig`, `flush` returns at once, because this thread then holds `logging`'s own
+        lock, which the producer's threads may need.
         """
         if self._thread is None and not self._queue.empty():
             self._start()
@@ -430,13 +428,15 @@ class KafkaHandler(logging.Handler):
 
 
 def _configures() -> bool:
-    """Return whether this thread holds `logging`'s own lock. The producer's threads may need this lock."""
+    """Return whether this thread holds `logging`'s own lock, which the producer's threads may need."""
     owned = getattr(getattr(logging, "_lock", None), "_is_owned", None)
     return owned is not None and bool(owned())
 
 
 def _check_chosen(name: str, given: Any) -> None:
-    """Check the topic or the key at once. Otherwise a mistake would show only when a record is logged."""
+    """Check the topic or the key when the handler is created: otherwise a mistake would show only when a record is
+    logged.
+    """
     if not callable(given) and not isinstance(given, str):
         raise ConfigError(f"{name} must be a string or a function of the log record, not {given!r}")
     if name == "topic" and isinstance(given, str) and "%(" not in given:

@@ -56,7 +56,7 @@ class _Limiter:
         _limiters.add(self)
 
     def forked(self) -> None:
-        """In a forked child: replace the lock. A thread that does not exist in the child may have held it."""
+        """In a forked child: replace the lock, because a thread of the parent may have held it during the fork."""
         self._lock = threading.RLock()
 
     def admit(self, kind: str, about: str) -> int | None:
@@ -167,9 +167,8 @@ class _KafkaPythonFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
-        # Check the current thread, not the thread that the log record names. A record that was logged in the context
-        # `apart` passes this filter twice. The second time, this code runs on the writer's thread, and must not count
-        # the record again.
+        # Check the current thread, not the thread that the log record names: a record that was logged in the context
+        # `apart` passes this filter again on the writer's thread, and must not be counted twice.
         if threading.get_ident() not in own_threads or record.levelno < logging.INFO:
             return True
         if record.levelno < logging.WARNING and not record.name.startswith("kafka.net."):
@@ -209,9 +208,8 @@ def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def limit_foreign() -> None:
-    """Limit the records that kafka-python logs on kafkasafe's threads. If a thread is in the context `apart()`, let the
-    writer's thread handle the records that kafka-python logs on it. kafka-python's log records from other threads are
-    not changed.
+    """Limit the records that kafka-python logs on kafkasafe's threads, and let the writer's thread handle those that it
+    logs in the context `apart()`. kafka-python's log records from other threads are not changed.
     """
     for name in _FOREIGN:
         logger = logging.getLogger(name)
@@ -225,8 +223,8 @@ def limit_foreign() -> None:
 class _HandlerThread:
     """A thread that passes log records to the application's handlers, for threads that must not wait for a handler.
 
-    Without this thread, a deadlock is possible. A handler may send log records through the producer that is logging,
-    and hold the handler's lock until they are delivered. The producer cannot deliver while it waits for this lock.
+    Without this thread, a deadlock is possible: a handler may send log records through the producer that is logging,
+    and hold the handler's lock until they are delivered, while the producer waits for this lock.
     """
 
     def __init__(self) -> None:
@@ -272,7 +270,7 @@ class _HandlerThread:
             del item  # release the record's traceback before waiting for the next record
 
     def _log(self, record: logging.LogRecord) -> None:
-        # Handlers belong to the application. Suppress their errors: for most handlers, `logging` itself reports them.
+        # Suppress errors of the application's handlers: for most handlers, `logging` itself reports them.
         with contextlib.suppress(BaseException):
             logging.getLogger(record.name).handle(record)
 
@@ -304,7 +302,7 @@ class _Apart(logging.Filter):
         if not _thread.is_apart:
             return True
         if record.args and record.name.startswith("kafka."):
-            # kafka-python logs its sockets. Format them now: a closed socket can no longer be printed.
+            # Format the message now: kafka-python logs its sockets, and a closed socket can no longer be printed.
             with contextlib.suppress(Exception):
                 record.msg, record.args = record.getMessage(), None
         if record.threadName is None:  # `logging.logThreads` is false
@@ -321,7 +319,7 @@ def apart() -> Iterator[None]:
     try:
         yield
     finally:
-        # Do not call a function for this: Ctrl-C may raise when a function begins.
+        # Call no function here: Ctrl-C may raise when a function begins, and the thread would stay in the context.
         _thread.is_apart = before
 
 
@@ -344,7 +342,6 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-# Exit handlers run in reverse order of registration. Producers are created later, so their exit handlers are registered
-# later and run before `drain`. `logging` was imported earlier and registered its exit handler then. Therefore its
-# handler runs after `drain`.
+# Exit handlers run in reverse order of registration: first those of producers, which register later than `drain`, then
+# `drain`, then that of `logging`, which registered earlier.
 atexit.register(drain, _EXIT_S)

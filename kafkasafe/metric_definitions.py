@@ -20,8 +20,7 @@ class Definition:
         labels: Labels in addition to `client_id`.
         merge: How gauges with the same labels are combined. For example, producers with the same client id have the
             same labels, in one process or in several.
-        left: Value that a gauge shows after its source was closed. It matters only if several processes are scraped as
-            one.
+        left: Value that a gauge shows after its source was closed, if several processes are scraped as one.
         per_partition: Whether the family is shown only after `install(..., partitions=True)`, because the number of
             partitions is unbounded.
     """

@@ -46,8 +46,9 @@ __all__ = [
 
 _MIRROR_EVERY_S: Final = 1.0
 _SCRAPE_S: Final = 1.0
-"""How many seconds a closing source waits for the end of a scrape. The wait needs a limit: a signal handler that closes
-a producer may have interrupted a scrape on the same thread. Without the limit, it would wait for ever."""
+"""How many seconds a closing source waits for the end of a scrape. Without a limit, a signal handler that closes a
+producer during a scrape on the same thread would wait for ever.
+"""
 _INFO: Final = "kafkasafe_build_info"
 _INFO_TEXT: Final = "Versions of kafkasafe, kafka-python and Python."
 _MERGES: Final[Mapping[str, Callable[[float, float], float]]] = {"sum": operator.add, "max": max, "min": min}
@@ -244,7 +245,7 @@ class Collector(PrometheusCollector):
         return [source for source in sources if source is not None]
 
     def describe(self) -> Iterable[Metric]:
-        """Return no families. So prometheus-client does not check their names when the collector is registered."""
+        """Return no families, so that prometheus-client does not check their names when the collector is registered."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -426,8 +427,7 @@ class _Mirror:
             for (client, labels), value in found.items():
                 self._write(definition, (client, *labels), value)
                 stale.discard((f"kafkasafe_{definition.name}", (client, *labels)))
-        # The new values include no gauges of closed sources or revoked partitions. But their cells stay in the file, so
-        # overwrite these cells.
+        # Overwrite the gauges of closed sources and revoked partitions: they stay in the file, but have no new values.
         for key in stale:
             self._cells[key].leave()
 
@@ -463,9 +463,7 @@ class _Mirror:
 
 
 class _Cell:
-    """One number in a metrics file. If the number is a counter, it never decreases, even if a new source, which counts
-    from 0, replaces the former source.
-    """
+    """One number in a metrics file. A counter never decreases, even if a new source counts from 0 again."""
 
     def __init__(self, definition: Definition, value: Any) -> None:
         self.definition = definition
@@ -486,7 +484,7 @@ class _Cell:
 
 
 def _forked() -> None:
-    """In a forked child: remove all sources. They belong to the parent, as does the thread that copies their values."""
+    """In a forked child: remove all sources. They and the thread that copies their values belong to the parent."""
     global _lock
     _lock = threading.Lock()
     for collector in list(_installed.values()):

@@ -8,8 +8,7 @@ end = tracker.observe("orders", 0, high).offset
 tracker.save()
 ```
 
-`kafkasafe.history.offsets` decides which answers to trust, and explains why. The types of its results are exported
-here.
+`kafkasafe.history.offsets` decides which answers to trust, and explains why. This module also exports its result types.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _Judged = TypeVar("_Judged", bound=Result | None)
 class EndOffsetTracker:
     """Keeps the highest end offset of each partition and isolation level, and decides whether to trust a lower answer.
 
-    It sends no requests: the caller looks up offsets with any client and passes the answers on. Thread-safe.
+    It sends no requests: the caller looks up offsets with any client and passes the answers to it. Thread-safe.
     """
 
     def __init__(
@@ -82,9 +81,9 @@ class EndOffsetTracker:
                 None: nothing is stored.
             hold_timeout_s: How many seconds the tracker keeps the old value while brokers give answers that are lower
                 than before and have no leader epoch. After that, the result is Unproven.
-            on_result: Called with (topic, partition, result) for each result that is not a Value. It runs on the thread
-                that passed the answer to the tracker. If the callback raises an exception, the
-                tracker's method that called it raises the same exception. The answer is recorded nevertheless.
+            on_result: Called with (topic, partition, result) for each result that is not a Value. The callback runs on
+                the thread that passed the answer to the tracker. An exception that it raises reaches the caller of the
+                tracker; the answer is recorded nevertheless.
             clock: Returns the time in seconds. The time must never decrease.
             files: File system interface, for tests.
 
@@ -158,7 +157,7 @@ class EndOffsetTracker:
         """Store the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
 
         Both dicts have (topic, partition) as keys. An end offset is lower than before only if another method has
-        returned Regressed for this partition, or was given another topic id for it.
+        returned Regressed for this partition, or has received another topic id.
         """
         ends: dict[_Partition, int] = {}
         for at, offset in answered.items():
@@ -178,8 +177,8 @@ class EndOffsetTracker:
     ) -> Result:
         """Store a broker's answer about an earliest offset.
 
-        The highest start offset so far counts. A new leader may answer a lower one, because it may not yet have deleted
-        as many records as the former leader.
+        The highest start offset so far counts. A new leader may answer with a lower offset, because it may not yet have
+        deleted as many records as the former leader.
 
         Args:
             topic: Topic name.
@@ -192,9 +191,9 @@ class EndOffsetTracker:
                 level.
 
         Returns:
-            A result as from `observe`. There is one difference: if the topic was recreated, the result is a Value whose
-            `recreated` is True. If a Held result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to
-            `prove_start`. Unproven: see `accept_start`.
+            A result as from `observe`, but for a recreated topic the result is a Value whose `recreated` is True. If a
+            Held result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to `prove_start`. Unproven: see
+            `accept_start`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is unknown.
@@ -267,9 +266,9 @@ class EndOffsetTracker:
             isolation_level: See `observe_start`.
 
         Returns:
-            Held if three things are true: an earlier answer found a record; this answer finds none; and no earliest
-            offset shows that the record was deleted. After a Held result, look up again: the broker may be a new leader
-            that does not know the record yet (KIP-207). In all other cases, Value.
+            Held if an earlier answer found a record, this answer finds none, and no earliest offset shows that the
+            record was deleted. After a Held result, look up again: the broker may be a new leader that does not know
+            the record yet (KIP-207). Otherwise Value.
 
         Raises:
             ValueError: See `observe_start`.

@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-# Each line begins with an option of kafkasafe. A note may follow after a colon. Other names for this option follow
-# after " = ". The hint contains the option's name and the note.
+# Format of each line: `kafkasafe's option: note = other names`, or without a note. A hint contains the option and the
+# note.
 _ALIASES: Final = """
 bootstrap_servers = bootstrap_server metadata_broker_list broker_list brokers servers hosts
 spool_dir = spool_path spool_directory spool_folder spool_location data_dir queue_dir state_dir

@@ -79,7 +79,7 @@ class SupportsToken(Protocol):
 
 
 class OnRejected(Protocol):
-    """A function for `on_rejected`. It is called with these keyword arguments."""
+    """A function for `on_rejected`. The producer calls it with these keyword arguments."""
 
     def __call__(
         self,
@@ -104,8 +104,8 @@ class ConnectionOptions(TypedDict, total=False):
     addresses of the other brokers from these.
     """
     client_id: str | None
-    """A name for this client. The brokers' logs, the brokers' quotas and the metrics use it. A producer's default is
-    "kafkasafe".
+    """A name for this client. The brokers' logs, the brokers' quotas and the metrics use this name. A producer's
+    default is "kafkasafe".
     """
     connections_max_idle_ms: float
     """Close a connection that had no request for this many milliseconds."""
@@ -224,8 +224,8 @@ class _OfProducers(ConnectionOptions, total=False):
     max_request_size: _Size
     """Largest size of a record, in bytes."""
     spool_dir: _Path | None
-    """The directory that holds pending records. Use one for each cluster; any number of processes can share it.
-    None: the environment variable `KAFKASAFE_SPOOL_DIR`, or else the user's state directory.
+    """The directory that holds pending records. Use one directory for each cluster; any number of processes can share a
+    directory. None: the environment variable `KAFKASAFE_SPOOL_DIR`, or else the user's state directory.
     """
     spool: Literal["always", "on_error", "never"]
     """"always": a record is on disk before it is sent. "on_error": a record is written to disk only if the cluster
@@ -263,8 +263,8 @@ class _OfProducers(ConnectionOptions, total=False):
     """Keep delivered records on disk for this many milliseconds, to send them again if the cluster loses them."""
     on_data_loss: Literal["restore", "raise", "event"]
     """What to do when the cluster lost acknowledged records. "restore": resend the records that are still in the spool,
-    and raise DataLossError for the others. "raise": raise DataLossError for all. "event": raise nothing. Each of the
-    three emits an event, logs an error and counts the loss in the metrics.
+    and raise DataLossError for the others. "raise": raise DataLossError for all. "event": raise nothing. With each
+    value, the producer emits an event, logs an error and counts the loss in the metrics.
     """
     restore_recreated_topics: bool
     """Send lost records again even if their topic was deleted and created again."""
@@ -374,8 +374,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     auto_commit_interval_ms: float
     """Time in milliseconds between two automatic commits of positions."""
     default_offset_commit_callback: Callable[[Mapping[Any, Any], Any], object]
-    """The callback for asynchronous commits that have none, and for the commits every `auto_commit_interval_ms`.
-    It gets the offsets, and either the response or the exception.
+    """The callback for automatic commits, and for asynchronous commits without a callback. It gets the offsets, and
+    either the response or the exception.
     """
     check_crcs: bool
     """Check the checksum of each batch."""
@@ -398,7 +398,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     """Leave internal topics, such as `__consumer_offsets`, out of subscriptions by pattern."""
     on_divergence: Literal["raise", "seek"] | Callable[[LogDiverged], int | None]
     """What to do when the log has lost records that were read. "raise": raise LogDivergedError. "seek": continue at the
-    first offset that differs. A function: it gets the event and returns the offset, or None to raise the error.
+    first offset that differs. A function gets the event and returns the offset at which to continue, or None to raise
+    the error.
     """
     on_event: Callable[[ConsumerEvent], object] | None
     """A function that gets each event of `kafkasafe.events`. A producer calls it on its own thread, a consumer
@@ -410,8 +411,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     """
     offsets_hold_timeout_ms: float
     """If a broker's answer is lower than before and nothing proves a loss, the consumer keeps the old value for this
-    many milliseconds. After that, a lower start offset is accepted. A lower end offset is not accepted even then: it is
-    reported as unproven, and the old value is still returned.
+    many milliseconds. After that, a lower start offset is accepted. Look-ups never accept a lower end offset without
+    proof: they report it as unproven, and return the old value.
     """
     lineage_path: _Path | None
     """A file that keeps the leader epochs of the records that were read, for positions that are not committed to a

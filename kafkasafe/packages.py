@@ -1,4 +1,4 @@
-"""Imports the optional package pyarrow. The extra `arrow` of kafkasafe installs it."""
+"""Imports the optional package pyarrow, which kafkasafe's extra `arrow` installs."""
 
 from __future__ import annotations
 

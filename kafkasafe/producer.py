@@ -41,9 +41,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     Once `future.durable()` or `producer.durable()` has returned, the record arrives exactly once and in order, even if
     the process, the brokers, or both are killed. docs/promises.md has the conditions.
 
-    It takes KafkaProducer's options under their names and refuses unknown ones. Some defaults differ: `linger_ms=5`,
-    `batch_size=1000000`, `delivery_timeout_ms=None` (no limit), `reconnect_backoff_max_ms=1000`. The following
-    options are its own:
+    SafeProducer takes KafkaProducer's options under their names and refuses unknown ones. Some defaults differ:
+    `linger_ms=5`, `batch_size=1000000`, `delivery_timeout_ms=None` (no limit), `reconnect_backoff_max_ms=1000`. The
+    following options are SafeProducer's own:
 
     Args:
         spool_dir (str or Path): Directory that holds pending records. Use one directory per cluster; any number of
@@ -55,8 +55,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         spool_after_ms (int): How long `spool="on_error"` waits for an acknowledgement before it writes to disk.
             Default: 1000.
         spool_max_bytes (int): Largest size of the spool on disk, or of pending records in memory (`spool="never"`). If
-            it is full, `send` blocks up to `max_block_ms`, then raises SpoolFullError. Default: 1 GiB on disk, 32 MiB
-            in memory.
+            the spool is full, `send` blocks up to `max_block_ms`, then raises SpoolFullError. Default: 1 GiB on disk,
+            32 MiB in memory.
         run_ahead_bytes (int): While the cluster answers, `send` waits if this many accepted bytes are not acknowledged
             yet. During an outage the limit does not apply: records are buffered on disk. Default: 14 MiB; None: no
             limit.
@@ -69,16 +69,18 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             exactly once, for consumers with any isolation level. "transactional": batches are sent in transactions,
             which this process or another one commits in a separate step. For consumers with
             `isolation_level="read_committed"`, the records are in the log exactly once. See docs/staged.md.
-        spool_lane (int): Use this lane (subdirectory of the spool). If another process has it, LaneBusyError is raised.
-            Default: the lane that this `client_id` used before, or the lowest free one.
+        spool_lane (int): Use this lane (subdirectory of the spool). If another process has this lane, the constructor
+            raises LaneBusyError. Default: the lane that this `client_id` used before, or the lowest free one.
         retain_acked_bytes (int): Keep this many bytes of delivered records on disk. Default: 0.
-        delivery_timeout_ms (int): A future fails after this time, but its record stays in the spool and is delivered.
+        delivery_timeout_ms (int): A future fails after this time, but its record stays in the spool and is still
+            delivered.
         retain_acked_ms (float): Keep delivered records on disk for this many milliseconds. Default: 0.
         on_data_loss (str): What to do about acknowledged records that the cluster lost. "restore": records that are
-            still in the spool are sent again, in order and before any newer record; for the others, the next `send`,
-            `flush` or `close` raises DataLossError. "raise": nothing is sent again, and DataLossError is raised for all
-            lost records. Each loss is raised once. "event": nothing is sent again, and nothing is raised. In all three
-            cases, the producer emits `DataLost`, logs an error and counts the loss in the metrics.
+            still in the spool are sent again, in order and before all records that have not been sent yet; for the
+            others, the next `send`, `flush` or `close` raises DataLossError. "raise": nothing is sent again, and
+            DataLossError is raised for all lost records. Each loss is raised once. "event": nothing is sent again, and
+            nothing is raised. In all three cases, the producer emits `DataLost`, logs an error and counts the loss in
+            the metrics.
         restore_recreated_topics (bool): Send lost records again even if their topic was deleted and created again.
             Default: no.
         data_loss_check_ms (int): How often idle partitions are checked for lost records. Default: 30000.
@@ -89,7 +91,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             to another file and go on. If the producer finds damage while it sends, it stops only the partition of the
             damaged records. With "raise", the partition stays stopped until the file is restored.
         on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each record
-            that the cluster rejected. It may send the record to a dead-letter topic, but through another producer.
+            that the cluster rejected. The function may send the record to a dead-letter topic, but through another
+            producer.
         on_event (callable): Called with each event of `kafkasafe.events`, on the producer's own thread.
         prometheus (bool): Register the metrics in prometheus-client's default registry; for another registry call
             `kafkasafe.metrics.install`. Default: no.
@@ -127,9 +130,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._plain = parts.form.plain and self._transactions is None
         self._open_batches = parts.accumulator.open_batches
         self.parts = parts
-        """The producer's objects. Programs must not use them. They are for the producer's futures, and for clients that
-        are built on them, such as `kafkasafe.aio`.
-        """
+        """Not for programs: the producer's objects. Futures, and clients such as `kafkasafe.aio`, use them."""
         parts.shutdown.begin(self)
         if config.prometheus:
             from kafkasafe.metrics import install
@@ -164,7 +165,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         Args:
             topic: Topic name.
-            value: Bytes, or an object for `value_serializer`. None deletes the key from a compacted topic.
+            value: Bytes, or an object for `value_serializer`. The value None deletes the key from a compacted topic.
             key: Bytes, or an object for `key_serializer`. The key determines the partition, as in KafkaProducer.
             headers: (str, bytes) tuples; a value may be None.
             partition: Partition number, instead of the partitioner's choice.
@@ -269,10 +270,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             timeout: Seconds; None for no limit.
 
         Raises:
-            KafkaTimeoutError: Some records have no result yet. The message says how many of them are on disk and will
-                be delivered, and how many are in memory only. Their callbacks will still be called.
+            KafkaTimeoutError: Some records have no result yet. The message says how many of these records are on disk
+                and will be delivered, and how many are in memory only. Their callbacks will still be called.
             SpoolWriteError: There is not enough memory to encode accepted records. The next call tries again.
-            UndecidableError: A batch is undecidable (`on_undecidable="raise"`).
+            UndecidableError: It cannot be determined whether a batch is in the log (`on_undecidable="raise"`).
             WrongClusterError: These brokers belong to a different cluster than the records. The records are on disk,
                 and are delivered when their own cluster answers again.
             DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Each loss
@@ -284,8 +285,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def durable(self, timeout: float | None = None) -> None:
         """Wait until all records accepted so far are durable: fsynced in the spool, or in the cluster.
 
-        With `spool="never"` only the cluster makes a record durable. Then this method is like `flush`, but also waits
-        for records whose futures failed after `delivery_timeout_ms`.
+        With `spool="never"` only the cluster makes a record durable: `durable` waits like `flush`, and also for records
+        whose futures failed after `delivery_timeout_ms`.
 
         Args:
             timeout: Seconds; None for no limit.
@@ -300,17 +301,17 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def close(self, timeout: float | None = None) -> None:
         """Make all accepted records durable, wait for deliveries, and release the spool.
 
-        The method also waits for the records of earlier producers. This producer takes over those in its spool
-        directory, and, if this is the default directory, those in directories next to it. Undelivered records stay on
-        disk, and the next producer on the directory delivers them. For each directory, a warning gives the number of
-        undelivered records. With `spool="never"`, undelivered records are lost, and `close` raises an error. Calling
-        `close` again does nothing. At the end of the interpreter, open producers are closed automatically.
+        `close` also waits for the records of earlier producers in this spool directory. With the default directory, it
+        also waits for those in the directories next to it. Undelivered records stay on disk, and the next producer on
+        the directory delivers them. For each directory, a warning gives the number of undelivered records. With
+        `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again does nothing.
+        At the end of the interpreter, open producers are closed automatically.
 
         Args:
             timeout: Maximum number of seconds to wait for deliveries, and for a failing disk to work again. Writing to
                 a disk that is slow but works may take ten seconds even if `timeout` is shorter. Default: wait until no
-                record has been delivered for 5 s (30 s with `spool="never"`). If the producer pauses until a known
-                time, this default becomes longer, by at most two request timeouts.
+                record has been delivered for 5 s (30 s with `spool="never"`). If the producer is pausing before a
+                retry, the default is longer, by at most two request timeouts.
 
         Raises:
             SpoolError: Some accepted records could not be made durable, or the spool failed permanently.
@@ -326,8 +327,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self.parts.shutdown.close(timeout)
 
     def __del__(self) -> None:
-        """Handle a producer that was dropped without `close()`: its pump continues to deliver for as long as `close()`
-        would have waited.
+        """Handle a producer that was dropped without `close()`: its thread continues to deliver for as long as
+        `close()` would have waited.
 
         Like KafkaProducer's `__del__`, this method waits for a second at most. Records that are delivered during this
         second come before the records of the program's next producer. The method takes no lock, because the garbage
@@ -353,17 +354,18 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return self.parts.delivery.partitions(topic)
 
     def metrics(self, raw: bool = False) -> dict[str, Any]:
-        """Return counters as {"kafkasafe": {name: value}}, and a few values with KafkaProducer's names.
+        """Return counters as {"kafkasafe": {name: value}}, and a few of KafkaProducer's metrics in
+        "producer-metrics".
 
-        The latter are in "producer-metrics". All rates and averages cover the time since the start. KafkaProducer's own
-        rates and averages cover only the last minute.
+        All rates and averages cover the time since the start. KafkaProducer's own rates and averages cover only the
+        last minute.
         """
         return self.parts.delivery.counts(raw=raw)
 
     def health(self) -> ProducerHealth:
         """Return whether the producer can accept records (and if not, why), and whether the cluster answers.
 
-        It is meant for probes (docs/operations.md): it never waits for a disk, a lock or a broker. Any thread may call
+        Meant for probes (docs/operations.md): `health` never waits for a disk, a lock or a broker. Any thread may call
         it at any time, even after `close`.
         """
         return self.parts.admission.health()
@@ -380,8 +382,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         Returns:
             The result of the last transaction for which an earlier producer called `commit_transaction`; None if this
-            spool contains no such transaction. (A transaction without such a call was never sent.) A second call does
-            nothing and returns None.
+            spool contains no such transaction. (Without that call, a transaction was never sent.) A second call of
+            `init_transactions` does nothing and returns None.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.
@@ -391,7 +393,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return self._in_transactions().init()
 
     def begin_transaction(self) -> None:
-        """Begin a transaction. Later calls of `send` and `send_offsets_to_transaction` belong to it.
+        """Begin a transaction. Later calls of `send` and `send_offsets_to_transaction` belong to this transaction.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.
@@ -405,14 +407,14 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         offsets: Mapping[TopicPartition, Any],
         group_metadata: Any,
     ) -> None:
-        """Commit a consumer's offsets in the transaction. If the group refuses them, `commit_transaction` fails.
+        """Commit a consumer's offsets in the transaction. If the group refuses the offsets, `commit_transaction` fails.
 
         If you call this method several times for one group, the offsets of all calls are committed. If the group's
         generation changes between two calls, the group refuses the offsets: `commit_transaction` raises
         CommitFailedError.
 
         Args:
-            offsets: `{TopicPartition: OffsetAndMetadata}`; the offset is that of the next record to read.
+            offsets: OffsetAndMetadata by TopicPartition; each offset is that of the next record to read.
             group_metadata: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:
@@ -423,11 +425,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._in_transactions().send_offsets(offsets, group_metadata)
 
     def commit_transaction(self) -> None:
-        """Commit the transaction. Once it is on disk, the commit is final and survives any crash.
+        """Commit the transaction. Once the transaction is on disk, its commit is final and survives any crash.
 
-        The call returns when `read_committed` consumers can see the records. It waits without a limit. If it is
-        interrupted, call it again. If you do not call it again, `init_transactions` of a later producer finishes the
-        transaction.
+        The call waits, without a limit, until `read_committed` consumers can see the records. If it is interrupted,
+        call it again; otherwise `init_transactions` of a later producer finishes the transaction.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.
@@ -484,9 +485,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def bootstrap_connected(self) -> bool:
         """Return whether the cluster answers.
 
-        Do not use it as a readiness probe: the producer accepts records during an outage, too. Use `health`.
-        The constructor does not fail if no broker can be reached, because records wait on disk. With a wrong password,
-        CA or address this method keeps returning False, and `last_network_error` says why.
+        For a readiness probe, use `health`: the producer accepts records during an outage, too. The constructor does
+        not fail if no broker can be reached, because records wait on disk. With a wrong password, CA or address this
+        method keeps returning False, and `last_network_error` says why.
         """
         return self.parts.cluster.connected
 
@@ -522,8 +523,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     ) -> None:
         """Close, as `close()`.
 
-        If the block raised an exception, an error of `close()` is not raised: it is logged and added to the exception
-        as a note.
+        If the block raised an exception, an error of `close()` is only logged and added to the exception as a note.
         """
         if error is None:
             self.close()

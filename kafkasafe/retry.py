@@ -115,7 +115,7 @@ class RetryPolicy:
 
     A failed call is repeated if the verdict of `kafkasafe.classify` on its error is `retry` or `retry_after_refresh`.
     Errors with another verdict (`fatal`, `fence`, `ask_broker` …) are raised at once. A call that writes must be
-    repeatable. `SafeProducer.send` needs no policy, because it retries by itself without duplicates.
+    idempotent. `SafeProducer.send` needs no policy, because it retries by itself without duplicates.
 
     Use it as a decorator of functions and coroutine functions, or call functions with `policy.call`:
 
@@ -129,13 +129,13 @@ class RetryPolicy:
 
         policy.call(consumer.partitions_for_topic, "orders")
 
-    Threads, tasks and functions may share one policy. In this case they also share its rate limit. After
+    Threads, tasks and functions may share one policy, and then also share its rate limit. After
     `kafkasafe.metrics.install(policy)`, Prometheus shows the policy's retries, pauses and failures
     (`kafkasafe_retries_total` ...; the label `api` is the request kind, or else the function's name).
 
     Args:
         deadline_ms: No attempt begins later than this many milliseconds after the first one began. If a pause would end
-            later, the call is given up at once. None: no limit. A running attempt is not interrupted, so give
+            later, the policy gives up the call at once. None: no limit. A running attempt is not interrupted, so give
             the function that you call a time-out of its own.
         attempts: Maximum number of attempts, including the first one. None: no limit.
         first_ms: Upper bound of the first pause. The bound doubles with each failure.
@@ -145,7 +145,7 @@ class RetryPolicy:
             as in KIP-1007. Without a limit, a client may send 9,000 fetches a second (KAFKA-19599).
         api: The request kind for `classify`; None: any.
         on_retry: A function that gets a `RetryEvent` for each failed attempt. It runs before the pause, in the thread
-            or task of the call. An error that it raises is logged and ignored.
+            or task of the call. The policy logs and ignores exceptions of this function.
         reraise: True: a call that is given up raises its last error, with a note about the attempts. False: it raises
             tenacity's `RetryError`, with the last error as its cause.
         whether: A function that returns the verdict on an error. It replaces `kafkasafe.classify`.
@@ -201,10 +201,11 @@ class RetryPolicy:
         )
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorates a function or coroutine function, so that this policy repeats it. Its signature does not change.
+        """Decorates a function or coroutine function, so that this policy repeats its calls. The signature does not
+        change.
 
         Raises:
-            UsageError: The function is a generator function. Values that it has yielded cannot be taken back.
+            UsageError: The function is a generator function: values that it has yielded cannot be taken back.
         """
         return self.on(None)(function)
 
@@ -273,7 +274,7 @@ class _RateLimit:
         _locked.add(self)
 
     def forked(self) -> None:
-        """In a forked child: a thread that does not exist in the child may have held the lock."""
+        """In a forked child: replace the lock, because a thread of the parent may have held it during the fork."""
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -463,7 +464,7 @@ class _Call:
         if not isinstance(error, Exception):
             return False
         if self._error is not error:
-            # `_is_again` judges errors, but tenacity does not call it for its own TryAgain. So judge that error now.
+            # Judge tenacity's own exception TryAgain here, because tenacity does not call `_is_again` for it.
             self._judge(error)
         rules = self._rules
         if rules.attempts is not None and self._tries >= rules.attempts:
@@ -532,7 +533,7 @@ class _Call:
         try:
             self._rules.on_retry(event)
         except Exception:
-            # `on_retry` is the user's function. Its error must not affect the result of the call.
+            # An error of the user's function `on_retry` must not affect the result of the call.
             log.exception("on_retry failed for %s", event, event="hook_failed")
 
     def _note(self, error: Exception) -> None:
@@ -564,7 +565,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
     if inspect.isclass(function):
         return False
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - the question is not whether it is callable
+        getattr(function, "__call__", None)  # noqa: B004 - this looks for a coroutine function
     )
 
 

@@ -1,8 +1,8 @@
 """The counters of producers and consumers. `metric_definitions` defines the metrics made from them.
 
-Counters are plain numbers in dicts. Only one thread writes them: the pump's thread, or the thread that polls a
-consumer. Any thread may read a copy. So an increment needs no lock. Prometheus's own objects take a lock for each
-increment. So Prometheus's objects are made only during a scrape, from these counters.
+Counters are plain numbers in dicts. An increment takes no lock, because one thread writes them (the producer's delivery
+thread, or the thread that polls a consumer), and any thread may read a copy. Prometheus's own objects, which take a
+lock for each increment, are made from these counters during a scrape.
 
 Other sources (such as a Spark query) have their own `Definition`s and yield `Sample`s of them.
 """
@@ -213,7 +213,7 @@ class Stats(RetryStats):
 class ConsumerStats(RetryStats):
     """Counters of a SafeConsumer.
 
-    Threads other than the polling thread may look up offsets. An increment may then be lost, which is harmless.
+    Other threads than the polling thread may look up offsets, too: then an increment may be lost, which is harmless.
 
     Attributes:
         events: By name of the event's class: number of events.
@@ -261,8 +261,8 @@ class PartitionProgress:
         position: Next offset that the consumer will return; None if not known yet.
         end_offset: Highest known end offset; None if not known yet.
         not_ready_s: Number of seconds for which fetches have been failing; None if they work.
-        undecided: Whether the application must choose another position. The reason: either the log no longer contains
-            records that had been read, or the position is out of range.
+        undecided: Whether the application must choose another position, because the log no longer contains records that
+            had been read, or because the position is out of range.
         remote: Whether fetches fail and the position is known to be in remote storage.
     """
 

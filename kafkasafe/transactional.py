@@ -68,9 +68,7 @@ _FROM: Final[Mapping[State, frozenset[State]]] = {
 
 @dataclass(frozen=True, slots=True)
 class LastTransaction:
-    """Result of an earlier producer's transaction: the last one that it asked to commit (`commit_transaction`).
-
-    The earlier producer had the same transactional id.
+    """Result of the last transaction that an earlier producer with the same transactional id asked to commit.
 
     Attributes:
         batch_id: Id of the transaction's batch, as `kafkasafe spool ls` shows it.
@@ -215,9 +213,7 @@ class _Transaction(AtomicBatch):
         super().drop()  # clears the list
 
     def _call_errbacks(self, open_batch: OpenBatch) -> None:
-        """Call the errbacks. Skip those that an earlier call of this method has already taken from the list. Runs on
-        the callback thread.
-        """
+        """Call the errbacks that no earlier call has taken from the list. Runs on the callback thread."""
         functions = take(open_batch.errbacks)[1::2]
         errors = [kafka_errors.TransactionAbortedError() for _ in functions]
         self._parts.delivery.callbacks.call(functions, errors)
@@ -248,8 +244,8 @@ class ProducerTransactions:
         self._ended = pump.earlier(self._id)
         self._asked = False
         self._checked_topics: set[str] = set()
-        """Topics whose partitions were looked up. `send` looks up a topic when the first record for it with a
-        `partition` argument is sent."""
+        """Topics whose partitions `send` has looked up, for the first record of the topic with a `partition` argument.
+        """
 
     # -- the methods -------------------------------------------------------------------------------------------------
 
@@ -396,7 +392,8 @@ class ProducerTransactions:
                 "Cannot send offsets to transaction because the producer is not in an active transaction"
             )
         if not isinstance(offsets, Mapping):
-            # Otherwise the transaction would be committed without offsets, and the consumer would read its input again.
+            # Without this check, the transaction would be committed without offsets, and the consumer would read its
+            # input again.
             raise TypeError(
                 f"send_offsets_to_transaction expects a dict of offsets by partition, got {offsets!r}"
             )
