@@ -3,8 +3,8 @@
 python benchmarks/aio.py                      # starts a Kafka of its own
 python benchmarks/aio.py --bootstrap localhost:9092 --rounds 5
 
-All clients use acks=all, idempotence, the same 100-byte values, and one partition. Each has a new topic in each round.
-aiokafka runs once with its defaults, and once with the settings that its documentation advises for throughput (a
+All clients use acks=all, idempotence, the same 100-byte values, and one partition. Each client has a new topic in each
+round. aiokafka runs once with its defaults, and once with the settings that its documentation advises for throughput (a
 linger, large batches).
 
 - send: one task awaits each send(), then all futures. The clock stops when all futures are done.

@@ -3,9 +3,9 @@
     python benchmarks/backlog.py [--records 10000000] [--partitions 400] [--spool /dev/shm]
 
 A producer sends one record to each partition. Then the benchmark stops the real broker (SIGSTOP), and the producer
-sends small records, to one partition after the other. After each million records it prints how much its resident
-memory has grown since the outage began. Then the producer is killed (SIGKILL), and the next producer opens the spool.
-The benchmark prints the duration of this start, and the growth of memory. At last the broker continues, and the
+sends small records, to one partition after the other. After each million records the producer prints how much its
+resident memory has grown since the outage began. Then the producer is killed (SIGKILL), and the next producer opens the
+spool. The benchmark prints the duration of this start, and the growth of memory. At last the broker continues. The
 benchmark prints records per second and the largest resident memory, and checks that each partition has every record
 once and in the order of sending.
 """

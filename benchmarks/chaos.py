@@ -3,7 +3,8 @@ records.
 
     python benchmarks/chaos.py [--minutes 10] [--seed N] [--keep DIR] [--json FILE]
 
-Five programs run in separate processes (benchmarks/chaos_clients.py). The harness starts each again whenever it ends:
+Five programs run in separate processes (benchmarks/chaos_clients.py). The harness restarts each program whenever it
+ends:
 
 - `plain` sends numbered records to four topics, and one of these is deleted and created again;
 - `staged` sends with `delivery="transactional"`, and sends atomic batches to two topics;
@@ -23,12 +24,13 @@ Meanwhile the harness causes faults, which the seed determines:
 - the permission to write to a topic is revoked and granted again (code 29 in answers to Produce and Metadata).
 
 At the end all faults are repaired, the programs deliver the records in their spools, and confluent-kafka reads every
-topic. In each partition, the numbers must ascend without duplicates. No promised number may be missing, and no number
-that `send()` refused may be there. A number of an atomic batch must be in both of its topics or in neither. The copy
-must have the records of the original in the same order. Each record of `mover` must be in one of the two clusters,
-once. In the recreated topic, records may be missing, but duplicates and order are checked.
+topic. In each partition, the numbers must ascend without duplicates. No number that was reported as durable may be
+missing, and no number that `send()` refused may be in the log. A number of an atomic batch must be in both of its
+topics or in neither. The copy of `plain` must have the original's records in the same order. Each record of `mover`
+must be in one of the two clusters, once. In the recreated topic, records may be missing, but duplicates and order are
+checked.
 
-Promises that a process made before a fault of its directory count as well: the process continues at least until it has
+Records that were durable before a fault of the spool directory count, too: the process continues at least until it has
 reported again that all its records are durable. The exit code is 0 if all these checks succeed and no process hung.
 """
 
@@ -63,7 +65,7 @@ from kafkasafe.testing.tcp_proxy import TcpProxy
 ENDS = ("kill", "kill", "kill", "terminate", "terminate", "interrupt", "leave")
 OF_DIRECTORIES = ("move", "delete", "empty", "switch")
 HANG_S = 90.0
-"""Time after which a process counts as hung: it must end, or make the content of its directory durable again."""
+"""Time within which a process must end, or make all records durable again; after that, it counts as hung."""
 STEADY = tuple(topic for topic in TOPICS["plain"] if topic != RECREATED)
 STAGED = (*TOPICS["staged"], COPY)
 CLIENTS = Path(__file__).with_name("chaos_clients.py")
@@ -162,12 +164,12 @@ class Program(threading.Thread):
                 child.send_signal(signal.SIGINT)
         self.lives[how] += 1
         try:
-            # At the end of the program, close() delivers waiting records as long as it makes progress.
+            # At the end of the program, close() goes on as long as it delivers records.
             child.wait(2 * SETTLE_S if how == "leave" else HANG_S)
         except subprocess.TimeoutExpired:
             self._say(f"hung after {how}")
             child.send_signal(signal.SIGUSR1)
-            time.sleep(1)  # the stacks say for what the process waits
+            time.sleep(1)  # the printed stacks show what the process waits for
             self._print_log()
         # A signal that arrives before the process has set its handlers ends the process directly. If Python's own start
         # is interrupted (`init_import_site`), the exit code is 1.
@@ -185,10 +187,11 @@ class Program(threading.Thread):
         """
         kind = self._rng.choice(OF_DIRECTORIES)
         if self.role == "mover":
-            # At the first contact with the other cluster, this program's producer ends, but its process continues.
-            # Files that are deleted then are lost, because no producer is using them.
+            # Delete no files of `mover`: at the first contact with the other cluster its producer ends, but its process
+            # continues, and no open producer would write the deleted records again.
             return None
-        # Files that are deleted before a process has opened the spool are lost. The process reports that and ends.
+        # Wait until a process has opened the spool: it cannot restore files that are deleted earlier, and would report
+        # the loss and end.
         deadline = time.monotonic() + HANG_S
         while number_in(self.folder / "open") != child.pid:
             if child.poll() is not None or time.monotonic() > deadline:
@@ -232,8 +235,8 @@ class Program(threading.Thread):
         (self.folder / "link").rename(link)
 
     def _drain(self, spool: Path) -> None:
-        """Delivers the records in the old directory before the next process sends. Faults continue, so it tries
-        repeatedly.
+        """Delivers the records in the old directory before the next process sends. Tries repeatedly, because faults
+        continue.
         """
         if not (spool / "FORMAT").exists():
             return  # no process has opened this directory
@@ -293,7 +296,7 @@ class Faults(ClusterFaults):
         self.drop_answers(("Produce", "Produce", "EndTxn", "TxnOffsetCommit", "InitProducerId"), 8)
 
     def forbid(self) -> None:
-        """Revokes the permission to write for a while. Metadata answers may report it or not."""
+        """Revokes the permission to write for a while. Metadata answers report this at random."""
         topic = self.rng.choice((*STEADY, "staged"))
         rules = [self.proxy.on("Produce", topic=topic).answer_without_forwarding(29)]
         if self.rng.random() < 0.5:
@@ -389,8 +392,8 @@ def compare(original: list[list[int]], copy: list[list[int]]) -> dict[str, int]:
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # If a shell starts this program in the background, the program ignores SIGINT. Without this line, its child
-        # processes would ignore SIGINT, too, until they have set their handlers.
+        # A program that a shell starts in the background ignores SIGINT. Restore the handler: child processes would
+        # inherit this setting until they set their own handlers.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     made = {
         "num.partitions": PARTITIONS,

@@ -193,8 +193,8 @@ def transform(options: argparse.Namespace) -> None:
         try:
             polled = consumer.poll(200)
         except FencedInstanceIdError:
-            # A delayed join of the previous process has taken this process's place in the group. End, as a program
-            # would.
+            # A delayed join request of the previous process has taken this process's place in the group. End, as a
+            # program would.
             sys.exit(0)
         if polled:
             # The batch is dropped if this or the other member will read these records again.

@@ -3,19 +3,19 @@
     python benchmarks/consume.py [--quick] [--records N] [--repeats N] [--json FILE] [--profile]
 
 Each measurement runs in its own process, so that no client disturbs another one. confluent-kafka with its defaults
-writes the topic once (batches of up to 1 MB, not compressed), and the topic is in the page cache. The clock starts
-when the client has received some records: by then, connections, metadata and the first fetch are complete, and
+writes the topic once (batches of up to 1 MB, not compressed), and the topic is in the page cache. The clock starts when
+the client has received some records: by then, connections, metadata and the first fetch are complete, and
 confluent-kafka has fetched ahead. The clock stops with the last record. Each round runs every client once, and the
-median of all rounds counts. Clients that would take minutes read fewer records; all rates are per second. The
-benchmark counts the records and checks the last offset. It does nothing else with the records, which favours clients
-that create an object for each record.
+median of all rounds counts. Clients that would take minutes read fewer records; all rates are per second. The benchmark
+counts the records and checks the last offset. Nothing else is done with the records, which favours clients that create
+an object for each record.
 
 SafeConsumer and KafkaConsumer have their defaults. confluent-kafka has the settings that its documentation offers for
-throughput, and the benchmark prints them. The row "defaults" shows confluent-kafka with its defaults, with which it
-waits for a second whenever its queue is full. The rows "16 MB" use larger fetches, in clients that support them
-(poll_arrow uses up to 8 MiB by default). confluent-kafka returns up to 10,000 messages for each call; poll_arrow and
-aiokafka's getmany return all records that have arrived. The row of Java shows the result of Kafka's own
-ConsumerPerformance, without the time of the rebalance. Its CPU time includes the start of its process.
+throughput, and the benchmark prints them. The row "defaults" shows confluent-kafka with its defaults: it then waits for
+a second whenever its queue is full. The rows "16 MB" use larger fetches, in clients that support them (poll_arrow uses
+up to 8 MiB by default). confluent-kafka returns up to 10,000 messages for each call; poll_arrow and aiokafka's getmany
+return all records that have arrived. The row of Java shows the result of Kafka's own ConsumerPerformance, without the
+time of the rebalance. Java's CPU time includes the start of its process.
 
 If other programs or the broker share the machine's cores, compare ratios, not records per second.
 """
@@ -327,7 +327,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, object]]:
         for layout, (size, varies, share) in TOPICS.items():
             total = int(options.records * share)
             topic = fill(cluster, size, varies, total)
-            # The broker's own warm-up: its compiler has seen what comes.
+            # Warm up the broker, so that its JVM has compiled the code for these requests.
             one(cluster, names[-1], topic, total, options)
             rates: dict[str, list[float]] = {name: [] for name in names}
             cpu: dict[str, list[float]] = {name: [] for name in names}

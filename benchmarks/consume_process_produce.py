@@ -3,10 +3,10 @@
     python benchmarks/consume_process_produce.py [--records 30000] [--seconds 120] [--seed N] [--assignor range]
     python benchmarks/consume_process_produce.py --naive        # the control: a program that commits by itself
 
-A group of four members copies the keyed records of a topic with eight partitions to another topic with five
-partitions. Each member is a separate process (benchmarks/consume_process_produce_member.py). An atomic batch contains
-the records, a note that names the records that were read, and the group's offsets. A member has up to ten atomic
-batches without an outcome. Two members use threads, and two use an event loop; one of each kind is a static member
+A group of four members copies the keyed records of a topic with eight partitions to another topic with five partitions.
+Each member is a separate process (benchmarks/consume_process_produce_member.py). An atomic batch contains the records,
+a note that names the records that were read, and the group's offsets. Each member has up to ten atomic batches whose
+outcome is not known yet. Two members use threads, and two use an event loop; one of each kind is a static member
 (`group_instance_id`). Meanwhile the harness causes faults, which the seed determines:
 
 - members get SIGKILL, SIGTERM (whose handler calls `close()`), or SIGINT in the middle of any call, and are started
@@ -18,9 +18,9 @@ batches without an outcome. Two members use threads, and two use an event loop; 
 - a record of a batch is too large: the batch is put into `rejected/`;
 - a member closes its producer while batches have no outcome, and opens another one.
 
-At the end all faults are repaired, the members continue until the group has read all records, and confluent-kafka
-reads the output (`read_committed`). Each record must be in the output once, unless its batch was rejected. The records
-of each input partition must be in the order in which they were read. The notes must name each record in the output
+At the end all faults are repaired, the members continue until the group has read all records, and confluent-kafka reads
+the output (`read_committed`). Each record must be in the output once, unless its batch was rejected. The records of
+each input partition must be in the order in which they were read. The notes must name each record in the output exactly
 once. Meanwhile a watcher checks that no offset of the group goes back. The exit code is 0 if all these checks succeed
 and no process hung.
 """
@@ -239,7 +239,7 @@ class Faults(ClusterFaults):
 
 
 class Feeder(threading.Thread):
-    """Sends the records for the members to copy. They are numbers, ascending in each partition."""
+    """Sends the records that the members copy: numbers that ascend in each partition."""
 
     def __init__(self, servers: Sequence[str], folder: Path, records: int, seconds: float) -> None:
         super().__init__(name="feeder", daemon=True)
@@ -404,8 +404,8 @@ def tell_traces(slots: Sequence[Slot]) -> None:
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # If a shell starts this program in the background, the program ignores SIGINT. Without this line, the members
-        # would ignore SIGINT, too, until they have set their handlers.
+        # A program that a shell starts in the background ignores SIGINT. Restore the handler: the members would inherit
+        # this setting until they set their own handlers.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     rng = random.Random(f"{options.seed} run")
     assignor = options.assignor or rng.choice(ASSIGNORS)

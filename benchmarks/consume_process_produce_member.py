@@ -2,7 +2,7 @@
 
 The member does everything that a program may do: it collects the records of one or several polls, has up to ten atomic
 batches without an outcome, pauses partitions, closes its producer and opens another one on the same spool, and is
-interrupted during a commit. The seed determines which of these it does.
+interrupted during a commit. The seed determines which of these actions the member takes.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def threaded(member: Member) -> None:
                     member.note_outcome(outcome)
             member.pause_some(consumer)
             if rng.random() < member.options.reopen:
-                # The next producer delivers the batches that this one leaves in the spool. Their outcomes are not
+                # The next producer delivers the batches that this producer leaves in the spool. Their outcomes are not
                 # reported here.
                 producer.close(timeout=rng.choice((0, 0.05, 2)))
                 outcomes.clear()
@@ -305,7 +305,7 @@ async def looped(member: Member) -> None:
         member.note_batch(records, batch)
         outcomes.append(batch.outcome)
 
-    # Before Python 3.12, `asyncio.wait_for` loses a cancellation (here: SIGINT) that comes together with the result.
+    # Before Python 3.12, `asyncio.wait_for` loses a cancellation (here by SIGINT) that comes together with the result.
     task = asyncio.current_task()
     while not member.ending and time.monotonic() < member.until and not (task and task.cancelling()):
         records = await some()

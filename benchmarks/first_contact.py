@@ -3,9 +3,9 @@
     python benchmarks/first_contact.py                       # 5,000 topics of one partition, a real broker
     python benchmarks/first_contact.py --topics 500 --fake
 
-In the first round, the client knows no topic. It sends one record to each topic and flushes. In the second round, it
-does the same again. Each client runs in its own process. The benchmark prints the CPU time of the client, and the
-elapsed time for comparison.
+In each of two rounds, the client sends one record to each topic and flushes. In the first round, the client knows no
+topic. Each client runs in its own process. The benchmark prints the CPU time of the client, and the elapsed time for
+comparison.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/growth.py [--rounds 3] [--quick] [--only records,sizes]    # measures, then renders
     python benchmarks/growth.py --render                                         # renders benchmarks/growth.json again
 
-There are five series, and each has a new broker. SafeProducer (with its defaults) and confluent-kafka (with the
-settings of produce.py) take turns, and each measurement runs in its own process:
+Each of the five series has a new broker. SafeProducer (with its defaults) and confluent-kafka (with the settings of
+produce.py) take turns, and each measurement runs in its own process:
 
 - records: 10,000 to 10 million records of 100 bytes to one partition.
 - partitions: keyed records of 100 bytes to a topic with 1 to 10,000 partitions.
@@ -48,7 +48,7 @@ MB = 1_000_000
 BATCH_BYTES = 1_000_000
 WARM_UP = 500
 LARGEST_MESSAGE = 1_048_576
-"""SafeProducer's default, which allows a value of 1 MB. librdkafka's default of 1,000,000 does not."""
+"""SafeProducer's default, which allows a value of 1 MB, unlike librdkafka's default of 1,000,000 bytes."""
 MOST_PARTITIONS = 5000
 """Largest number of partitions in one request that creates a topic. Brokers refuse 10,000."""
 CLIENTS = {"safe": "SafeProducer", "confluent": "confluent-kafka"}
@@ -264,7 +264,7 @@ class Bench:
             self._wait_for_leaders(topic, partitions)
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
-        """Waits until all partitions have leaders. Otherwise the first client would wait for them."""
+        """Waits until all partitions have leaders, so that the first client does not wait for leaders."""
         for attempt in range(10):
             try:
                 end_offsets(self._cluster.bootstrap_servers, topic, partitions)

@@ -2,11 +2,11 @@
 
     python benchmarks/imports.py [--rounds 9] [--checkout DIR ...] [--environment DIR]
 
-The benchmark builds a wheel of this code, and one of each DIR. pip installs and compiles the wheels. All wheels use
+The benchmark builds a wheel of this code, and a wheel of each DIR. pip installs and compiles the wheels. All wheels use
 the dependencies in one clean environment. The benchmark creates this environment in a temporary directory, or in the
-directory of --environment if that does not exist yet. In each round, every statement runs once with every wheel, in
-its own process. The benchmark prints the lowest CPU time and the lowest elapsed time of all rounds, the memory
-afterwards, and the number of modules.
+directory of --environment if this directory does not exist yet. In each round, every statement runs once with every
+wheel, in its own process. The benchmark prints the lowest CPU time and the lowest elapsed time of all rounds, the
+memory afterwards, and the number of modules.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Measures the cost of metrics: the throughput of SafeProducer with and without them, in turns, on a real broker.
+"""Measures the cost of metrics: the throughput of SafeProducer with and without metrics, in turns, on a real broker.
 
     python benchmarks/metrics.py
 
-The same program runs in three kinds of processes. `none` counts nothing, because its counters are replaced by ones
-that do nothing. `counted` is a normal producer. `scraped` has prometheus=True and is scraped over HTTP every second
-(Prometheus's default is 15 seconds). The kinds take turns, so that other load on the machine affects all of them. The
-benchmark compares medians of records per second, and of the client's CPU time per record, which other load affects
-less.
+The same program runs in three kinds of processes. `none` counts nothing, because counters that do nothing replace its
+own. `counted` is a normal producer. `scraped` has prometheus=True and is scraped over HTTP every second (Prometheus's
+default is 15 seconds). The kinds take turns, so that other load on the machine affects all of them. The benchmark
+compares medians of records per second, and of the client's CPU time per record, which other load affects less.
 """
 
 from __future__ import annotations

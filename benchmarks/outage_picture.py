@@ -4,8 +4,8 @@
 
 Three brokers of Apache Kafka run on this machine, and one process sends numbered records with SafeProducer. All brokers
 are killed with -9, and some seconds later the process too. Then the brokers and the process are started again. The
-picture shows how many records were on disk and how many were in the topic, by its high watermarks. The title quotes
-the demo's audit of the topic.
+picture shows how many records were on disk, and how many were in the topic according to its high watermarks. The title
+quotes the demo's audit of the topic.
 """
 
 from __future__ import annotations

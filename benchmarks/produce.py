@@ -2,20 +2,20 @@
 
     python benchmarks/produce.py [--quick] [--records N] [--repeats N] [--json FILE] [--profile]
 
-Each measurement runs in its own process, so that no client disturbs another one. It starts with a short warm-up
-(connections, metadata, producer id, and for SafeProducer the first segment of the spool). Each round runs every client
-once, and the median of all rounds counts. After each measurement, the benchmark compares the topic's end offsets with
-the number of sent records. Clients that would take minutes send fewer records; all rates are per second.
+Each measurement runs in its own process, so that no client disturbs another one. Each measurement starts with a short
+warm-up (connections, metadata, producer id, and for SafeProducer the first segment of the spool). Each round runs every
+client once, and the median of all rounds counts. After each measurement, the benchmark compares the topic's end offsets
+with the number of sent records. Clients that would take minutes send fewer records; all rates are per second.
 
 SafeProducer has its defaults. The other clients have their best documented settings, which the benchmark prints.
 confluent-kafka's queue is large enough for all records, so that `produce()` never waits or fails (the queues of
-SafeProducer and kafka-python are limited), and its batches may hold as many messages as fit. Its idempotence is off,
-as it is by default, although that of SafeProducer and kafka-python is on; the row `confluent-idempotent` shows it with
-the same guarantee. kafka-python has SafeProducer's batch size and linger time. In rows with "+callbacks", each record
-has a delivery callback. An application needs such a callback to learn the outcome of each record; SafeProducer always
-returns a future for each record. The row of Java shows Kafka's own ProducerPerformance, which sends without keys. It
-first sends as many records as a warm-up for its compiler, and then reports its own figure for the records after them.
-Its CPU time includes the start of its process, spread over all records.
+SafeProducer and kafka-python are limited), and its batches may hold as many messages as fit. confluent-kafka's
+idempotence is off, as it is by default, although SafeProducer's and kafka-python's is on; the row
+`confluent-idempotent` shows confluent-kafka with the same guarantee. kafka-python has SafeProducer's batch size and
+linger time. In rows with "+callbacks", each record has a delivery callback. An application needs such a callback to
+learn the outcome of each record; SafeProducer always returns a future for each record. The row of Java shows Kafka's
+own ProducerPerformance, which sends without keys. For a warm-up of its compiler, it first sends as many records as it
+then measures. Its CPU time includes the start of its process, spread over all records.
 
 If other programs or the broker share the machine's cores, compare ratios, not records per second.
 """
@@ -85,7 +85,7 @@ JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")
 
 
 def records_of(size: int, keyed: bool, count: int) -> tuple[list[bytes], list[bytes] | None]:
-    """Creates values and keys before the clock starts. They differ, and are not compressible to almost nothing."""
+    """Creates values and keys before the clock starts. They differ, and cannot be compressed to almost nothing."""
     noise = os.urandom(4 * size + 65_536)
     distinct = [noise[i * 61 % 65_536 :][:size] for i in range(1024)]
     values = [distinct[i & 1023] for i in range(count)]

@@ -315,7 +315,8 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
     before: list[int] | None = None  # ends of the logs when the next kill began to wait for sent records
 
     def sending(ends: list[int]) -> bool:
-        # The writer sends only in `commit`, and so quickly that a growing log would be noticed too late.
+        # Watch the writer's `commit`, not the log: the writer sends only there, and so quickly that a growing log would
+        # be noticed too late.
         return commits.exists() if sink == "writer" else growth.ends() != ends
 
     while not finished:
@@ -324,7 +325,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
         life = Life({**settings, "life": seed * 1000 + lives})
         try:
             hit_at: float | None = None
-            # Spark's sink does not report its batches.
+            # Spark's own sink does not report its batches, so wait until the log grows.
             before = growth.ends() if sink == "jvm" and kills else None
             while True:
                 if down is not None and time.monotonic() > down[1]:
@@ -335,8 +336,8 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                 except queue.Empty:
                     line = []
                 if line[:1] == ["start"] and kills and hit_at is None and down is None:
-                    # Most kills should happen while a batch is being sent, the others at any time. If there are as
-                    # many kills as batches left, every batch must be used.
+                    # Most kills should happen while a batch is being sent, the others at any time. If only as many
+                    # batches as kills are left, every batch must have a kill.
                     few = len(kills) >= options.files - outcomes.total()
                     if few and sink != "writer":  # the writer reports when it commits, so no batch is missed
                         hit_at = time.monotonic() + rng.uniform(0, 0.1)

@@ -1,4 +1,6 @@
-"""A streaming writer that reports the begin and the process of `commit`, so that `spark_chaos.py` can kill it there."""
+"""A streaming writer that reports when its `commit` begins, and in which process, so that `spark_chaos.py` can kill
+this process.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class TellingWriter(StreamWriter):
         partial = said.with_suffix(".partial")
         partial.write_text(str(os.getpid()))
         partial.replace(said)
-        # As on a slow machine: most of the kills that are meant for it then meet it, at any step.
+        # Slow down the steps of `commit`, so that most kills that are meant for `commit` happen during one of its
+        # steps.
         steps = [(SinkTransaction, "open"), (SinkTransaction, "verify"), (MarkerStore, "write")]
         real = {step: getattr(*step) for step in steps}
         for step, carry_out in real.items():

@@ -16,7 +16,8 @@ from typing import Any
 OURS, THEIRS = "kafkasafe, exactly once", "JVM, at least once"
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-# Further jars that the connector needs. Its token provider is version 4.0.0, because later versions do not resolve.
+# Further jars that the connector needs. The token provider is version 4.0.0, because Maven cannot resolve later
+# versions.
 BESIDE = (
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     "org.apache.kafka:kafka-clients:3.9.2",
@@ -71,7 +72,8 @@ def spark_and_broker(jars: str | None, **settings: str) -> Iterator[tuple[Any, A
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with tempfile.TemporaryDirectory() as scratch:
-        # Spark starts Python processes during the measurement. They find compiled modules, as after an installation.
+        # Write bytecode to this folder, so that the Python processes that Spark starts find compiled modules, as after
+        # an installation.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = str(Path(scratch) / "pycache")
         if jars == "fetch":

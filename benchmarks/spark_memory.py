@@ -3,9 +3,8 @@
     python benchmarks/spark_memory.py [--rows 3000000] [--size 1000]
 
 Spark generates rows in two tasks, writes them with and without keys, and reads them again. A thread of the driver
-measures all worker processes every few milliseconds. It takes the largest resident memory of a worker, without the
-pages that the worker shares with the process from which it was forked, minus the memory of a worker that has only
-imported kafkasafe.
+measures all worker processes every few milliseconds. The result is the largest resident memory of a worker minus that
+of a worker that has only imported kafkasafe; pages that a worker shares with its parent process do not count.
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ and Spark's two logs. The CPU time is that of Spark's driver with all its Python
 each counted micro-batch.
 
 `plan`: measures `latestOffset` of queries on a topic with `--partitions-of-plan` partitions, as Spark reports it. In
-`idle`, one partition has new records for each plan; in `moved`, every partition has. A micro-batch of kafkasafe's
-source reads `--rows-of-plan` records. The JVM's source reads at least one record of each partition with new records, in
-one task for each partition. With 1,000 partitions in `moved`, such a micro-batch took more than four minutes. The JVM's
-source asks for the same offsets in both cases, so both cases are compared with its result in `idle`.
+the case `idle`, one partition has new records for each plan; in the case `moved`, every partition has new records. A
+micro-batch of kafkasafe's source reads `--rows-of-plan` records. The JVM's source reads at least one record of each
+partition with new records, in one task for each partition. With 1,000 partitions in `moved`, such a micro-batch took
+more than four minutes. The JVM's source asks for the same offsets in both cases, so both cases are compared with its
+result in `idle`.
 
 `--count`: runs one query of each kind through a proxy that counts requests, and prints for each micro-batch its
 requests by kind, its Spark jobs, and the Python processes that it started. The proxy makes the times meaningless. With
@@ -215,7 +216,7 @@ def plan(kafka: Kafka, options: argparse.Namespace) -> None:
     for case in ("idle", "moved"):
         topic = f"plan-{case}"
         kafka.cluster.create_topic(topic, partitions=partitions)
-        # In `moved`, each partition needs records until the end.
+        # In the case `moved`, each partition needs new records until the end.
         total = partitions * (count + 2) if case == "moved" else rows * (count + 2)
         produce(
             kafka.servers,
@@ -276,8 +277,8 @@ def fsyncs(pid: int, file: Path) -> Iterator[None]:
         try:
             tracer.wait(10)
         except subprocess.TimeoutExpired:
-            # strace 6.1 may wait for a thread that never stops, so kill it. It has flushed each line of its file, and
-            # the kernel lets the traced processes continue.
+            # strace 6.1 may wait for ever for a thread, so kill strace. It has flushed each line of its file, and the
+            # kernel lets the traced processes continue.
             tracer.kill()
             tracer.wait(30)
 

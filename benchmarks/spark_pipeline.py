@@ -1,13 +1,14 @@
-"""Compares streaming queries from Kafka to Kafka: kafkasafe's source and exactly-once sink, and Spark's JVM ones.
+"""Compares streaming queries from Kafka to Kafka: kafkasafe's source and exactly-once sink, and Spark's JVM source and
+sink.
 
     python benchmarks/spark_pipeline.py --jars fetch    # beside Spark's own connector; or DIR with its jars
     python benchmarks/spark_pipeline.py                 # without the JVM's
 
 The query reads a topic (`readStream`), adds a field to each JSON value, and writes to the sink, with
-`trigger(availableNow=True)` and micro-batches limited by `maxOffsetsPerTrigger`. A turn is the whole query from
-`start` to its end, with a new checkpoint and a new topic. The two pairs take turns, and the first round does not
-count. After each turn the benchmark counts the rows that a read_committed reader sees (with Spark's JVM source, if
-available). All rows must be there, and kafkasafe's sink must have written each once. One broker shares the machine
+`trigger(availableNow=True)` and micro-batches limited by `maxOffsetsPerTrigger`. A turn is the whole query from `start`
+to its end, with a new checkpoint and a new topic. Both pairs of source and sink take turns, and the first round does
+not count. After each turn the benchmark counts the rows that a read_committed reader sees (with Spark's JVM source, if
+available). No row may be missing, and kafkasafe's sink must have written each row once. One broker shares the machine
 with Spark.
 """
 
@@ -73,8 +74,8 @@ class Pipeline:
         }.items():
             reader = reader.option(option, value)
         if name == OURS:
-            # Spark does not tell a Python source which columns the query needs. The JVM's source learns them from the
-            # projection.
+            # Set the schema: unlike the JVM's source, a Python source does not learn from the projection which columns
+            # the query needs.
             reader = reader.schema(", ".join(f"{column} BINARY" for column in self.columns))
         put_in = "CAST(concat('{\"seen\":true,', substring(CAST(value AS STRING), 2)) AS BINARY) AS value"
         rows = reader.load().selectExpr(*self.columns[:-1], put_in)

@@ -2,17 +2,17 @@
 
     python benchmarks/spark_source.py [--records N] [--partitions N] [--repeats N] [--json FILE]
 
-Both sources read the same topic into Spark's `noop` sink: first all seven columns, then only the value. The JVM source
-gets the column from a projection. Spark does not tell a Python source which columns a query needs, so there the query
-sets the schema. After one warm-up of each source, the sources take turns, and the median counts. The benchmark
-compares the number of rows that each source read with the number of records in the topic.
+Both sources read the same topic into Spark's `noop` sink: first all seven columns, then only the value. Spark pushes
+the projection to the JVM source, but not to a Python source: for kafkasafe, the query sets the schema instead. After
+one warm-up of each source, the sources take turns, and the median counts. The benchmark compares the number of rows
+that each source read with the number of records in the topic.
 
 Records have 100-byte values. "keyed" records have keys, and values of varying length (60 to 140 bytes). The batches in
 the topic have up to 1 MB.
 
 Maven fetches the connector (`org.apache.spark:spark-sql-kafka-0-10`) for the installed version of PySpark, or the
-newest version before it if that patch release has none, or the version that --connector names. The broker and Spark
-share the machine, so compare ratios within one run, not absolute figures.
+newest version before it if this patch release has no connector, or the version that --connector names. The broker and
+Spark share the machine, so compare ratios within one run, not absolute figures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOPICS = ("plain", "keyed")
 
 
 def write(servers: str, topic: str, count: int, partitions: int) -> None:
-    """Creates values that differ, and that are not compressible to almost nothing."""
+    """Creates values that differ, and that no compression shrinks to almost nothing."""
     noise = os.urandom(200_000)
     rng = random.Random(7)
     keyed = topic == "keyed"

@@ -10,7 +10,7 @@ computes the sums of each user in windows of two seconds, and writes the sums to
 
 Half of the kills happen *between the sink's commit and Spark's*: the sink has committed, and `foreachBatch` has not
 returned. The other half happen *while rows are written*: the output topic has grown since the micro-batch began. The
-first kill of a driver is of the first kind, in the first micro-batch of the query.
+first kill of a driver happens between the two commits of the query's first micro-batch.
 
 At the end a plain read_committed reader (librdkafka) reads all three topics. The benchmark computes the sums again
 without Spark, from the input records after the offsets at which the first micro-batch began. The output must have each
@@ -101,8 +101,8 @@ def causes_of(query: Any) -> str:
 
 
 def is_held(hold: Path, batch_id: int) -> bool:
-    """Returns whether a micro-batch must wait. If the file `hold` exists, all wait, except the one that the file
-    names.
+    """Returns whether a micro-batch must wait. If the file `hold` exists, all micro-batches wait, except the one that
+    the file names.
     """
     try:
         return hold.read_text() != str(batch_id)
@@ -224,7 +224,9 @@ class Driver:
 
 @contextlib.contextmanager
 def daemon(name: str, *arguments: str, say: str, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Runs a daemon of a standalone cluster. Yields the first line of its log that contains `say`, and the process."""
+    """Runs a daemon of a standalone cluster. Yields the first line of the daemon's log that contains `say`, and the
+    process.
+    """
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -259,7 +261,7 @@ def daemon(name: str, *arguments: str, say: str, log: Path) -> Iterator[tuple[st
 
 @contextlib.contextmanager
 def standalone(folder: Path) -> Iterator[tuple[str, Callable[[], list[int]]]]:
-    """Runs a standalone cluster. Yields its address, and a function that lists its executors' processes."""
+    """Runs a standalone cluster. Yields the cluster's address, and a function that lists its executors' processes."""
     with contextlib.ExitStack() as stack:
         started, _ = stack.enter_context(
             daemon(
@@ -308,7 +310,9 @@ def standalone(folder: Path) -> Iterator[tuple[str, Callable[[], list[int]]]]:
 
 
 class Load:
-    """Writes orders and payments until `stop`. `later` writes some with later event times, to close all windows."""
+    """Writes orders and payments until `stop`. `later` writes orders and payments with later event times, to close all
+    windows.
+    """
 
     def __init__(self, servers: str, orders: str, payments: str, seed: int, rate: float) -> None:
         self._orders, self._payments = orders, payments
@@ -561,8 +565,8 @@ class Run:
             let_go.replace(self.hold)
 
     def _writing(self) -> Driver:
-        """Returns a driver whose micro-batch is sending rows: since its begin, the topic has grown by more than
-        markers.
+        """Returns a driver whose micro-batch is sending rows: since it began, the topic has grown by more than
+        transaction markers.
         """
         while True:
             driver = self.running()
@@ -641,7 +645,8 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             try:
                 kills = [("driver", number) for number in range(options.drivers)]
                 kills += [("executor", number) for number in range(options.executors)]
-                # Drivers and executors begin with different aims, so that two single kills have both aims.
+                # Kills of drivers and of executors begin with different aims, so that even one kill of each covers both
+                # aims.
                 aims = {"driver": ("between", "writing"), "executor": ("writing", "between")}
                 plan = [(what, aims[what][number % 2]) for what, number in kills]
                 running.rng.shuffle(plan)
@@ -651,8 +656,8 @@ def run(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
                 for what, aim in plan:
                     running.kill(what, aim)
                 before_ms = load.stop()
-                # Wait, because otherwise records of later hours might be read before the last current ones, which
-                # would then be late.
+                # Wait: if records of later hours were read before the last current records, the current records would
+                # be late.
                 running.batches(3)
                 begins = begins_of(checkpoint)
 
@@ -716,7 +721,7 @@ def main() -> None:
     if options.drive:
         drive(json.loads(options.drive))
         return
-    # Drivers have sessions of their own: they must not outlive a run that is told to end.
+    # End drivers, too, on SIGTERM: they have sessions of their own, and would outlive this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as scratch:
         try:

@@ -8,15 +8,15 @@ the spool, and each victim. A process sends numbered units to three partitions o
 reports which units are durable. The process stops at a step of its protocol, at each step in turn, and then the victim
 gets SIGKILL:
 
-- `client`: the process. `timeout`: the process; the next process starts when the coordinator has aborted the open
-  transactions. `commit`: the process; then `kafkasafe spool commit` commits the staged batches.
+- `client`: the process. `timeout`: the process, too, and the next one starts when the coordinator has aborted the open
+  transactions. `commit`: the process, too, and then `kafkasafe spool commit` commits the staged batches.
 - `leader`: the leader of a partition to which the process writes. `coordinator`: the coordinator of its transactional
-  id. The process either continues and must deliver again, or is killed a moment later.
+  id. The process continues and must deliver again, or is killed a moment later, too.
 - `all`: the process and every broker.
 
-A reader of committed records reads during the whole run, and another one reads everything at the end. Each durable
-unit must be in all of its partitions once, in order of acceptance. No unit may be in only some of its partitions.
-Every flush must end. The exit code is 0 if all these checks succeed.
+A reader of committed records reads during the whole run, and another one reads everything at the end. Each durable unit
+must be in all of its partitions once, in order of acceptance. No unit may be in only some of its partitions, and every
+flush must end. The exit code is 0 if all these checks succeed.
 """
 
 from __future__ import annotations
@@ -83,9 +83,8 @@ TRANSACTION_TIMEOUT_MS = 10_000
 SHORT_TIMEOUT_MS = 2000
 LONG_TIMEOUT_MS = 120_000
 STUCK_AFTER_S = 180
-"""Time after which an operation counts as stuck. The bound is generous, because a busy machine is several times
-slower. It is longer than any transaction may stay open: if a process is killed before it has ended its predecessor's
-transaction, the coordinator ends that transaction after its timeout.
+"""Time after which an operation counts as stuck. The bound is generous, because a busy machine is several times slower.
+The bound is longer than a transaction's timeout, after which the coordinator ends the transactions of killed processes.
 """
 MOST_OPEN = 40
 
@@ -102,8 +101,8 @@ class Life:
         topics: The topic with three partitions, and the topic with one partition.
         first: Number of its first unit.
         step: The step at which it stops.
-        after: How often it reaches the step before it stops there.
-        dies: Whether it then kills itself. If false, it reports the stop, and waits for an answer.
+        after: How often the process reaches the step before it stops there.
+        dies: Whether the process then kills itself. If false, it only reports the stop, and waits for an answer.
         atomic: One in this number of sends is an atomic batch.
     """
 
@@ -117,7 +116,7 @@ class Life:
 
 
 def _stop_at(life: Life, said: Callable[[str], None], answers: Connection) -> None:
-    """Lets this process stop when it reaches the step for the `after`th time."""
+    """Makes this process stop when it reaches the step for the `after`th time."""
     left = [life.after]
     last = {"id": "", "topic": life.topics[0], "partition": "0"}
 
@@ -196,7 +195,7 @@ def _stop_at(life: Life, said: Callable[[str], None], answers: Connection) -> No
 
 
 def live(life: Life, tell: Connection, answers: Connection) -> None:
-    """Runs one process. It reports accepted (A), durable (D) and acknowledged (G) units, and where it stops (S)."""
+    """Runs one process, which reports accepted (A), durable (D) and acknowledged (G) units, and where it stops (S)."""
     out = tell.fileno()
 
     def said(line: str) -> None:
@@ -275,7 +274,7 @@ class Seen:
         where: Number of a unit → partition → offset.
         twice: Duplicates, as (number, partition, first offset, second offset).
         order: Partition → numbers in the order of the log.
-        halves: Numbers that were seen in only some of their partitions → time since when.
+        halves: Numbers seen in only some of their partitions so far → when they were first seen.
         longest_half_s: Longest time for which a number was in `halves`.
     """
 
@@ -323,7 +322,8 @@ class Watch(threading.Thread):
         topics = {name: (seen, n) for pair, seen in self._seen.items() for n, name in enumerate(pair)}
         offsets = dict.fromkeys((place for pair in self._seen for place in _places(pair)), 0)
         while not self.over:
-            # A KafkaConsumer whose poll() has raised may read nothing from some broker any more.
+            # Open a new KafkaConsumer after an error: if poll() has raised, a KafkaConsumer may no longer read from
+            # some broker.
             try:
                 with contextlib.closing(_reader(self._servers)) as consumer:
                     consumer.assign([*offsets])
@@ -389,7 +389,7 @@ class Row:
 
 
 class Course:
-    """All kills for one delivery and one mode of the spool. They use one spool directory and one pair of topics."""
+    """All kills for one delivery and one mode of the spool, with one spool directory and one pair of topics."""
 
     def __init__(self, cluster: KafkaCluster, delivery: str, spool: str, directory: Path, seed: int) -> None:
         self.cluster, self.delivery, self.spool = cluster, delivery, spool
@@ -483,7 +483,7 @@ class Course:
         self._after(row, victim, down)
 
     def _outlive(self, row: Row, process: Any, lines: _Lines, node: int) -> None:
-        """While a broker is down, either kills the process, too, or waits until it has delivered a new unit."""
+        """While a broker is down, either kills the process, too, or waits until it has delivered another unit."""
         restart = time.monotonic() + self.rng.uniform(0, 3)
         lives = self.rng.random() < 0.6
         end = time.monotonic() + (STUCK_AFTER_S if lives else self.rng.uniform(0, 2))
@@ -513,7 +513,8 @@ class Course:
         elif victim == "commit":
             self._commit(row)
         if self.rng.random() < 0.3:
-            # A unit that is visible in some partitions is committed, so the others get it without a running producer.
+            # A unit that is visible in some partitions is committed: it becomes visible in its other partitions even
+            # without a running producer.
             end = time.monotonic() + STUCK_AFTER_S
             while (halves := self.seen.still_half()) and time.monotonic() < end:
                 time.sleep(0.05)
@@ -521,7 +522,7 @@ class Course:
                 row.stuck.append(f"half seen: {halves[:9]}")
 
     def _time_out(self, row: Row) -> None:
-        """Starts no process until the coordinator has aborted the transactions that this process left open."""
+        """Waits until the coordinator has aborted the transactions that the killed process left open."""
         if self.cluster.version < "3":
             time.sleep(SHORT_TIMEOUT_MS / 1000 + 2)  # these brokers cannot list transactions
             return
@@ -554,7 +555,7 @@ class Course:
             row.stuck.append(f"spool commit: {done.returncode} {done.stdout} {done.stderr}"[:1000])
             return
         row.counts["committed elsewhere"] += said["committed"]
-        # `spool commit` leaves batches after a batch that is not staged, and gives this reason.
+        # Ignore batches with a `reason`: `spool commit` does not commit batches after a batch that is not staged.
         staged = [
             each["batch_id"] for each in said["batches"] if each["step"] in {2, 3} and not each["reason"]
         ]
@@ -630,7 +631,7 @@ class Course:
 
     def _all_seen(self) -> bool:
         where, accepted = self.seen.where, self.accepted
-        # Check units without a promise, too: the reader may have read only some of their partitions.
+        # Check units that were not reported durable, too: the reader may have read only some of their partitions.
         return not self.seen.still_half() and all(
             accepted[each] == where.get(each, {}).keys() for each in self.durable
         )
@@ -687,7 +688,7 @@ class _Lines:
 
 
 def _too_late(order: Mapping[int, list[int]]) -> list[int]:
-    """Returns the numbers that come after a higher one."""
+    """Returns the numbers that come after a higher number."""
     found = []
     for numbers in order.values():
         highest = -1
@@ -752,7 +753,7 @@ def run(args: argparse.Namespace, directory: Path) -> list[Row]:
             for victim in args.victim
             for n in range(args.first, args.first + (args.kills or len(STEPS[course.delivery])))
         ]
-        # Mix the courses, so that a run that is stopped early covers all of them.
+        # Mix the kills of all courses, so that a run that is stopped early covers each course.
         if args.mix:
             random.Random(args.seed).shuffle(kills)
         for done, (course, victim, step) in enumerate(kills, 1):

@@ -53,8 +53,8 @@ async def healthz(request: Request, response: Response) -> dict[str, bool]:
 
 @app.get("/readyz")
 async def readyz(request: Request, response: Response) -> dict[str, Any]:
-    # For a readiness probe. It returns 200 during an outage of Kafka, too, because orders are accepted until the spool
-    # is full.
+    # For a readiness probe: returns 200 during an outage of Kafka, too, because orders are accepted until the spool is
+    # full.
     health = request.app.state.producer.health()
     response.status_code = 200 if health.ready else 503
     return health.as_dict()

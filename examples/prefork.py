@@ -1,4 +1,4 @@
-"""A web application with several processes (gunicorn). Each has its own producer, and all share one spool directory.
+"""A web application with several processes (gunicorn), which have a producer each and share one spool directory.
 
 KAFKA=localhost:9092 gunicorn --workers 4 prefork:app    # serve it, in this directory; also with --preload
 python examples/prefork.py                               # or see it: starts a Kafka, kills workers with -9

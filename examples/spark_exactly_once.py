@@ -31,7 +31,7 @@ MINUTES = 40
 
 
 def pipeline(servers: str, checkpoint: str) -> None:
-    """The code that a user writes. Each run of the driver executes it with the same checkpoint."""
+    """The code that a user writes. Each run of the driver executes this code with the same checkpoint."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as f

@@ -1,8 +1,8 @@
 """Two Grafana boards as code: `python examples/dashboard/grafana.py` writes overview.json and internals.json.
 
-Overview fits on one screen. It shows whether all records are delivered, how many are not, and how long the room for
-them will last. Internals has a collapsed row for each part of kafkasafe. Import both boards in Grafana (Dashboards,
-New, Import). They ask for the Prometheus data source and link to each other.
+Overview fits on one screen. The board shows whether all records are delivered, how many are not, and how long the
+spools will have room for more. Internals has a collapsed row for each part of kafkasafe. Import both boards in Grafana
+(Dashboards, New, Import). Grafana then asks for the Prometheus data source. The boards link to each other.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Shown:
 
 
 def _new(counter: str, matchers: str = "[]", over: str = "$__rate_interval") -> str:
-    """Returns PromQL for the growth of a counter. Unlike `increase`, it includes a new counter's first value."""
+    """Returns PromQL for a counter's growth. Unlike `increase`, this PromQL includes a new counter's first value."""
     grown = f"increase({counter}{matchers}[{over}])"
     first = f"(min_over_time({counter}{matchers}[{over}]) unless {counter}{matchers} offset {over})"
     return f"({grown} + {first} or {grown})"
@@ -909,7 +909,7 @@ def _number(shown: Shown, of: int) -> Stat:
     if red is not None:
         steps.append(Threshold(color="red", value=red))
     panel = Stat().span(_WIDTH // of).height(3).color_mode(BigValueColorMode.BACKGROUND)
-    # Show the current number. The last number before an outage would be misleading.
+    # Show the current number: during an outage, the last number before it would be misleading.
     panel.graph_mode(BigValueGraphMode.NONE).reduce_options(ReduceDataOptions().calcs(["lastNotNull"]))
     panel.thresholds(d.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
     _panel(panel, shown, instant=True)

@@ -5,9 +5,9 @@ Prometheus.
 
 Two producers send, a consumer reads, and Prometheus scrapes them. All brokers are killed. The spools grow, and one of
 the programs restarts. The brokers come back, the spools drain to 0, and every record is in its topic. Then
-drawing/board.js draws overview.json unchanged, with its panels, units, axes, legends, times and marks. It uses
-ECharts, which npm fetches. Prometheus uses rules.yml with the real waiting times, so no alert fires in an outage below
-three minutes.
+drawing/board.js draws overview.json unchanged, with its panels, units, axes, legends, times and marks, by ECharts,
+which npm fetches. Prometheus uses rules.yml with the real waiting times, so no alert fires in an outage below three
+minutes.
 """
 
 from __future__ import annotations

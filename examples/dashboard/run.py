@@ -63,8 +63,8 @@ def quiet(workload: Workload, prometheus: Prometheus, seconds: float = 5.0) -> N
 def alarmed(prometheus: Prometheus) -> None:
     """Waits until each alert fires for the clients with the fault that it reports, and for no other client.
 
-    On a slow machine, other clients may wait for the killed broker for longer than a minute, so that more alerts fire.
-    These alerts end when the broker is back.
+    On a slow machine, other clients may wait for the killed broker for longer than a minute, so that more alerts fire
+    until the broker is back.
     """
     expected = {(alert, client) for alert, clients in ALERTS.items() for client in clients}
     wait_for(

@@ -32,7 +32,8 @@ class MissingPackageError(RuntimeError):
 
 
 def find(program: str, package: str) -> str:
-    """Returns the path of a program. If it is missing and this process runs as root, installs its Debian package.
+    """Returns the path of a program. If the program is missing and this process runs as root, installs its Debian
+    package.
 
     Does not start or enable a service of the package, and does not install recommended packages.
 
@@ -57,7 +58,7 @@ def fetch(command: Sequence[str], **options: Any) -> None:
     """Runs a command that fetches a package. `options` are options of `subprocess.run`.
 
     Raises:
-        MissingPackageError: The command failed. The message contains the end of its output.
+        MissingPackageError: The command failed. The message contains the end of the command's output.
     """
     done = subprocess.run(
         command,
@@ -87,7 +88,9 @@ def start(work: Callable[[], None], failures: list[Exception]) -> threading.Thre
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Does the work, prints its error, and returns 0, or 1 if a check failed, or 3 if a program is missing."""
+    """Calls `work` and returns 0. If a check failed, prints the error and returns 1; if a program is missing, returns
+    3.
+    """
     try:
         work()
     except MissingPackageError as error:
@@ -103,14 +106,14 @@ def _install(package: str) -> None:
     print(f"installing Debian's package {package}", flush=True)
     apt = ["apt-get", "--quiet", "--yes", "-o", "DPkg::Lock::Timeout=300"]
     with _no_service():
-        # On a new machine the package lists are empty, and on an old one they name files that no longer exist.
+        # The package lists may be empty (on a new machine) or name files that no longer exist.
         for command in (
             [*apt, "update"],
             [*apt, "install", "--no-install-recommends", package],
         ):
             fetch(command, env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"}, timeout=600)
     if package == "prometheus" and shutil.which("systemctl"):
-        # This also works on a machine without a running systemd, because it only removes a link.
+        # `systemctl disable` only removes a link, which also works without a running systemd.
         subprocess.run(
             ["systemctl", "disable", "prometheus.service"], capture_output=True, timeout=60, check=False
         )
@@ -120,7 +123,7 @@ def _install(package: str) -> None:
 def _no_service() -> Iterator[None]:
     """Prevents packages from starting their services: they ask the script `_POLICY` for permission."""
     if _POLICY.exists():
-        # Keep an existing policy. In containers, it already forbids services.
+        # Keep an existing policy: in containers, the policy already forbids services.
         yield
         return
     _POLICY.write_text("#!/bin/sh\nexit 101\n")
@@ -153,7 +156,7 @@ def panels(board: dict[str, Any]) -> Iterator[dict[str, Any]]:
 class Prometheus:
     """A real Prometheus on 127.0.0.1 that scrapes one endpoint. A context manager.
 
-    Prometheus is a child process that the kernel kills together with this process. It has its own port, and a
+    Prometheus is a child process that the kernel kills together with this process. The child has its own port, and a
     temporary directory.
 
     Args:

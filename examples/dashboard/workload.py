@@ -73,7 +73,7 @@ LASTING = (
     "RemoteStorageNotReady",
     "ConsumerNotReady",
 )
-"""Alerts that end with their fault. Each of the others reports a past event for 15 minutes."""
+"""Alerts that end with their fault. Every other alert reports a past event for 15 minutes."""
 
 PRODUCERS = ("orders", "payments", "sensors", "devices", "uploads", "tickets", "cameras")
 
@@ -245,7 +245,9 @@ class Workload:
         self._tickets = self._producer("tickets", on_undecidable="resend")
 
     def hold_back_the_end_of_the_invoices(self) -> None:
-        """Answers like a new leader that lags behind. No alert fires, but kafkasafe_end_offsets_held_total grows."""
+        """Edits answers, as if they came from a new leader that lags behind. No alert fires, but
+        kafkasafe_end_offsets_held_total grows.
+        """
         ends = self.proxy.on("ListOffsets", topic="invoices")
         ends.when(lambda exchange: exchange.request.topics[0].partitions[0].timestamp == -1)
         ends.answer(code=78, offset=-1, times=3)
@@ -260,7 +262,9 @@ class Workload:
         behind.wait(3, 60)
 
     def lose_the_log(self) -> None:
-        """Deletes logs: DataLost for `payments`, whose records are restored, and EndOffsetRegressed for `invoices`."""
+        """Deletes logs. This causes DataLost for `payments`, whose records are restored, and EndOffsetRegressed for
+        `invoices`.
+        """
         self.cluster.kill_all()
         for topic in ("payments", "invoices"):
             shutil.rmtree(self.cluster.data_dir(1) / f"{topic}-0")
@@ -272,15 +276,15 @@ class Workload:
             spool_max_bytes=32 << 20,
             max_block_ms=100,
             max_request_size=500_000,
-            # The outage of 1,200 s is 86 % of this time.
+            # The simulated outage of 1,200 s is 86 % of this expiration time.
             producer_id_expiration_ms=1_400_000,
         )
 
     def refuse_the_sensors(self) -> None:
         """Simulates 20 minutes with too few replicas, and restarts the producer.
 
-        SpoolStalled, SpoolNearFull, SendsNotAccepted, PartitionStuck, ProducerIdNearExpiry. After a restart, kafkasafe
-        takes the age of a record from its timestamp, so the 20 minutes need not pass.
+        Causes SpoolStalled, SpoolNearFull, SendsNotAccepted, PartitionStuck and ProducerIdNearExpiry. After a restart,
+        kafkasafe takes the age of a record from its timestamp, so the 20 minutes need not pass.
         """
         sensors = self._sensors
         rule = self.proxy.on("Produce", topic="sensors").answer_without_forwarding(code=19)
@@ -299,9 +303,9 @@ class Workload:
     def refuse_one_device(self) -> None:
         """Blocks one partition of two for 20 minutes: PartitionStuck, but not SpoolStalled.
 
-        Also revokes a permission: BlockedByCluster. And answers for the other partition report that the previous batch
-        is missing (45) or that this batch is there already (46). The producer must not take these sequence errors for
-        a loss.
+        Also revokes a permission: BlockedByCluster. For the other partition, the proxy answers that the previous batch
+        is missing (45) or that this batch is in the log already (46): the producer must not take these sequence errors
+        for a loss.
         """
         self._devices.send("devices", b"first", partition=1).get(60)
         self._rules.append(
@@ -350,7 +354,8 @@ class Workload:
         self._cameras = self._producer("cameras", on_corrupt="quarantine")
 
     def trim_the_reports(self) -> None:
-        """Deletes records that a consumer has not read: ConsumerSkipped. Before that, its leader fails for a moment.
+        """Lets a partition's leader fail for a moment, then deletes records that a consumer has not read:
+        ConsumerSkipped.
 
         A consumer whose position may not be reset waits until the program chooses one: StoppedPartitions.
         """
@@ -400,7 +405,7 @@ def _until(condition: Callable[[], bool], what: str) -> None:
 
 
 class _Reader:
-    """Polls a consumer on one thread, the only one that uses it."""
+    """Polls a consumer on one thread. No other thread uses this consumer."""
 
     def __init__(self, consumer: SafeConsumer, tp: TopicPartition) -> None:
         self._consumer, self._tp = consumer, tp
@@ -408,7 +413,7 @@ class _Reader:
         self.position: int | None = None
 
     def go_back_to(self, offset: int) -> None:
-        """Lets the consumer read again from this offset on."""
+        """Makes the consumer read again from this offset."""
         self.position = None
         self._seek = offset
 
@@ -423,5 +428,5 @@ class _Reader:
                 if each is not None:
                     each(self._consumer)
             except (KafkaError, KafkaSafeError):
-                # Either a broker is down, or the metrics already report this error.
+                # Ignore the error: either a broker is down, or the metrics already report the error.
                 ended.wait(0.1)
