@@ -3,8 +3,8 @@ records.
 
     python benchmarks/chaos.py [--minutes 10] [--seed N] [--keep DIR] [--json FILE]
 
-Five programs run in separate processes (benchmarks/chaos_clients.py). The harness restarts each program whenever it
-ends:
+Five programs run in separate processes (benchmarks/chaos_clients.py). The harness restarts each program that has ended
+(also after a kill).
 
 - `plain` sends numbered records to four topics, and one of these is deleted and created again;
 - `staged` sends with `delivery="transactional"`, and sends atomic batches to two topics;
@@ -12,7 +12,7 @@ ends:
   batches, which contain the group's offsets;
 - `mover` sends to an address that leads to one cluster at first, and to another one later.
 
-Meanwhile the harness causes faults, which the seed determines:
+Meanwhile the harness causes faults, determined by the seed (`--seed`).
 
 - a process ends by SIGKILL, by SIGTERM (whose handler calls `close()`), by SIGINT (whose handler calls `flush()`), or
   without `close()`; the signals may interrupt any call; a process is also stopped (SIGSTOP) for up to ten seconds;

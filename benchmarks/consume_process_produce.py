@@ -7,7 +7,7 @@ A group of four members copies the keyed records of a topic with eight partition
 Each member is a separate process (benchmarks/consume_process_produce_member.py). An atomic batch contains the records,
 a note that names the records that were read, and the group's offsets. Each member has up to ten atomic batches whose
 outcome is not known yet. Two members use threads, and two use an event loop; one of each kind is a static member
-(`group_instance_id`). Meanwhile the harness causes faults, which the seed determines:
+(`group_instance_id`). Meanwhile the harness causes faults, determined by the seed (`--seed`).
 
 - members get SIGKILL, SIGTERM (whose handler calls `close()`), or SIGINT in the middle of any call, and are started
   again at once or later; members are also stopped (SIGSTOP) for longer than their session lasts; so partitions move

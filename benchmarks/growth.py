@@ -234,7 +234,7 @@ class Bench:
             points: The values of the axis.
             given: Returns the settings of a point: records (of all processes), size, partitions, codec, keyed,
                 json_values.
-            processes: Returns how many processes send at the same time at a point.
+            processes: Returns how many processes send at the same time at a point of a series.
         """
         rows = []
         for point in points:

@@ -69,7 +69,9 @@ class Recording:
 
 
 class _Watcher(threading.Thread):
-    """Asks the demo and the cluster every `SAMPLE_S`. While no broker answers, the previous answer is repeated."""
+    """Asks the demo and the cluster for their counts every `SAMPLE_S` seconds. While no broker answers, the previous
+    answer is repeated.
+    """
 
     def __init__(self, demo: Demo, cluster: KafkaCluster) -> None:
         super().__init__()

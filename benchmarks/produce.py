@@ -14,8 +14,8 @@ idempotence is off, as it is by default, although SafeProducer's and kafka-pytho
 `confluent-idempotent` shows confluent-kafka with the same guarantee. kafka-python has SafeProducer's batch size and
 linger time. In rows with "+callbacks", each record has a delivery callback. An application needs such a callback to
 learn the outcome of each record; SafeProducer always returns a future for each record. The row of Java shows Kafka's
-own ProducerPerformance, which sends without keys. For a warm-up of its compiler, it first sends as many records as it
-then measures. Its CPU time includes the start of its process, spread over all records.
+own ProducerPerformance, which sends without keys. ProducerPerformance first sends as many records as it then measures,
+to warm up its compiler. Java's CPU time includes the start of its process, spread over all records.
 
 If other programs or the broker share the machine's cores, compare ratios, not records per second.
 """
@@ -85,7 +85,7 @@ JAVA_OPTIONS = ("-Xms256m", "-Xmx1g", "-XX:+UseSerialGC")
 
 
 def records_of(size: int, keyed: bool, count: int) -> tuple[list[bytes], list[bytes] | None]:
-    """Creates values and keys before the clock starts. They differ, and cannot be compressed to almost nothing."""
+    """Creates values and keys before the clock starts. They differ, and compression cannot shrink them much."""
     noise = os.urandom(4 * size + 65_536)
     distinct = [noise[i * 61 % 65_536 :][:size] for i in range(1024)]
     values = [distinct[i & 1023] for i in range(count)]

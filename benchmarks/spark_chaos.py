@@ -135,7 +135,7 @@ def drive(settings: dict) -> None:
                 "kafka.bootstrap.servers": servers,
                 "topic": topic,
                 "kafka.compression.type": "lz4",
-                # Some runs stage all batches, some put all of them into messages, and some do both.
+                # Some runs stage all batches, some put all batches into messages, and some do both.
                 "inlineBytes": str(rng.choice([0, 200_000, 10_000_000])),
             }
         )
@@ -312,7 +312,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
     finished = False
     growth = Growth(servers, topic)
     commits = Path(settings["commits"])
-    before: list[int] | None = None  # ends of the logs when the next kill began to wait for sent records
+    before: list[int] | None = None  # ends of the logs when the wait for the next kill began
 
     def sending(ends: list[int]) -> bool:
         # Watch the writer's `commit`, not the log: the writer sends only there, and so quickly that a growing log would

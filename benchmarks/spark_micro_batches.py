@@ -277,8 +277,8 @@ def fsyncs(pid: int, file: Path) -> Iterator[None]:
         try:
             tracer.wait(10)
         except subprocess.TimeoutExpired:
-            # strace 6.1 may wait for ever for a thread, so kill strace. It has flushed each line of its file, and the
-            # kernel lets the traced processes continue.
+            # strace 6.1 may wait for ever for a thread, so kill strace. strace has flushed each line of its file, and
+            # the kernel lets the traced processes continue.
             tracer.kill()
             tracer.wait(30)
 

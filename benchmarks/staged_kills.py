@@ -8,8 +8,8 @@ the spool, and each victim. A process sends numbered units to three partitions o
 reports which units are durable. The process stops at a step of its protocol, at each step in turn, and then the victim
 gets SIGKILL:
 
-- `client`: the process. `timeout`: the process, too, and the next one starts when the coordinator has aborted the open
-  transactions. `commit`: the process, too, and then `kafkasafe spool commit` commits the staged batches.
+- `client`, `timeout`, `commit`: the process. After `timeout`, the next process starts when the coordinator has aborted
+  the open transactions. After `commit`, the command `kafkasafe spool commit` commits the staged batches.
 - `leader`: the leader of a partition to which the process writes. `coordinator`: the coordinator of its transactional
   id. The process continues and must deliver again, or is killed a moment later, too.
 - `all`: the process and every broker.
@@ -83,8 +83,8 @@ TRANSACTION_TIMEOUT_MS = 10_000
 SHORT_TIMEOUT_MS = 2000
 LONG_TIMEOUT_MS = 120_000
 STUCK_AFTER_S = 180
-"""Time after which an operation counts as stuck. The bound is generous, because a busy machine is several times slower.
-The bound is longer than a transaction's timeout, after which the coordinator ends the transactions of killed processes.
+"""Time after which an operation counts as stuck. This time is long, because a busy machine is several times slower. It
+is longer than a transaction's timeout, after which the coordinator ends the transactions of killed processes.
 """
 MOST_OPEN = 40
 

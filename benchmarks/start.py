@@ -8,9 +8,10 @@
    code of each DIR. No producer reaches a broker.
 
 For each start, the benchmark prints the time until the constructor returned, until the first `send()` was accepted, and
-until that record was durable, and the total CPU time. It also prints the growth of the resident memory: the maximum,
-and the value a second later. With --size 1000000, use a small --batches: then the number of bytes determines the time,
-and the page cache may already hold the bytes (--cold drops the page cache before each start, which needs root).
+until that record was durable, and the total CPU time. The benchmark also prints the growth of the resident memory: the
+maximum, and the value a second later. With --size 1000000, use a small --batches: then the number of bytes determines
+the time, and the page cache may already hold the bytes (--cold drops the page cache before each start, which needs
+root).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from kafkasafe.errors import RejectedError
 
 
 class DeadLetters:
-    """Appends rejected records to a file of JSON lines. It must be quick: the producer's own thread calls it."""
+    """Appends rejected records to a file of JSON lines. Must be quick: the producer's own thread calls it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

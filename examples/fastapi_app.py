@@ -1,4 +1,5 @@
-"""A web service that confirms an order only when the order is on disk. It works during an outage of Kafka, too.
+"""A web service that confirms an order only when the order is on disk. The service works during an outage of Kafka,
+too.
 
 KAFKA=localhost:9092 uvicorn fastapi_app:app      # serve it, in this directory
 python examples/fastapi_app.py                    # or see it: starts a Kafka of its own

@@ -1,4 +1,4 @@
-"""A worker that reads orders and writes invoices. On SIGTERM, it finishes its current batch before it ends.
+"""A worker that reads orders and writes invoices. On SIGTERM, the worker finishes its current batch before it ends.
 
 python examples/worker.py --bootstrap localhost:9092 --work    # run it; kill -TERM ends it
 python examples/worker.py                                      # or see it: starts a Kafka of its own, and ends it twice

@@ -147,7 +147,7 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept any name
     def __getattr__(name: str) -> Any:
         """Import a public name at its first use (PEP 562).
 
-        So a program that uses only the producer imports neither the consumer nor the modules that `RetryPolicy` and
+        A program that uses only the producer thus imports neither the consumer nor the modules that `RetryPolicy` and
         `classify` need.
         """
         if name in _SUBMODULES:

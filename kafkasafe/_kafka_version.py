@@ -23,7 +23,7 @@ def check() -> None:
     """Refuse an installed kafka-python that kafkasafe does not work with.
 
     This function reads kafka-python's version from a file instead of importing the package, because Python 3.12 cannot
-    import its older releases. If that file is missing, as in a frozen program, any release is accepted.
+    import its older releases. If the version's file is missing, as in a frozen program, any release is accepted.
 
     Raises:
         ImportError: The release is older than `OLDEST`, or it is `FIRST_WITHOUT` or newer. Or Python runs with -O.

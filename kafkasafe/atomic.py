@@ -185,7 +185,7 @@ class AtomicBatch(metaclass=Tidy):
     _UNLISTED = frozenset({"decision", "offsets"})
     __dir__ = tidy_dir
     _informed: ClassVar[bool] = False
-    """Whether the program must learn of a drop of this batch before it can open its next batch."""
+    """Whether the program knows the outcome of this batch before it opens its next batch."""
 
     def __init__(self, producer: OpenProducer, transactional_id: str) -> None:
         self._producer = producer
@@ -242,7 +242,7 @@ class AtomicBatch(metaclass=Tidy):
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> RecordFuture:
-        """Add a record to the batch. Arguments and errors are those of `SafeProducer.send`.
+        """Add a record to the batch. `SafeProducer.send` describes arguments and further errors.
 
         The producer accepts the record only when `commit` is called.
 
@@ -257,7 +257,7 @@ class AtomicBatch(metaclass=Tidy):
             self.decision.check_is(None)
         open_batch: OpenBatch | None = None
         index = -1
-        # The same fast path as in `SafeProducer.send`. All other records take the slow path below.
+        # The same fast path as in `SafeProducer.send`. Other records take the slow path (`_add`).
         if (
             self._plain
             and type(value) is bytes
@@ -343,13 +343,14 @@ class AtomicBatch(metaclass=Tidy):
         Args:
             offsets: A consumer that was opened with `enable_auto_commit=False`: a SafeConsumer, or a KafkaConsumer with
                 `isolation_level="read_committed"`. The batch commits the consumer's positions on its assigned
-                partitions. Or a dict of OffsetAndMetadata by TopicPartition, together with `group`. The batch commits
-                the offsets of all calls, for one group or for several consumers.
+                partitions. Instead of a consumer, `offsets` may be a dict of OffsetAndMetadata by TopicPartition,
+                together with `group`. The batch commits the offsets of all calls, for one group or for several
+                consumers.
             group: The consumer's `group_metadata()`, or the name of a group that has no members.
 
         Raises:
-            UsageError: The batch was committed or dropped before. Or the consumer's options do not fit: no group,
-                automatic commits, or no stable offsets (KIP-447). The message says which option to set.
+            UsageError: The batch was committed or dropped before. Also raised if the consumer's options do not fit: no
+                group, automatic commits, or no stable offsets (KIP-447). The message says which option to set.
             TypeError: A partition, an offset or the group has the wrong type.
             ValueError: A number is out of range, such as a negative offset.
             ConfigError: A string is too long, or cannot be written as UTF-8.

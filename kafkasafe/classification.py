@@ -255,11 +255,11 @@ def classify(
     verdict, too.
 
     Args:
-        error_or_code: One of three things. (1) An error code of Kafka or its name (`59`, `"UNKNOWN_PRODUCER_ID"`).
-            (2) The class name of an exception of Java, kafka-python or kafkasafe, as it appears in logs. For Java, the
-            package may be left out: `"org.apache.kafka.common.errors.TimeoutException"` or `"TimeoutException"`.
-            (3) An exception of kafka-python, kafkasafe, the operating system or TLS. For tenacity's `RetryError` the
-            verdict is that of the last attempt's exception.
+        error_or_code: One of three things. (1) An error code of Kafka or its name (`59`, `"UNKNOWN_PRODUCER_ID"`). (2)
+            The class name of an exception of Java, kafka-python or kafkasafe, as it appears in logs. For Java, the
+            package may be left out: `"org.apache.kafka.common.errors.TimeoutException"` or `"TimeoutException"`. (3) An
+            exception of kafka-python, kafkasafe, the operating system or TLS. For tenacity's `RetryError`, the verdict
+            is about the last attempt's exception.
         api: The request that failed, such as `"produce"` or `"ListOffsets"`; None for any.
         context: Facts on which the verdict on some codes depends, as `ErrorContext` or as a mapping of its fields. Code
             59: whether retention removed the records or the cluster lost them (KAFKA-5793). Code 45: whether the batch
@@ -318,7 +318,7 @@ def code_for(code_or_name: int | str) -> int:
 def _unwrapped(error: BaseException) -> BaseException:
     """Return the exception inside a RetryError, or the certificate error that caused a connection error.
 
-    For other exceptions, return the exception itself.
+    Return any other exception itself.
     """
     for _ in range(_MAX_NESTING):
         if not isinstance(error, tenacity.RetryError):

@@ -1,4 +1,4 @@
-"""`SafeConsumer`: a KafkaConsumer whose offsets never go back silently. It notices when records that it read are lost.
+"""`SafeConsumer`: a KafkaConsumer whose offsets never go back silently. It notices if records that it read are lost.
 
 kafka-python manages the group, fetches, decodes and commits. SafeConsumer replaces kafka-python's decisions about
 *positions*: where a log ends, whether the records that were read are still in it, what an error of one partition means,
@@ -81,11 +81,11 @@ def _close_ms(timeout_ms: float | None, timeout: float | None) -> float | None:
 class SafeConsumer(OfOneProcess, ExtendedConsumer):
     """A drop-in replacement for kafka-python's `KafkaConsumer`. Not thread-safe, except for look-ups of offsets.
 
-    It differs from KafkaConsumer in these points:
+    Differences from KafkaConsumer:
 
     - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if it is proven
-      that the log changed (for example, that records were lost), or after `offsets_hold_timeout_ms`. These three
-      methods retry if a new attempt may help, and accept `partial=True`.
+      that the log changed (for example, that records were lost), or after `offsets_hold_timeout_ms`. Look-ups retry if
+      a new attempt may help, and accept `partial=True`.
     - If the log has lost records that were read, the consumer says which (`LogDiverged`), even after a restart. The
       consumer stores the leader epochs of the records that it has read in the metadata of committed offsets, unless the
       application commits with metadata of its own.
@@ -106,13 +106,13 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 or `beginning_offsets` is written to the file before the method returns it. Each consumer needs a file
                 of its own. Default: no file.
             offsets_hold_timeout_ms: How long look-ups return the old start or end offset if a broker's answer is lower
-                and nothing explains this. After this time, they return the lower start offset. They keep returning the
-                old end offset, and report the lower answer as unproven. Default: 30000.
+                and nothing explains this. After this time, they return the lower start offset. Look-ups keep returning
+                the old end offset, and report the lower answer as unproven. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
                 CRCs of batches without epochs. You need the file in two cases: you do not commit positions to a group;
                 or you commit them with metadata of your own. `poll` (at most once a second), `save_lineage` and `close`
-                write the file. Each consumer needs a file of its own. Default: only the metadata of committed offsets
-                carries this history.
+                write the file. Each consumer needs a file of its own. Default: no file; only the metadata of committed
+                offsets carries the history.
             prometheus: Register the metrics in prometheus-client's default registry; for another registry call
                 `kafkasafe.metrics.install`.
             remote_storage_timeout_ms: `poll` raises RemoteStorageNotReadyError if a partition's remote segments could
@@ -231,7 +231,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True
     ) -> dict[TopicPartition, list[Any]]:
-        """Like KafkaConsumer's `poll`. A partition that waits for the application's decision does not stop the others.
+        """Like KafkaConsumer's `poll`. A partition that waits for the application's decision does not stop other
+        partitions.
 
         Args:
             timeout_ms: How long to wait for records; at most a second while a partition waits for the application's
@@ -342,8 +343,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """Write the history of the records that were read to `lineage_path`. The file is durable on return.
 
         Does nothing without the option `lineage_path`. `poll` writes the file too, but at most once a second. If your
-        program stores positions itself, call this method each time before the program stores them. Then the file is
-        never older than the stored positions, even after a kill -9.
+        program stores positions itself, call `save_lineage` each time before the program stores them, so that the file
+        is never older than the stored positions, even after a kill -9.
 
         Raises:
             OSError: The file could not be written. It keeps its former contents.
@@ -366,7 +367,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
         While a new leader catches up (KIP-207), the method waits. If an answer is lower than before, the method checks
         it against the leader's epochs. If records were lost, the method returns the lower value and emits an
-        `EndOffsetRegressed` event. If no loss is proven, it returns the old value and emits an `EndOffsetHeld` event.
+        `EndOffsetRegressed` event. If no loss is proven, the method returns the old value and emits an `EndOffsetHeld`
+        event.
 
         Args:
             partitions: Partitions to look up.
@@ -397,12 +399,12 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """Return the start offset of each log. A result is lower than an earlier one only if the log or the topic was
         replaced, or after `offsets_hold_timeout_ms`.
 
-        A new leader's log may begin earlier only because this leader has not deleted as many records yet. So the method
-        checks a lower answer against the leader's epochs. If the log or the topic was replaced, the method returns the
-        lower value and emits an `EndOffsetRegressed` event. If not, it returns the old value and emits an
-        `EndOffsetHeld` event. For brokers without leader epochs, which cannot give a proof, the method returns the old
-        value for `offsets_hold_timeout_ms`, and then the lower one. Position resets skip these checks and use the
-        current start of the leader's log.
+        A new leader may answer with a lower offset because it has not yet deleted as many records as the former leader.
+        So the method checks a lower answer against the leader's epochs. If the log or the topic was replaced, the
+        method returns the lower value and emits an `EndOffsetRegressed` event. If nothing was replaced, the method
+        returns the old value and emits an `EndOffsetHeld` event. For brokers without leader epochs, which cannot give a
+        proof, the method returns the old value for `offsets_hold_timeout_ms`, and then the lower one. Position resets
+        skip these checks and use the current start of the leader's log.
 
         Arguments and errors: see `end_offsets`.
         """
@@ -457,7 +459,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """Like KafkaConsumer's `subscribe`. Without a group, the subscription takes effect once brokers have answered.
 
         KafkaConsumer applies a new subscription to topics that it already knows only when partitions change in the
-        cluster. Until then it reads the former topics, or, after `unsubscribe`, nothing.
+        cluster, and reads the former topics (after `unsubscribe`, nothing) until then.
 
         Raises:
             IllegalStateError: The consumer used `assign`, or subscribed in the other way (topics or pattern): call
@@ -499,13 +501,13 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `commit`. Without `offsets`, it commits the same positions as automatic commits.
 
-        These commits skip a position that a later consumer would take for a position in the new log, until the
-        application decides where to continue. This is so if the topic was recreated, or if the log was truncated and no
-        leader epoch distinguishes the former log from the new one.
+        If the topic was recreated, or if no leader epoch distinguishes a truncated log from the former log, these
+        commits skip the position until the application decides where to continue: a later consumer would take it for a
+        position in the new log.
 
         Raises:
             LogDivergedError: `offsets` contains an offset above `event.divergent_offset` for a partition whose position
-                these commits skip. Nothing was committed; call `seek` first.
+                automatic commits skip. Nothing was committed; call `seek` first.
             ValueError: An offset is not an int from 0 to 2**63-1. KafkaConsumer commits a negative offset, which later
                 counts as no offset, and retries any other invalid offset until the commit times out.
         """

@@ -67,7 +67,7 @@ class UsageError(KafkaSafeError):
 class ConfigError(UsageError, KafkaConfigurationError, ValueError):
     """An option is unknown, or its value cannot work. No file and no connection was opened.
 
-    This error is also raised if an option, or an argument of a method, is a string that Kafka's protocol cannot encode.
+    Also raised if an option, or an argument of a method, is a string that Kafka's protocol cannot encode.
     """
 
 
@@ -170,8 +170,8 @@ def _rejected(message: str, code: int, reason: str) -> RejectedError:
 class DataLossError(KafkaSafeError):
     """The cluster lost records that it had acknowledged, and SafeProducer does not send them again.
 
-    Each loss is raised once, by `send`, `flush` or `close`. If `send` raises this error, it did not accept the record
-    that was passed to it.
+    Each loss is raised once, by `send`, `flush` or `close`. If `send` raises this error, `send` did not accept its
+    record.
 
     Attributes:
         topic: Topic name.

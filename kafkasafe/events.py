@@ -223,7 +223,7 @@ class TransactionsUnblocked:
 
 @dataclass(frozen=True, slots=True)
 class RecordsUndecidable:
-    """The producer cannot determine whether a batch is in the log; `on_undecidable` decides what happens to it.
+    """The producer cannot determine whether a batch is in the log; `on_undecidable` decides what happens to the batch.
 
     Attributes:
         topic: Topic name.
@@ -242,7 +242,7 @@ class RecordsUndecidable:
 
 @dataclass(frozen=True, slots=True)
 class DataLost:
-    """The cluster acknowledged records and no longer has them in its log.
+    """The cluster lost records from its log that it had acknowledged.
 
     Attributes:
         topic: Topic name.
@@ -252,7 +252,7 @@ class DataLost:
         records: Number of records in this range that came from this spool.
         reason: What revealed the loss: "ack", "sequence", "unknown producer", "log end" or "topic id".
         evidence: The observations that prove the loss.
-        restoring_records: Number of lost records that the spool still has and that the producer sends again. These
+        restoring_records: Number of lost records that the spool still has and that the producer sends again. The resent
             records keep their own order, but come after all records that were appended since the loss.
     """
 
@@ -537,14 +537,14 @@ class LogDiverged:
         topic: Topic name.
         partition: Partition number.
         position: The consumer's position: the next offset it would have read.
-        divergent_offset: First offset at which the log differs from what the consumer read.
+        divergent_offset: First offset at which the log differs from the records that the consumer read.
         rolled_back: First and last offset (inclusive) of the lost records: the consumer had read them, and the log no
             longer contains them.
         replaced: First and last offset (inclusive) of the new records that the log contains in the range `rolled_back`.
             None if the log contains no record in this range (yet).
         epochs: Leader epochs of the lost records, oldest first.
         exact: Whether `divergent_offset` is exact. False: the consumer has no history of what it read before this
-            offset, so the log may differ before it, too.
+            offset, so the log may also differ before this offset.
         reason: "truncated": the log was truncated, for example after an unclean leader election. "recreated": the topic
             was deleted, and another topic has its name now; or the position belongs to another topic or cluster.
         round_trips: Number of requests that were needed to find `divergent_offset`.
@@ -585,8 +585,8 @@ class PositionReset:
         strategy: The value of `auto_offset_reset`: "earliest" or "latest". Always "earliest" if `reason` is
             "recreated", because all records of the new topic are newer than the old position.
         previous: The position before; None if the partition had no position. With "no_position", this is the consumer's
-            position before the rebalance; None if it had none, or if that position may belong to a deleted topic of
-            this name.
+            position before the rebalance; None if the consumer had none, or if that position may belong to a deleted
+            topic of this name.
         position: The position now.
         skipped: First and last offset (inclusive) that the reset makes this consumer skip; None if it skips none.
     """
@@ -696,7 +696,7 @@ class EndOffsetHeld:
 
 @dataclass(frozen=True, slots=True)
 class EndOffsetRegressed:
-    """The end offset or the start offset of a log decreased. This is proven, unless `reason` is "accepted".
+    """The end offset or the start offset of a log decreased. The decrease is proven, unless `reason` is "accepted".
 
     Attributes:
         topic: Topic name.

@@ -2,9 +2,9 @@
 
 See docs/logging-handler.md.
 
-When a thread of the program logs, it only formats the record and puts it into a queue. The handler's own thread opens
-the producer and sends the record. So the program's threads never wait for the producer's locks or disk, and the
-producer never logs on the program's threads.
+A thread of the program that logs only formats the record and puts it into a queue. The handler's own thread opens the
+producer and sends the record. So the program's threads never wait for the producer's locks or disk, and the producer
+never logs on the program's threads.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class KafkaHandler(logging.Handler):
     `logging.config.dictConfig` can create the handler. The root logger can use it at any level, until the interpreter
     exits. Each forked child opens a producer of its own when it logs for the first time. The handler does not send the
     log records of handlers' producers, or what kafka-python logs on the threads of these producers: each such record
-    would cause another one. It sends the log records of all other producers.
+    would cause another one. Log records of all other producers are sent.
 
     If the spool is full and the queue holds `queue_records` records, a call that logs waits for room, at most
     `block_ms`. If no room appears in time, the handler drops this record, and further ones at once until there is room
@@ -77,8 +77,8 @@ class KafkaHandler(logging.Handler):
         block_ms: How many milliseconds a thread that logs waits for room in the queue.
         close_ms: How many milliseconds `close` waits until the spool has accepted the queued records. Then `close`
             waits for deliveries, like `SafeProducer.close`.
-        configs: SafeProducer's options; `bootstrap_servers` is needed. Two defaults differ:
-            `client_id="kafkasafe-log"`, `on_blocked_topic="accept"`.
+        configs: SafeProducer's options; `bootstrap_servers` is needed. Two defaults differ
+            (`client_id="kafkasafe-log"`, `on_blocked_topic="accept"`).
 
     Attributes:
         dropped: Number of records that were not accepted.
@@ -322,7 +322,7 @@ class KafkaHandler(logging.Handler):
                     return
                 time.sleep(_PAUSE_S)
             except Exception:
-                # This record can never be sent, and a second attempt would delay all later records.
+                # The producer can never send this record, and a second attempt would delay all later records.
                 self._drop(record, raised=True)
                 return
             else:

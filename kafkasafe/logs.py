@@ -1,16 +1,16 @@
 """Logging: one tree of loggers, `kafkasafe`, whose records carry fields.
 
 Loggers: `kafkasafe.producer`, `kafkasafe.spool`, `kafkasafe.network`, `kafkasafe.consumer`, `kafkasafe.retry`,
-`kafkasafe.config`. A level or a handler set on `kafkasafe` applies to all of them.
+`kafkasafe.config`. A level or a handler set on `kafkasafe` applies to all these loggers.
 
 Every record has the attribute `event`, a name that does not change when the message is reworded. If known, it also has
 these attributes: `client_id`, `lane`, `topic`, `partition`, `code`, `error` (name of the error), `attempt`, `pause_s`,
 `records`, `batches`, `position` and `path`. The logger sets these attributes by `extra`, so any JSON formatter shows
 them. No log record contains an option's value, or a key or value of the application's Kafka records.
 
-During an outage the same message would repeat. Therefore an event is logged at most once in ten seconds for each
-subject (such as a partition), and at most ten times in ten seconds for all subjects together. When the event is logged
-again, the attribute `suppressed` is the number of records that were not logged.
+During an outage the same message would repeat. So an event is logged at most once in ten seconds for each subject (such
+as a partition), and at most ten times in ten seconds for all subjects together. When the event is logged again, the
+attribute `suppressed` is the number of records that were not logged.
 
 Threads that deliver records never wait for a log handler: a separate thread handles their log records (`apart`).
 """
@@ -86,7 +86,7 @@ class EventLog:
 
     Args:
         name: Name of the logger without the prefix `kafkasafe.`.
-        clock: Returns the time in seconds, for the limits.
+        clock: Returns the time in seconds. The limits use this clock.
         fields: Fields of every record.
     """
 
@@ -177,8 +177,9 @@ class _KafkaPythonFilter(logging.Filter):
 
 
 LOGGED_ON: Final = "kafkasafe_thread"
-"""Attribute of a log record: name of the thread that logged the record. It is set if another thread handles the record
-(see `apart`) and the record's `threadName` is None."""
+"""Attribute of a log record: name of the thread that logged the record. Set if another thread handles the record (see
+`apart`) and the record's `threadName` is None.
+"""
 own_threads: Final[set[int]] = set()
 """Idents of kafkasafe's network threads."""
 _FOREIGN: Final = (
@@ -208,8 +209,8 @@ def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def limit_foreign() -> None:
-    """Limit the records that kafka-python logs on kafkasafe's threads, and let the writer's thread handle those that it
-    logs in the context `apart()`. kafka-python's log records from other threads are not changed.
+    """Limit the records that kafka-python logs on kafkasafe's threads, and let the writer's thread handle its records
+    from the context `apart()`. kafka-python's log records from other threads are not changed.
     """
     for name in _FOREIGN:
         logger = logging.getLogger(name)
@@ -319,7 +320,7 @@ def apart() -> Iterator[None]:
     try:
         yield
     finally:
-        # Call no function here: Ctrl-C may raise when a function begins, and the thread would stay in the context.
+        # Call no function here, because Ctrl-C may raise when a function begins: the thread would stay in the context.
         _thread.is_apart = before
 
 

@@ -484,7 +484,7 @@ class _Cell:
 
 
 def _forked() -> None:
-    """In a forked child: remove all sources. They and the thread that copies their values belong to the parent."""
+    """In a forked child: remove all sources, because they belong to the parent, as does the mirror's thread."""
     global _lock
     _lock = threading.Lock()
     for collector in list(_installed.values()):

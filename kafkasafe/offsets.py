@@ -62,7 +62,7 @@ _Judged = TypeVar("_Judged", bound=Result | None)
 class EndOffsetTracker:
     """Keeps the highest end offset of each partition and isolation level, and decides whether to trust a lower answer.
 
-    It sends no requests: the caller looks up offsets with any client and passes the answers to it. Thread-safe.
+    The tracker sends no requests: the caller passes it the answers that any client got. Thread-safe.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class EndOffsetTracker:
         """Open a tracker.
 
         Args:
-            path: A file that keeps the offsets across restarts. It is read now, and written by `save` and `close`.
-                None: nothing is stored.
+            path: A file that keeps the offsets across restarts. The constructor reads the file, and `save` and `close`
+                write it. None: nothing is stored.
             hold_timeout_s: How many seconds the tracker keeps the old value while brokers give answers that are lower
                 than before and have no leader epoch. After that, the result is Unproven.
             on_result: Called with (topic, partition, result) for each result that is not a Value. The callback runs on
@@ -232,8 +232,8 @@ class EndOffsetTracker:
     ) -> Regressed | None:
         """Accept, without a proof, the lower start offset that was held back. Return None if none is held back.
 
-        A start offset that is too low does no harm. But if the log was replaced, the old start offset may be too high,
-        and a reader that begins there misses records.
+        A start offset that is too low does no harm. But if the log was replaced, the old start offset may be too high:
+        a reader that begins there misses records.
         """
         key = _key(topic, partition, isolation_level)
         with self._lock:
@@ -258,10 +258,11 @@ class EndOffsetTracker:
             topic: Topic name.
             partition: Partition number.
             timestamp_ms: The timestamp in the request, ms since the epoch.
-            offset: Offset of the first record at or after that timestamp; None if the log has no such record.
-            leader_epoch: Leader epoch of that record; -1 if not known. A later `Held` result contains this epoch.
-            found_timestamp_ms: Timestamp of that record, ms since the epoch; -1 if not known. A later `Held` result
-                contains this timestamp.
+            offset: Offset of the first record at or after `timestamp_ms`; None if the log has no such record.
+            leader_epoch: Leader epoch of the record at `offset`; -1 if not known. A later `Held` result contains this
+                epoch.
+            found_timestamp_ms: Timestamp of the record at `offset`, ms since the epoch; -1 if not known. A later `Held`
+                result contains this timestamp.
             topic_id: See `observe_start`.
             isolation_level: See `observe_start`.
 

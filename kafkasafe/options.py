@@ -166,7 +166,7 @@ class ConnectionOptions(TypedDict, total=False):
     sasl_plain_password: str | None
     """Password for PLAIN and SCRAM. It is never logged."""
     sasl_kerberos_name: Any
-    """A `gssapi.Name` for GSSAPI. It replaces the other two `sasl_kerberos_` options."""
+    """A `gssapi.Name` for GSSAPI. Replaces `sasl_kerberos_service_name` and `sasl_kerberos_domain_name`."""
     sasl_kerberos_service_name: str
     """Kerberos service name of the brokers."""
     sasl_kerberos_domain_name: str | None
@@ -220,7 +220,7 @@ class _OfProducers(ConnectionOptions, total=False):
     linger_ms: float
     """How many milliseconds a batch waits for more records. `get`, `durable` and `flush` end this wait early."""
     max_block_ms: float
-    """If there is no room within this many milliseconds, `send` raises SpoolFullError."""
+    """If the spool has no room within this many milliseconds, `send` raises SpoolFullError."""
     max_request_size: _Size
     """Largest size of a record, in bytes."""
     spool_dir: _Path | None
@@ -336,7 +336,7 @@ class _OfConsumers(ConnectionOptions, total=False):
     metrics_sample_window_ms: float
     """Length, in milliseconds, of a sample of kafka-python's metrics."""
     kafka_client: Any
-    """A factory for kafka-python's network client. If it is set, the consumer does not use kafkasafe's connections.
+    """A factory for kafka-python's network client. With this option, the consumer does not use kafkasafe's connections.
     """
     client_rack: str
     """Name of this client's rack. The consumer then reads from a replica in the same rack (KIP-392)."""
@@ -359,11 +359,11 @@ class _OfConsumers(ConnectionOptions, total=False):
     fetch_min_bytes: _Size
     """A broker answers a fetch request as soon as the broker has this many bytes of records for it."""
     fetch_max_bytes: _Size
-    """Largest response to a fetch request, in bytes. If the first batch is larger, it is returned nevertheless."""
+    """Largest response to a fetch request, in bytes. A larger first batch is returned nevertheless."""
     max_partition_fetch_bytes: _Size
-    """How many bytes of a fetch response may belong to one partition. If the first batch is larger, it is returned
-    nevertheless. If you do not set this option, a consumer increases the value while full responses arrive quickly: up
-    to 4 MiB (all partitions share 32 MiB), or up to 8 MiB if it reads only with `poll_arrow` or `poll_batches`.
+    """How many bytes of a fetch response may belong to one partition. A larger first batch is returned nevertheless. If
+    you do not set this option, a consumer increases the value while full responses arrive quickly: up to 4 MiB (all
+    partitions share 32 MiB), or up to 8 MiB if it reads only with `poll_arrow` or `poll_batches`.
     """
     auto_offset_reset: Literal["earliest", "latest", "none", "smallest", "largest"]
     """Where to begin if no position is committed, or if the position is out of range: "earliest", "latest", or "none"
@@ -374,8 +374,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     auto_commit_interval_ms: float
     """Time in milliseconds between two automatic commits of positions."""
     default_offset_commit_callback: Callable[[Mapping[Any, Any], Any], object]
-    """The callback for automatic commits, and for asynchronous commits without a callback. It gets the offsets, and
-    either the response or the exception.
+    """The callback for automatic commits, and for asynchronous commits without a callback. The function gets the
+    offsets, and either the response or the exception.
     """
     check_crcs: bool
     """Check the checksum of each batch."""
@@ -411,8 +411,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     """
     offsets_hold_timeout_ms: float
     """If a broker's answer is lower than before and nothing proves a loss, the consumer keeps the old value for this
-    many milliseconds. After that, a lower start offset is accepted. Look-ups never accept a lower end offset without
-    proof: they report it as unproven, and return the old value.
+    many milliseconds. After this time, a lower start offset is accepted. Look-ups never accept a lower end offset
+    without proof: they report it as unproven, and return the old value.
     """
     lineage_path: _Path | None
     """A file that keeps the leader epochs of the records that were read, for positions that are not committed to a

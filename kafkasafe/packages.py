@@ -6,7 +6,7 @@ from typing import Any
 
 
 class MissingPackageError(ImportError):
-    """A package is not installed. The message says which extra of kafkasafe installs it."""
+    """A package is not installed. The message says which extra of kafkasafe installs the package."""
 
 
 def pyarrow_for(what: str) -> Any:

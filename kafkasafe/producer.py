@@ -63,12 +63,12 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         spool_segment_bytes (int): Size of one file. Default: an eighth of `spool_max_bytes`, at most 64 MiB.
         spool_sync (str): "group": one fsync for all waiting batches. "each": one fsync per batch. "os": no fsync; a
             crash of the machine (not of the process) may lose records that are not acknowledged.
-        rejected_max_bytes (int): How many bytes of rejected records each lane keeps. Default: `spool_max_bytes`, but
-            not more than 256 MiB.
-        delivery (str): "idempotent": each batch is sent to its partition independently. Its records are in the log
-            exactly once, for consumers with any isolation level. "transactional": batches are sent in transactions,
-            which this process or another one commits in a separate step. For consumers with
-            `isolation_level="read_committed"`, the records are in the log exactly once. See docs/staged.md.
+        rejected_max_bytes (int): How many bytes of rejected records each lane keeps. Default: as `spool_max_bytes`, but
+            at most 256 MiB.
+        delivery (str): "idempotent": each batch is sent to its partition independently. Consumers with any isolation
+            level see each record exactly once. "transactional": batches are sent in transactions, which this process or
+            another one commits in a separate step. Consumers with `isolation_level="read_committed"` see each record
+            exactly once. See docs/staged.md.
         spool_lane (int): Use this lane (subdirectory of the spool). If another process has this lane, the constructor
             raises LaneBusyError. Default: the lane that this `client_id` used before, or the lowest free one.
         retain_acked_bytes (int): Keep this many bytes of delivered records on disk. Default: 0.
@@ -88,8 +88,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             `send` and `flush`, until `resolve_undecidable`), "resend" (the batch may be in the log twice) or "skip" (it
             may be missing).
         on_corrupt (str): "raise": raise SpoolCorruptError if the spool is damaged. "quarantine": copy the damaged bytes
-            to another file and go on. If the producer finds damage while it sends, it stops only the partition of the
-            damaged records. With "raise", the partition stays stopped until the file is restored.
+            to another file and go on. If the producer finds damage during delivery, only the partition of the damaged
+            records stops: with "raise", until the file is restored.
         on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each record
             that the cluster rejected. The function may send the record to a dead-letter topic, but through another
             producer.
@@ -130,7 +130,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._plain = parts.form.plain and self._transactions is None
         self._open_batches = parts.accumulator.open_batches
         self.parts = parts
-        """Not for programs: the producer's objects. Futures, and clients such as `kafkasafe.aio`, use them."""
+        """The producer's objects, for its futures and for clients such as `kafkasafe.aio`; not for programs."""
         parts.shutdown.begin(self)
         if config.prometheus:
             from kafkasafe.metrics import install
@@ -183,7 +183,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
                 The record was not accepted.
             TopicAuthorizationFailedError, UnknownTopicOrPartitionError, InvalidTopicError: The cluster blocks the
                 topic, and earlier records wait for it. A missing topic counts as blocked after a minute, because it may
-                be new. This record was not accepted; the earlier ones are delivered when the cluster accepts them. Only
+                be new. This record was not accepted; earlier records are delivered when the cluster accepts them. Only
                 with `on_blocked_topic="raise"`.
             ProducerClosedError: `close` was called before.
             DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Raised
@@ -263,8 +263,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Wait until all records accepted so far are acknowledged, rejected or dropped, and their callbacks have run.
 
         If the cluster may have lost acknowledged records, `flush` also waits until it is known whether they are lost,
-        and until the resent ones are in the log. A `flush` that is called from a callback does not wait for
-        callbacks. During a long wait, `flush` logs the reason every 30 s (WARNING `flush_waits`).
+        and until resent records are in the log. A `flush` that is called from a callback does not wait for callbacks.
+        During a long wait, `flush` logs the reason every 30 s (WARNING `flush_waits`).
 
         Args:
             timeout: Seconds; None for no limit.
@@ -276,9 +276,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             UndecidableError: It cannot be determined whether a batch is in the log (`on_undecidable="raise"`).
             WrongClusterError: These brokers belong to a different cluster than the records. The records are on disk,
                 and are delivered when their own cluster answers again.
-            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Each loss
-                is raised once; if there are several, each call raises one of them. Pending records are delivered
-                nevertheless.
+            DataLossError: The cluster lost acknowledged records that are not sent again (see `on_data_loss`). Each call
+                raises one loss that was not raised before. Pending records are delivered nevertheless.
         """
         self.parts.delivery.flush(timeout)
 
@@ -301,11 +300,11 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def close(self, timeout: float | None = None) -> None:
         """Make all accepted records durable, wait for deliveries, and release the spool.
 
-        `close` also waits for the records of earlier producers in this spool directory. With the default directory, it
-        also waits for those in the directories next to it. Undelivered records stay on disk, and the next producer on
-        the directory delivers them. For each directory, a warning gives the number of undelivered records. With
-        `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again does nothing.
-        At the end of the interpreter, open producers are closed automatically.
+        `close` also waits for the records of earlier producers in this spool directory. With the default directory,
+        `close` also waits for records in the directories next to this one. Undelivered records stay on disk, and the
+        next producer on the directory delivers them. For each directory, a warning gives the number of undelivered
+        records. With `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again
+        does nothing. At the end of the interpreter, open producers are closed automatically.
 
         Args:
             timeout: Maximum number of seconds to wait for deliveries, and for a failing disk to work again. Writing to
@@ -427,8 +426,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def commit_transaction(self) -> None:
         """Commit the transaction. Once the transaction is on disk, its commit is final and survives any crash.
 
-        The call waits, without a limit, until `read_committed` consumers can see the records. If it is interrupted,
-        call it again; otherwise `init_transactions` of a later producer finishes the transaction.
+        The call waits, without a limit, until `read_committed` consumers can see the records. If the call is
+        interrupted, repeat it; otherwise `init_transactions` of a later producer finishes the transaction.
 
         Raises:
             IllegalStateError: The producer has no `transactional_id`.
@@ -444,7 +443,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         self._in_transactions().commit()
 
     def abort_transaction(self) -> None:
-        """Abort the transaction. None of its records was sent; their futures have a TransactionAbortedError.
+        """Abort the transaction. None of the transaction's records was sent; their futures have a
+        TransactionAbortedError.
 
         If the call is interrupted, call it again.
 
@@ -467,8 +467,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def resolve_undecidable(self, *, resend: bool) -> None:
         """Decide about the batches of the last UndecidableError, or, if none was raised, about all undecidable batches.
 
-        If another batch became undecidable after that error, it needs a decision of its own: the next `send` or `flush`
-        raises an UndecidableError for it.
+        For a batch that became undecidable after that error, the next `send` or `flush` raises another
+        UndecidableError.
 
         Args:
             resend: True: send the batches again under a new id; they may then be in the log twice. False: treat them as
@@ -495,7 +495,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def last_network_error(self) -> BaseException | None:
         """Why no broker can be used (wrong password, certificate, address …), according to the latest attempt.
 
-        None while the cluster answers, and before the first attempt.
+        None while the cluster answers, and before the first attempt to connect.
         """
         return self.parts.cluster.last_error
 

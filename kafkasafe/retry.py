@@ -144,10 +144,10 @@ class RetryPolicy:
             success removes the limit. For calls without a partition the limit applies to each call. The default is 10,
             as in KIP-1007. Without a limit, a client may send 9,000 fetches a second (KAFKA-19599).
         api: The request kind for `classify`; None: any.
-        on_retry: A function that gets a `RetryEvent` for each failed attempt. It runs before the pause, in the thread
-            or task of the call. The policy logs and ignores exceptions of this function.
-        reraise: True: a call that is given up raises its last error, with a note about the attempts. False: it raises
-            tenacity's `RetryError`, with the last error as its cause.
+        on_retry: A function that gets a `RetryEvent` for each failed attempt. The function runs before the pause, in
+            the thread or task of the call. The policy logs and ignores exceptions of this function.
+        reraise: True: a call that is given up raises its last error, with a note about the attempts. False: the call
+            raises tenacity's `RetryError`, with the last error as its cause.
         whether: A function that returns the verdict on an error. It replaces `kafkasafe.classify`.
         wait: One of tenacity's waits, or a function that gets tenacity's `RetryCallState` and returns the seconds until
             the next attempt. It replaces `first_ms` and `max_ms`. `rate_per_s` still applies to calls with a partition.
@@ -366,7 +366,7 @@ class _Rules:
 
 
 class _Call:
-    """One call under a policy. Its methods are tenacity's callbacks, and use the policy's own clock."""
+    """One call under a policy. The methods are tenacity's callbacks, and use the policy's own clock."""
 
     def __init__(
         self, rules: _Rules, function: Callable[..., Any], partition: Hashable | None, api: str | None
@@ -423,8 +423,8 @@ class _Call:
     # --- the rate limit ---
 
     def _turn_s(self) -> float:
-        """Returns the seconds until this call's next attempt may begin. If that attempt would begin after the deadline,
-        raises the last error.
+        """Returns the seconds until this call's next attempt may begin. If the next attempt would begin after the
+        deadline, raises the last error.
         """
         if self._partition is None:
             return 0.0

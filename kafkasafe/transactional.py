@@ -1,9 +1,9 @@
 """KafkaProducer's transactional methods and errors, implemented with atomic batches (`kafkasafe.atomic`).
 
 The records sent between `begin_transaction` and `commit_transaction` are one atomic batch. The batch stays in memory
-until `commit_transaction`. Then the whole batch is written to disk before any of its records is sent, and it is
-delivered as a whole even after crashes. So an aborted transaction leaves nothing in any log, and a committed one
-survives an outage.
+until `commit_transaction`. `commit_transaction` writes the whole batch to disk before any of its records is sent, and
+the batch is delivered as a whole even after crashes. So an aborted transaction leaves nothing in any log, and a
+committed transaction survives an outage.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LastTransaction:
 
     Attributes:
         batch_id: Id of the transaction's batch, as `kafkasafe spool ls` shows it.
-        committed: True: `read_committed` consumers see all of it. False: they see none of it.
+        committed: Whether `read_committed` consumers see the whole transaction; if not, they see nothing of it.
         offsets: Offsets that were part of the transaction, by consumer group.
         error: Why the transaction was not committed; None if it was committed.
     """
@@ -86,8 +86,9 @@ class LastTransaction:
 class TransactionFuture(RecordFuture):
     """The result of one `send` in a transaction.
 
-    While the transaction is open, the record is in memory only. `get()` then returns at once, with offset -1: it shows
-    only that the record was accepted. After `commit_transaction` the future behaves like that of any other record.
+    While the transaction is open, the record is in memory only, and `get()` returns at once, with offset -1: this
+    result shows only that the record was accepted. After `commit_transaction` the future behaves like that of any other
+    record.
     """
 
     __slots__ = ("_given_partition", "_transaction")
@@ -359,8 +360,8 @@ class ProducerTransactions:
         return future.belong_to(batch, -1 if partition is None else partition)
 
     def _check_partition_exists(self, topic: str, partition: int) -> None:
-        """Refuse a partition that the topic does not have. Otherwise the commit would wait until the partition exists,
-        and the transaction could no longer be aborted.
+        """Refuse a partition that the topic does not have: the commit would wait until the partition exists, and the
+        transaction could no longer be aborted.
         """
         parts = self._parts
         parts.admission.check_topic(topic)

@@ -158,7 +158,7 @@ _TILES = (
         "Oldest record",
         "s",
         (("max(kafkasafe_spool_oldest_record_age_seconds[])", "age"),),
-        "Age of the oldest record that is not in the topic yet. In an outage it is the length of the outage.",
+        "Age of the oldest record that is not in the topic yet. In an outage, this is the length of the outage.",
         (60, 900),
     ),
     Shown(
@@ -281,7 +281,7 @@ _NUMBERS = (
         "Undecidable batches",
         "short",
         ((_total("kafkasafe_undecidable_batches_total"), "batches"),),
-        "The log no longer shows whether these batches were in it. on_undecidable decides, or resolve_undecidable().",
+        "Batches whose presence in the log cannot be determined. on_undecidable or resolve_undecidable() decides.",
         (None, 1),
     ),
     Shown(
@@ -369,7 +369,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                         "{{client_id}} {{api}} {{error}}, again",
                     ),
                 ),
-                "Errors that brokers answer, by the protocol's names, and requests that are repeated because of them.",
+                "Errors in brokers' answers, by Kafka's names, and requests that are repeated because of errors.",
             ),
             Shown(
                 "Pauses before retries",
@@ -402,7 +402,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                     ("sum(kafkasafe_rejected_kept_records[])", "rejected, kept"),
                     ("sum(kafkasafe_orphaned_spool_records[])", "orphaned in other directories"),
                 ),
-                "kafkasafe spool resend sends rejected records again; kafkasafe spool drain delivers orphaned ones.",
+                "kafkasafe spool resend sends rejected records again; kafkasafe spool drain delivers orphaned records.",
             ),
             Shown(
                 "Room for rejected records",
@@ -411,7 +411,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                     ("sum by (client_id) (kafkasafe_rejected_kept_bytes[])", "{{client_id}} kept"),
                     ("sum by (client_id) (kafkasafe_rejected_capacity_bytes[])", "{{client_id}} at most"),
                 ),
-                "If it is used up, a partition with more rejected records waits until others are resent or removed.",
+                "If no space is left, a partition with more rejected records waits until some are resent or removed.",
             ),
             Shown(
                 "Atomic batches by outcome",
@@ -540,7 +540,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Oldest undelivered record",
                 "s",
                 (("max by (client_id) (kafkasafe_spool_oldest_record_age_seconds[])", "{{client_id}}"),),
-                "In an outage it is the length of the outage.",
+                "In an outage, this is the length of the outage.",
             ),
             Shown(
                 "Age of producer ids",
@@ -670,7 +670,7 @@ _ROWS: tuple[tuple[str, tuple[Shown, ...]], ...] = (
                 "Records read, then lost",
                 "short",
                 ((_by("client_id, topic", "kafkasafe_diverged_records_total"), "{{client_id}} {{topic}}"),),
-                "Records that are no longer in the log. The program may have to undo what it did with them.",
+                "Records that are no longer in the log. The program may have to undo its work on these records.",
             ),
             Shown(
                 "End offsets held",

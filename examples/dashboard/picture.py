@@ -128,7 +128,7 @@ class Outage:
                 found = consumer.poll(200, max_records=100)
             except (KafkaError, KafkaSafeError):
                 found = {}
-            # This pause stands for the consumer's work on each record.
+            # Pause, in place of the consumer's work on each record.
             self._ended.wait(sum(map(len, found.values())) / _READ_PER_S)
 
     def begin(self) -> None:
@@ -299,7 +299,7 @@ def main() -> int:
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
     def work() -> None:
-        # Find missing programs now, not only after minutes.
+        # Find missing programs before the run, which takes minutes.
         find("chromium", "chromium")
         with tempfile.TemporaryDirectory(prefix="kafkasafe-board-") as directory:
             fetch_echarts(Path(directory))

@@ -229,7 +229,7 @@ class Workload:
         self.lose_sight_of_the_archive()
 
     def forget_the_tickets(self) -> None:
-        """Drops answers, trims the log, and lets the brokers forget the producer: RecordsUndecidable."""
+        """Causes RecordsUndecidable: drops answers, trims the log, and makes the brokers forget the producer."""
         lost = self.proxy.on("Produce", topic="tickets").drop()
         for number in range(5):
             self._tickets.send("tickets", b"%d" % number)
@@ -262,7 +262,7 @@ class Workload:
         behind.wait(3, 60)
 
     def lose_the_log(self) -> None:
-        """Deletes logs. This causes DataLost for `payments`, whose records are restored, and EndOffsetRegressed for
+        """Deletes logs. The result is DataLost for `payments`, whose records are restored, and EndOffsetRegressed for
         `invoices`.
         """
         self.cluster.kill_all()
@@ -335,12 +335,12 @@ class Workload:
             devices.send("devices", b"on", partition=1)
 
     def send_what_is_too_large(self) -> None:
-        """Sends a record that is too large for its topic: RecordsRejected."""
+        """Causes RecordsRejected by a record that is too large for its topic."""
         with contextlib.suppress(RejectedError):
             self._uploads.send("uploads", random.randbytes(5000)).get(60)
 
     def damage_the_cameras(self) -> None:
-        """Flips a bit of a closed spool, and opens it: SpoolCorrupt."""
+        """Causes SpoolCorrupt: flips a bit of a closed spool, and opens the spool."""
         away = self.proxy.on("Produce", topic="cameras").answer_without_forwarding(code=19)
         for number in range(10):
             self._cameras.send("cameras", b"picture %d" % number).durable(60)
@@ -357,7 +357,7 @@ class Workload:
         """Lets a partition's leader fail for a moment, then deletes records that a consumer has not read:
         ConsumerSkipped.
 
-        A consumer whose position may not be reset waits until the program chooses one: StoppedPartitions.
+        Also causes StoppedPartitions, for a consumer whose position may not be reset without the program's decision.
         """
         falters = self.proxy.on("Fetch", topic="reports").answer(
             code=9, high_watermark=-1, records=None, times=3
