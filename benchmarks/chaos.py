@@ -79,11 +79,11 @@ class Program(threading.Thread):
         folder: Directory of its ledgers and its spool.
         servers: Its bootstrap servers.
         rng: The program's own random numbers.
-        until: Time of `time.monotonic()` after which it is not started again.
+        until: Time of `time.monotonic()` after which the program is not started again.
         options: Further arguments of the command line.
 
     Attributes:
-        lives: Numbers of the ways in which its processes were disturbed and ended.
+        lives: How often the program's processes were disturbed or ended, by way.
         wrong: Descriptions of violations.
     """
 
@@ -164,7 +164,7 @@ class Program(threading.Thread):
                 child.send_signal(signal.SIGINT)
         self.lives[how] += 1
         try:
-            # At the end of the program, close() goes on as long as it delivers records.
+            # At the end of the program, close() may take long, because it waits as long as records are delivered.
             child.wait(2 * SETTLE_S if how == "leave" else HANG_S)
         except subprocess.TimeoutExpired:
             self._say(f"hung after {how}")

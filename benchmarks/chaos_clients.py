@@ -60,7 +60,7 @@ def open_producer(options: argparse.Namespace, spool: Path, **more: Any) -> Any:
 
 
 def end_on_signals(producer: Any) -> None:
-    """Lets SIGTERM close the producer and SIGINT flush it. Either may interrupt any call of the program."""
+    """Lets SIGTERM close the producer and SIGINT flush it. Either signal may interrupt any call of the program."""
     from kafka.errors import KafkaTimeoutError
 
     from kafkasafe.errors import WrongClusterError

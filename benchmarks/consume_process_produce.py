@@ -376,7 +376,7 @@ def tell_lost(
     rejected: Sequence[tuple[int, int]],
     most: int = 12,
 ) -> None:
-    """Prints the numbers of lost records, and their offsets, by which the members' traces name them."""
+    """Prints the numbers of lost records, and the offsets under which the members' traces list these records."""
     there = {place_of(value) for log in out for value in log} | set(rejected)
     for partition, log in enumerate(source):
         lost = [
@@ -389,7 +389,9 @@ def tell_lost(
 
 
 def tell_traces(slots: Sequence[Slot]) -> None:
-    """Prints the traces of all members in chronological order. With `--keep`, they are also in the members' folders."""
+    """Prints the traces of all members in chronological order. With `--keep`, the traces are also in the members'
+    folders.
+    """
     lines = [
         (line, slot.name)
         for slot in slots

@@ -5,8 +5,8 @@
 
 The benchmark combines each delivery (`transactional`, and `idempotent` with occasional atomic batches), each mode of
 the spool, and each victim. A process sends numbered units to three partitions of one topic and to another topic, and
-reports which units are durable. The process stops at a step of its protocol, at each step in turn, and then the victim
-gets SIGKILL:
+reports which units are durable. The process stops at each step of its protocol in turn, and then the victim gets
+SIGKILL (`--victim`).
 
 - `client`, `timeout`, `commit`: the process. After `timeout`, the next process starts when the coordinator has aborted
   the open transactions. After `commit`, the command `kafkasafe spool commit` commits the staged batches.
@@ -303,7 +303,7 @@ class Seen:
             self.halves.setdefault(number, time.monotonic())
 
     def still_half(self) -> list[int]:
-        """Returns the numbers that are in only some of their partitions. `accepted` must be complete.
+        """Returns the units that were seen in only some of their partitions. `accepted` must be complete.
 
         A record may be read before the partitions of its unit are known.
         """
@@ -451,7 +451,7 @@ class Course:
         lines = _Lines(here)
         down: list[int] = []
         try:
-            # A random moment is between the process's recovery and a long time after it.
+            # A random moment is either during the process's recovery or after it.
             deadline = time.monotonic() + (self.rng.uniform(0.2, 2) if step == "random" else 20)
             stop = self._listen(lines, deadline, until_stop=True)
             row.steps[step if stop else "random"] += 1

@@ -60,8 +60,8 @@ class BatchOutcome(metaclass=Tidy):
         self._parts = producer.parts
         self._head = head
         self.unit = unit
-        """Not for programs: the batch on its way to the cluster. Clients that are built on this class, such as
-        `kafkasafe.aio`, use it.
+        """The batch on its way to the cluster, for clients that are built on this class, such as `kafkasafe.aio`; not
+        for programs.
         """
 
     def __repr__(self) -> str:
@@ -303,8 +303,8 @@ class AtomicBatch(metaclass=Tidy):
     ) -> RecordFuture:
         """Finish a call of `send` that the fast path could not finish.
 
-        If `index` is not negative, it is reserved for the record in the lists of `open_batch`, but the record is not in
-        these lists yet.
+        If `index` is not negative, the record's place in the lists of `open_batch` is already reserved, but still
+        empty.
         """
         parts = self._parts
         key, value, special, size = parts.form.prepare(topic, value, key, headers, partition, timestamp_ms)
@@ -321,8 +321,8 @@ class AtomicBatch(metaclass=Tidy):
                 index = next(open_batch.numbers)
         if open_batch is None or not 0 <= index < open_batch.most - 1:
             open_batch = parts.admission.make_separate_batch(topic, self._cannot_wait)
-            # Keep this order: after a Ctrl-C between these lines, `_open_batches` must contain every open batch, even
-            # an empty one.
+            # Add the open batch to `_open_batches` first: a Ctrl-C between these lines must not leave an open batch out
+            # of this list.
             self._open_batches.append(open_batch)
             self._open[topic] = open_batch
             index = next(open_batch.numbers)
@@ -336,8 +336,8 @@ class AtomicBatch(metaclass=Tidy):
     def send_offsets(self, offsets: Any, group: Any = None) -> None:
         """Commit a consumer's offsets together with the records.
 
-        A group that has members accepts offsets only from them. If the consumer loses its partitions before the batch
-        is committed, the whole batch is dropped (BatchDroppedError), and the partitions' new owner reads the same
+        A group that has members accepts offsets only from its members. If the consumer loses its partitions before the
+        batch is committed, the whole batch is dropped (BatchDroppedError), and the partitions' new owner reads the same
         records again.
 
         Args:

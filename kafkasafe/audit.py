@@ -1,8 +1,8 @@
 """Check that no record of a topic is missing or repeated, by counting over the raw log, as Uber's Chaperone does.
 
 `audit` always counts the sequence numbers of idempotent producers, for which it reads only batch headers. With `ids`,
-it also counts ids that the records themselves contain. `audit` counts in this process or, for large topics, in tasks of
-a SparkSession.
+`audit` also counts ids that the records themselves contain. `audit` counts in this process or, for large topics, in
+tasks of a SparkSession.
 """
 
 from __future__ import annotations

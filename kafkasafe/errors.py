@@ -155,7 +155,7 @@ def dropped_for_code(message: str, code: int) -> BatchDroppedError:
 @functools.cache
 def _refusal(kind: type[Any], code: int) -> type[Any]:
     theirs = for_code(code)
-    # The rejection is permanent. If the new class were a RetriableError, callers would send the record again.
+    # The rejection is permanent: if the new class were a RetriableError, callers would send the record again.
     base = BrokerResponseError if issubclass(theirs, RetriableError) else theirs
     if issubclass(kind, BrokerResponseError):
         return kind

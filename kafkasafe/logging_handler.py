@@ -53,17 +53,18 @@ class _Mark:
 
 
 class KafkaHandler(logging.Handler):
-    """Sends log records to a topic. A SafeProducer stores them on disk at once and delivers them when brokers answer.
+    """Sends log records to a topic. A SafeProducer stores the records on disk at once and delivers them when brokers
+    answer.
 
-    `logging.config.dictConfig` can create the handler. The root logger can use it at any level, until the interpreter
-    exits. Each forked child opens a producer of its own when it logs for the first time. The handler does not send the
-    log records of handlers' producers, or what kafka-python logs on the threads of these producers: each such record
-    would cause another one. Log records of all other producers are sent.
+    `logging.config.dictConfig` can create the handler. The root logger can use the handler at any level, until the
+    interpreter exits. Each forked child opens a producer of its own when it logs for the first time. The handler does
+    not send the log records of handlers' producers, or what kafka-python logs on the threads of these producers: each
+    such record would cause another one. Log records of all other producers are sent.
 
     If the spool is full and the queue holds `queue_records` records, a call that logs waits for room, at most
-    `block_ms`. If no room appears in time, the handler drops this record, and further ones at once until there is room
-    again. The handler counts the dropped records (`dropped`), and calls `handleError` for the first of them. When there
-    is room again, it sends a log record with the number of dropped records.
+    `block_ms`. If no room appears in time, the handler drops the log record, and drops further records at once until
+    there is room again. The handler counts the dropped records (`dropped`), and calls `handleError` for the first of
+    them. When there is room again, the handler sends a log record with the number of dropped records.
 
     Args:
         topic: Topic name, a format string for the log record's attributes, or a function of the log record.

@@ -8,8 +8,8 @@ these attributes: `client_id`, `lane`, `topic`, `partition`, `code`, `error` (na
 `records`, `batches`, `position` and `path`. The logger sets these attributes by `extra`, so any JSON formatter shows
 them. No log record contains an option's value, or a key or value of the application's Kafka records.
 
-During an outage the same message would repeat. So an event is logged at most once in ten seconds for each subject (such
-as a partition), and at most ten times in ten seconds for all subjects together. When the event is logged again, the
+To limit repetitions during an outage, an event is logged at most once in ten seconds for each subject (such as a
+partition), and at most ten times in ten seconds for all subjects together. When the event is logged again, the
 attribute `suppressed` is the number of records that were not logged.
 
 Threads that deliver records never wait for a log handler: a separate thread handles their log records (`apart`).

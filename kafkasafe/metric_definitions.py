@@ -93,7 +93,7 @@ _DEFINITIONS: Final = (
         "sequence_errors",
         "counter",
         "Sequence errors, by the result of the check that followed: decided (it is known whether the batch is in the"
-        " log), gap, or undecidable. UNKNOWN_PRODUCER_ID has three more results: retention (it removed the acknowledged"
+        " log), gap, or undecidable. UNKNOWN_PRODUCER_ID has three more results: retention (removed the acknowledged"
         " records), loss, and none (nothing is missing).",
         ("error", "result"),
     ),
@@ -190,7 +190,7 @@ _DEFINITIONS: Final = (
     Definition(
         "spool_oldest_record_age_seconds",
         "gauge",
-        "Time since the oldest undelivered batch was sealed. If the batch is of an earlier run: time since its newest"
+        "Time since the oldest undelivered batch was sealed. For a batch of an earlier run: time since its newest"
         " timestamp.",
         merge="max",
     ),
@@ -217,8 +217,8 @@ _DEFINITIONS: Final = (
     Definition(
         "producer_id_age_seconds",
         "gauge",
-        "Of the oldest undelivered batch with a batch id: age of its newest timestamp. Brokers forget the id when this"
-        " reaches producer.id.expiration.ms.",
+        "Age of the newest timestamp in the oldest undelivered batch with a batch id. Brokers forget the id when this"
+        " age reaches producer.id.expiration.ms.",
         merge="max",
     ),
     Definition(

@@ -484,7 +484,7 @@ class _Cell:
 
 
 def _forked() -> None:
-    """In a forked child: remove all sources, because they belong to the parent, as does the mirror's thread."""
+    """In a forked child: remove all sources and mirrors, because they belong to the parent."""
     global _lock
     _lock = threading.Lock()
     for collector in list(_installed.values()):

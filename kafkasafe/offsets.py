@@ -82,8 +82,8 @@ class EndOffsetTracker:
             hold_timeout_s: How many seconds the tracker keeps the old value while brokers give answers that are lower
                 than before and have no leader epoch. After that, the result is Unproven.
             on_result: Called with (topic, partition, result) for each result that is not a Value. The callback runs on
-                the thread that passed the answer to the tracker. An exception that it raises reaches the caller of the
-                tracker; the answer is recorded nevertheless.
+                the thread that passed the answer to the tracker. The tracker's caller gets an exception that the
+                callback raises; the answer is recorded nevertheless.
             clock: Returns the time in seconds. The time must never decrease.
             files: File system interface, for tests.
 

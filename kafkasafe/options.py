@@ -71,7 +71,7 @@ class SupportsPartition(Protocol):
 
 
 class SupportsToken(Protocol):
-    """A token provider. At run time it must be a `kafka.net.sasl.oauth.AbstractTokenProvider`."""
+    """A token provider: at run time an object of a class derived from `kafka.net.sasl.oauth.AbstractTokenProvider`."""
 
     def token(self) -> str:
         """Return a token."""
@@ -79,7 +79,7 @@ class SupportsToken(Protocol):
 
 
 class OnRejected(Protocol):
-    """A function for `on_rejected`. The producer calls it with these keyword arguments."""
+    """A function for `on_rejected`, which gets keyword arguments."""
 
     def __call__(
         self,

@@ -335,7 +335,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """
         if "parts" in vars(self) and self.parts.shutdown.drop(self):
             with contextlib.suppress(Exception):
-                # An application may turn warnings into errors. Suppress such an error: no caller could catch it.
+                # An application may turn warnings into errors, which no caller of `__del__` could catch: suppress these
+                # errors.
                 text = f"SafeProducer {self.client_id} was dropped without close(); it still delivers its records"
                 warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 

@@ -1,4 +1,4 @@
-"""Draws docs/dashboard.png, the board Overview of an outage, in Chromium. The data is from a real Kafka and
+"""Draws docs/dashboard.png, which shows the board Overview of an outage, in Chromium. The data is from a real Kafka and
 Prometheus.
 
     python examples/dashboard/picture.py [--output docs/dashboard.png] [--outage 240] [--quiet 60] [--scrape 5]

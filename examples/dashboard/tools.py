@@ -121,7 +121,7 @@ def _install(package: str) -> None:
 
 @contextlib.contextmanager
 def _no_service() -> Iterator[None]:
-    """Prevents packages from starting their services: they ask the script `_POLICY` for permission."""
+    """Prevents packages from starting their services, by the script `_POLICY`, which packages ask for permission."""
     if _POLICY.exists():
         # Keep an existing policy: in containers, the policy already forbids services.
         yield

@@ -43,7 +43,7 @@ ALERTS = {
     "RemoteStorageNotReady": ("archive",),
     "ConsumerNotReady": ("archive",),
 }
-"""Alert → the clients of the workload that have the fault which the alert reports. No other client has it."""
+"""Alert → the clients of the workload that have the alert's fault. No other client has this fault."""
 
 UNSEEN_ALERTS = frozenset(
     {
