@@ -83,7 +83,7 @@ class Program(threading.Thread):
         options: Further arguments of the command line.
 
     Attributes:
-        lives: How often the program's processes were disturbed or ended, by way.
+        lives: How often the program's processes were disturbed or ended, by kind.
         wrong: Descriptions of violations.
     """
 

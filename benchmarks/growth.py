@@ -4,7 +4,7 @@
     python benchmarks/growth.py --render                                         # renders benchmarks/growth.json again
 
 Each of the five series has a new broker. SafeProducer (with its defaults) and confluent-kafka (with the settings of
-produce.py) take turns, and each measurement runs in its own process:
+produce.py) take turns, and each measurement runs in its own process.
 
 - records: 10,000 to 10 million records of 100 bytes to one partition.
 - partitions: keyed records of 100 bytes to a topic with 1 to 10,000 partitions.

@@ -294,7 +294,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
     if sink == "jvm":  # Spark's sink has no Python workers
         kills = [kill for kill in kills if kill != "worker"]
     settings = {
-        "master": "local[2]" if seed % 3 else "local[2,4]",  # Spark tries a task once, or up to four times
+        "master": "local[2]" if seed % 3 else "local[2,4]",  # a task is tried once, or up to four times
         "servers": servers,
         "topic": topic,
         "source": str(scratch / "source"),

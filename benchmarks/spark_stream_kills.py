@@ -549,7 +549,7 @@ class Run:
         while True:
             driver = self.running()
             seen = driver.committed
-            self.hold.touch()  # if the file exists, this does not change its content
+            self.hold.touch()  # does not change an existing file's content
             driver = self.until(
                 lambda now, old=driver, seen=seen: (
                     now.committed is not None and (now is not old or now.committed != seen)
@@ -557,9 +557,8 @@ class Run:
             )
             if driver.rows != 0 or not self.batches_hit:
                 return driver
-            # Release this micro-batch and hold the next one. Replace the file atomically: if it were missing for a
-            # moment, the driver, which checks it only now and then, might not notice, and would hold this batch for a
-            # minute.
+            # Release this micro-batch and hold the next one. Replace the file atomically. The driver checks the file
+            # only now and then: it might not notice a moment without the file, and would hold this batch for a minute.
             let_go = self.hold.with_suffix(".new")
             let_go.write_text(str(driver.committed))
             let_go.replace(self.hold)

@@ -10,8 +10,8 @@ SIGKILL (`--victim`).
 
 - `client`, `timeout`, `commit`: the process. After `timeout`, the next process starts when the coordinator has aborted
   the open transactions. After `commit`, the command `kafkasafe spool commit` commits the staged batches.
-- `leader`: the leader of a partition to which the process writes. `coordinator`: the coordinator of its transactional
-  id. The process continues and must deliver again, or is killed a moment later, too.
+- `leader`, `coordinator`: the broker that leads a partition to which the process writes, or the coordinator of the
+  process's transactional id. The process continues and must deliver again, or is killed a moment later, too.
 - `all`: the process and every broker.
 
 A reader of committed records reads during the whole run, and another one reads everything at the end. Each durable unit

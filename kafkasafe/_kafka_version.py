@@ -56,7 +56,7 @@ def _installed() -> tuple[str, str]:
         return "", ""
     if spec is None or spec.origin is None:
         return "", ""
-    folder = os.path.dirname(spec.origin)  # noqa: PTH120 - pathlib takes longer to import than all of this
+    folder = os.path.dirname(spec.origin)  # noqa: PTH120 - importing pathlib takes longer than this whole check
     try:
         with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:  # noqa: PTH118, PTH123 - the same
             words = file.read().replace('"', "'").split("'")

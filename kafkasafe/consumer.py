@@ -106,8 +106,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 or `beginning_offsets` is written to the file before the method returns it. Each consumer needs a file
                 of its own. Default: no file.
             offsets_hold_timeout_ms: How long look-ups return the old start or end offset if a broker's answer is lower
-                and nothing explains this. After this time, look-ups return the lower start offset, but still the old
-                end offset, and report the lower end offset as unproven. Default: 30000.
+                and nothing explains this. After this time, look-ups return the lower start offset. A lower end offset
+                is only reported as unproven, and look-ups return the old one. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
                 CRCs of batches without epochs. You need the file in two cases: you do not commit positions to a group;
                 or you commit them with metadata of your own. `poll` (at most once a second), `save_lineage` and `close`
@@ -499,7 +499,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         timeout_ms: float | None = None,
     ) -> None:
-        """Like KafkaConsumer's `commit`. Without `offsets`, it commits the same positions as automatic commits.
+        """Like KafkaConsumer's `commit`. Without `offsets`, `commit` commits the same positions as automatic commits.
 
         If the topic was recreated, or if no leader epoch distinguishes a truncated log from the former log, these
         commits skip the position until the application decides where to continue: a later consumer would take this

@@ -317,9 +317,9 @@ class LogDivergedError(KafkaSafeError):
     """The log has lost records that this consumer had read (`on_divergence="raise"`).
 
     The partition's position does not move. Until the application calls `seek`, `poll` raises this error again whenever
-    it has no records of other partitions to return. `seek` to `event.divergent_offset` reads the records that the log
-    contains there now; `seek` to `event.resume_offset` skips them. (Do not seek to `event.position`: it may be past the
-    end of the log, and then `auto_offset_reset` would set the position.)
+    it has no records of other partitions to return. Use `seek` to `event.divergent_offset` to read the records that the
+    log contains there now, or to `event.resume_offset` to skip these records. Do not seek to `event.position`: this
+    offset may be past the end of the log, and then `auto_offset_reset` would set the position.
 
     Attributes:
         event: The `kafkasafe.events.LogDiverged` with the partition, the ranges of offsets and the epochs.

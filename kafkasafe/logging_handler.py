@@ -208,7 +208,7 @@ class KafkaHandler(logging.Handler):
     def _has_room(self) -> bool:
         line = self._line
         room = self._most - self._queue.qsize()
-        if len(line) < room:  # enough room for this thread's record, and for those of the waiting threads
+        if len(line) < room:  # enough room for this thread's record, and for the records of waiting threads
             self._stuck = False
             return True
         if self._stuck and room <= 0:

@@ -210,7 +210,7 @@ class _OfProducers(ConnectionOptions, total=False):
     WARNING. 0 raises ConfigError.
     """
     compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] | None
-    """Compression of batches. snappy, lz4 and zstd need pyarrow: `pip install 'kafkasafe[arrow]'`."""
+    """Compression of batches. snappy, lz4 and zstd need pyarrow (`pip install 'kafkasafe[arrow]'`)."""
     retries: float
     """Accepted for compatibility. The producer retries a pending record without a limit."""
     batch_size: _Size

@@ -284,8 +284,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def durable(self, timeout: float | None = None) -> None:
         """Wait until all records accepted so far are durable: fsynced in the spool, or in the cluster.
 
-        With `spool="never"` only the cluster makes a record durable: `durable` waits like `flush`, and also for records
-        whose futures failed after `delivery_timeout_ms`.
+        With `spool="never"` only the cluster makes a record durable, so `durable` waits like `flush`, and also for
+        records whose futures failed after `delivery_timeout_ms`.
 
         Args:
             timeout: Seconds; None for no limit.
@@ -410,7 +410,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Commit a consumer's offsets in the transaction. If the group refuses the offsets, `commit_transaction` fails.
 
         If you call this method several times for one group, the offsets of all calls are committed. If the group's
-        generation changes between two calls, the group refuses the offsets: `commit_transaction` raises
+        generation changes between two calls, the group refuses the offsets, and `commit_transaction` raises
         CommitFailedError.
 
         Args:

@@ -102,7 +102,7 @@ class TransactionFuture(RecordFuture):
         return self
 
     def get(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait until the transaction is committed. While it is open, do not wait: return metadata without an offset.
+        """Wait until the transaction is committed. If it is still open, return metadata without an offset at once.
 
         Args:
             timeout: Seconds; None for no limit.
@@ -115,8 +115,8 @@ class TransactionFuture(RecordFuture):
         return self._not_sent() if self._transaction.is_open else super().get(timeout)
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        """Wait in a coroutine until the transaction is committed. While it is open, do not wait: return metadata
-        without an offset.
+        """Wait in a coroutine until the transaction is committed. If it is still open, return metadata without an
+        offset at once.
 
         Raises:
             TransactionAbortedError: The transaction was aborted.
@@ -430,8 +430,8 @@ class ProducerTransactions:
         error = _as_kafka_python(dropped)
         fatal = isinstance(error, kafka_errors.ProducerFencedError)
         state = State.FATAL_ERROR if fatal else State.ABORTABLE_ERROR
-        # A Ctrl-C cannot come between these three assignments: Python handles signals only at calls and loops, and this
-        # line has none. After an earlier Ctrl-C, a repeated call of commit_transaction() continues the commit.
+        # A Ctrl-C cannot separate these three assignments, because Python handles signals only at calls and loops, and
+        # this line has none. After an earlier Ctrl-C, a repeated call of commit_transaction() continues the commit.
         self._state, self._error, self._open = state, error, None
         raise error from dropped
 

@@ -354,8 +354,8 @@ class Workload:
         self._cameras = self._producer("cameras", on_corrupt="quarantine")
 
     def trim_the_reports(self) -> None:
-        """Lets a partition's leader fail for a moment, then deletes records that a consumer has not read:
-        ConsumerSkipped.
+        """Causes ConsumerSkipped: lets a partition's leader fail for a moment, then deletes records that a consumer has
+        not read.
 
         Also causes StoppedPartitions, for a consumer whose position may not be reset without the program's decision.
         """
