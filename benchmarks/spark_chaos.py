@@ -336,8 +336,8 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                 except queue.Empty:
                     line = []
                 if line[:1] == ["start"] and kills and hit_at is None and down is None:
-                    # Most kills should happen while a batch is being sent, the others at any time. If only as many
-                    # batches as kills are left, every batch must have a kill.
+                    # Most kills should happen while a batch is being sent, the others at any time. As soon as only as
+                    # many batches as kills are left, each batch gets a kill.
                     few = len(kills) >= options.files - outcomes.total()
                     if few and sink != "writer":  # the writer reports when it commits, so no batch is missed
                         hit_at = time.monotonic() + rng.uniform(0, 0.1)
@@ -347,7 +347,7 @@ def run(cluster, seed: int, sink: str, options: argparse.Namespace, scratch: Pat
                     else:
                         hit_at = time.monotonic() + rng.uniform(0, options.within)
                 elif before is not None and not line and sending(before):
-                    # A fraction of a second later, the whole batch would be sent.
+                    # Kill within a fraction of a second: later, the whole batch would be sent already.
                     soon = 0.5 if sink == "writer" else 0.1
                     before, hit_at = None, time.monotonic() + rng.uniform(0, soon)
                 elif line[:1] == ["outcome"]:

@@ -8,8 +8,9 @@ the spool, and each victim. A process sends numbered units to three partitions o
 reports which units are durable. The process stops at each step of its protocol in turn, and then the victim gets
 SIGKILL (`--victim`).
 
-- `client`, `timeout`, `commit`: the process. After `timeout`, the next process starts when the coordinator has aborted
-  the open transactions. After `commit`, the command `kafkasafe spool commit` commits the staged batches.
+- `client`, `timeout`, `commit`: the victim is the process. After `timeout`, the next process starts when the
+  coordinator has aborted the open transactions. After `commit`, the command `kafkasafe spool commit` commits the staged
+  batches.
 - `leader`, `coordinator`: the broker that leads a partition to which the process writes, or the coordinator of the
   process's transactional id. The process continues and must deliver again, or is killed a moment later, too.
 - `all`: the process and every broker.

@@ -109,8 +109,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 and nothing explains this. After this time, look-ups return the lower start offset. A lower end offset
                 is only reported as unproven, and look-ups return the old one. Default: 30000.
             lineage_path: File that keeps, across restarts, the history of the records that were read: leader epochs, or
-                CRCs of batches without epochs. You need the file in two cases: you do not commit positions to a group;
-                or you commit them with metadata of your own. `poll` (at most once a second), `save_lineage` and `close`
+                CRCs of batches without epochs. You need the file if you do not commit positions to a group, or if you
+                commit positions with metadata of your own. `poll` (at most once a second), `save_lineage` and `close`
                 write the file. Each consumer needs a file of its own. Default: no file; only the metadata of committed
                 offsets carries the history.
             prometheus: Register the metrics in prometheus-client's default registry; for another registry call
@@ -501,8 +501,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `commit`. Without `offsets`, `commit` commits the same positions as automatic commits.
 
-        If the topic was recreated, or if no leader epoch distinguishes a truncated log from the former log, these
-        commits skip the position until the application decides where to continue: a later consumer would take this
+        These commits skip a position until the application decides where to continue, if the topic was recreated, or if
+        no leader epoch distinguishes a truncated log from the former log. Otherwise a later consumer would take the
         position for one in the new log.
 
         Raises:
@@ -592,8 +592,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     def health(self) -> ConsumerHealth:
         """Return whether the program polls, whether all its partitions are read, and whether a broker is connected.
 
-        Meant for probes (docs/operations.md): `health` never waits for a broker or a lock. Any thread may call it at
-        any time, even after `close`.
+        Meant for probes (docs/operations.md): `health` never waits for a broker or a lock. Any thread may call `health`
+        at any time, even after `close`.
         """
         return self._reading.status.health(closed=self._is_closed())
 

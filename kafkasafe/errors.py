@@ -145,7 +145,7 @@ def _dropped(message: str, code: int) -> BatchDroppedError:
 
 
 def dropped_for_code(message: str, code: int) -> BatchDroppedError:
-    """Return a BatchDroppedError. For a positive code, it is also an instance of kafka-python's class for the code."""
+    """Return a BatchDroppedError; for a positive code, also an instance of kafka-python's class for the code."""
     made: BatchDroppedError = (_refusal(BatchDroppedError, code) if code > 0 else BatchDroppedError)(
         message, code=code
     )

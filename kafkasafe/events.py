@@ -122,7 +122,7 @@ class AtomicBatchRetried:
 class RecordsRejected:
     """The cluster rejected records permanently; the producer keeps them in `rejected/` of the spool directory.
 
-    With `spool="never"` they are not kept, and `kept_in` is empty.
+    With `spool="never"` the records are not kept, and `kept_in` is empty.
 
     Attributes:
         topic: Topic name.
@@ -145,8 +145,8 @@ class RecordsRejected:
 class TopicBlocked:
     """The cluster blocks a topic, a partition or a batch for a reason that may be temporary; pending records are kept.
 
-    Emitted when the same error has lasted for a second. If a topic is missing, the event is emitted only after a
-    minute, because brokers do not know a new topic at first.
+    The event is emitted when the same error has lasted for a second; for a missing topic only after a minute, because
+    brokers do not know a new topic at first.
 
     Attributes:
         topic: Topic name.
@@ -187,7 +187,7 @@ class TopicUnblocked:
 class TransactionsBlocked:
     """The cluster blocks a transactional id or a consumer group; the atomic batches that need it are kept.
 
-    Emitted when the same error has lasted for a second. If a topic is missing, the event is emitted after ten seconds.
+    The event is emitted when the same error has lasted for a second; for a missing topic after ten seconds.
 
     Attributes:
         name: `transactional id NAME`, `group NAME`, or `READ on TOPIC`. A NAME that ends with `-*` means all
@@ -480,8 +480,9 @@ class SpoolDisplaced:
 class LossCheckInconclusive:
     """After an election, nothing proves that the new leader ever had the records that were acknowledged or read.
 
-    The log now begins after these records. Retention or DeleteRecords has removed them, which is not a loss. But some
-    of these records may have been lost earlier, in the election: the brokers' answers do not rule out such a loss.
+    The log now begins after these records. Retention or DeleteRecords has removed these records, which is not a loss.
+    But some of these records may have been lost earlier, in the election: the brokers' answers do not rule out such a
+    loss.
 
     Attributes:
         topic: Topic name.

@@ -284,8 +284,8 @@ class _OfProducers(ConnectionOptions, total=False):
     headers, timestamp_ms, error.
     """
     on_event: Callable[[Event], object] | None
-    """A function that gets each event of `kafkasafe.events`. A producer calls it on its own thread, a consumer
-    on the thread that polls.
+    """A function that gets each event of `kafkasafe.events`. A producer calls the function on its own
+    thread, a consumer on the thread that polls.
     """
     blocked_timeout_ms: float | None
     """If the cluster blocks a topic for this many milliseconds, the producer treats the topic's pending records as
@@ -402,8 +402,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     the error.
     """
     on_event: Callable[[ConsumerEvent], object] | None
-    """A function that gets each event of `kafkasafe.events`. A producer calls it on its own thread, a consumer
-    on the thread that polls.
+    """A function that gets each event of `kafkasafe.events`. A producer calls the function on its own
+    thread, a consumer on the thread that polls.
     """
     offsets_path: _Path | None
     """A file that keeps the end and the start offset of each log across restarts. Each consumer needs a file of its

@@ -47,7 +47,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
     Args:
         spool_dir (str or Path): Directory that holds pending records. Use one directory per cluster; any number of
-            processes may share it. Default: `KAFKASAFE_SPOOL_DIR`, else the user's state directory.
+            processes may share a directory. Default: `KAFKASAFE_SPOOL_DIR`, else the user's state directory.
         spool (str): "always": every record is on disk before it is sent. "on_error": a record is written to disk only
             if the cluster does not acknowledge it within `spool_after_ms`, if the buffer fills, or at close; a crash of
             this process before that loses the record. "never": the producer writes no files; records that the cluster
@@ -366,7 +366,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Return whether the producer can accept records (and if not, why), and whether the cluster answers.
 
         Meant for probes (docs/operations.md): `health` never waits for a disk, a lock or a broker. Any thread may call
-        it at any time, even after `close`.
+        `health` at any time, even after `close`.
         """
         return self.parts.admission.health()
 
@@ -375,7 +375,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         return producer_samples(self._pump, closed=self.parts.lifecycle.closed is not None)
 
     def init_transactions(self) -> LastTransaction | None:
-        """Take over the transactional id. Call it once, before the first transaction.
+        """Take over the transactional id. Call `init_transactions` once, before the first transaction.
 
         The cluster fences older producers with the same id. If an earlier producer on this spool called
         `commit_transaction` and then stopped for whatever reason, that transaction is finished first.
@@ -472,8 +472,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         UndecidableError.
 
         Args:
-            resend: True: send the batches again under a new id; they may then be in the log twice. False: treat them as
-                delivered; they may be missing.
+            resend: True: send the batches again under a new id; their records may then be in the log twice. False:
+                treat the batches as delivered; their records may be missing.
 
         Raises:
             TypeError: `resend` is not a bool. A string such as "no" would otherwise count as True.

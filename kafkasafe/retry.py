@@ -117,7 +117,7 @@ class RetryPolicy:
     Errors with another verdict (`fatal`, `fence`, `ask_broker` …) are raised at once. A call that writes must be
     idempotent. `SafeProducer.send` needs no policy, because it retries by itself without duplicates.
 
-    Use it as a decorator of functions and coroutine functions, or call functions with `policy.call`:
+    Use a policy as a decorator of functions and coroutine functions, or call functions with `policy.call`:
 
         policy = RetryPolicy(deadline_ms=30_000)
 
@@ -285,7 +285,7 @@ class _RateLimit:
         """Reserves a time for the next attempt with `key`, and returns the seconds until that time. If the next free
         time is more than `limit_s` seconds away, reserves nothing and returns None.
         """
-        # Look without the lock first: usually no partition fails, and then this is enough.
+        # Look without the lock first: usually no partition fails, so that no lock is needed.
         if key not in self._next_turn:
             return 0.0
         with self._lock:

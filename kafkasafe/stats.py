@@ -1,4 +1,4 @@
-"""The counters of producers and consumers. `metric_definitions` defines the metrics made from them.
+"""The counters of producers and consumers. `metric_definitions` defines the metrics that are made from these counters.
 
 Counters are plain numbers in dicts. An increment takes no lock, because one thread writes them (the producer's delivery
 thread, or the thread that polls a consumer), and any thread may read a copy. Prometheus's own objects, which take a
@@ -42,8 +42,8 @@ class Histogram:
     """Counts of durations.
 
     Attributes:
-        counts: Number of durations in each bucket. (In Prometheus, a bucket also counts all shorter durations; here it
-            does not.)
+        counts: Number of durations in each bucket. (Unlike Prometheus's buckets, these buckets do not include all
+            shorter durations.)
         sum_s: Sum of all durations, seconds.
     """
 
