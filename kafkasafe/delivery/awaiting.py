@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _SLICE: Final = 256
 """Maximum number of checks and wake-ups in one iteration of the loop."""
 _FEW: Final = 8
-"""Up to this many subjects or parcels, the notifying thread checks each, and wakes the loop only if one of them has
-progressed. With more subjects or parcels, the thread wakes the loop without a check.
+"""The notifying thread checks up to this many subjects (things that coroutines wait for) or parcels. If none of them
+has progressed, the thread does not wake the loop. If there are more, the thread wakes the loop without a check.
 """
 
 
@@ -69,7 +69,9 @@ class AcceptedRecords(Protocol):
 
 
 class _Plain:
-    """A subject without its own condition: each coroutine supplies a function that says whether it can continue."""
+    """A subject without a condition: each coroutine supplies its own function, which says whether the coroutine can
+    continue.
+    """
 
     def stirred(self) -> bool:
         return True
@@ -179,7 +181,7 @@ class _SubjectWaiters:
         return bool(self.left) or self.again
 
     def look_again(self) -> None:
-        """Makes the next `look` check the coroutines, because the subject has changed."""
+        """Records that the subject has changed, so that the next call of `look` checks the coroutines."""
         self.again = True
 
 
@@ -225,7 +227,7 @@ class LoopWaits:
             return True
         try:
             return any(group.subject.stirred() for group in self._groups.values())
-        except RuntimeError:  # the loop is changing its groups at this moment
+        except RuntimeError:  # the loop's thread is changing `_groups`
             return True
 
     async def wait(

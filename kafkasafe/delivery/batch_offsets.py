@@ -41,7 +41,7 @@ class BatchFate:
         self._late = False
 
     def forget(self) -> None:
-        """Records that the program has replaced or removed these offsets of the group in the batch."""
+        """Marks the batch's offsets of this group as replaced or removed by the program."""
         self._replaced = True
 
     def miss(self) -> None:
@@ -92,8 +92,9 @@ class GivenOffsets:
 
     def __init__(self, numbers: Numbers) -> None:
         self._readings: Readings[u.GroupPartition] = Readings(numbers)
-        # Draw the reading's number now, not when the program gives the first offsets: commits by batches of earlier
-        # incarnations in between must count as later than the beginning of the reading.
+        # Draw the first reading's number now, not when the program gives the first offsets. Until then, batches of
+        # earlier incarnations may commit offsets, and these commits must count as later than the beginning of the
+        # reading.
         self._first = numbers.draw()
 
     def moves(self, given: m.GroupOffsets) -> bool:
@@ -116,7 +117,8 @@ class GivenOffsets:
             informed: Whether the program was informed of every earlier dropped batch.
 
         Returns:
-            The consumer's reading to which each offset belongs, and the batch's offset claims.
+            For each partition, the reading (run of the consumer) to which the offset belongs. Also the offsets, as
+            `OffsetClaim` objects.
 
         Raises:
             BatchDroppedError: The batch continues from a dropped batch.

@@ -155,7 +155,7 @@ class CallbackThread:
         Returns:
             Number of callbacks that have not run yet.
         """
-        # Set this flag first, so that a thread that a later job starts also ends.
+        # Set this flag first: a later job may start the thread, which must then also end.
         self._stopping = True
         if not self._started:
             self._run_here()

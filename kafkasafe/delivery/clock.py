@@ -19,7 +19,7 @@ from kafkasafe.journal import Moment
 
 _CLOCK: Final = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", None)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_LEAST_S: Final = 0.1  # smaller differences may only come from reading the two clocks at different moments
+_LEAST_S: Final = 0.1  # smaller differences can arise because the two clocks are read one after the other
 
 
 def elapsed_s() -> float:

@@ -30,8 +30,8 @@ class Clocks:
 
     Args:
         now: Monotonic seconds.
-        state_age_s: Number of seconds after a batch's timestamp for which a broker is certain to keep the state of the
-            batch's producer.
+        state_age_s: For this many seconds after a batch's timestamp, a broker certainly keeps the state of the batch's
+            producer.
     """
 
     def __init__(self, now: float, state_age_s: float) -> None:

@@ -161,7 +161,7 @@ class Pump:
         return self._context.own.journal.views.unchosen_topics()
 
     def remembered_topics(self) -> dict[str, int]:
-        """The partition counts from earlier incarnations, by topic; without topics that have waiting records."""
+        """The partition counts from earlier incarnations, by topic. Leaves out topics that have waiting records."""
         journal = self._context.own.journal
         return {
             name: topic.partition_count
@@ -396,7 +396,7 @@ class Pump:
     def _step(self, message: Message | _Retire | _SetPatience) -> None:
         match message:
             case _Retire(began, patience):
-                # Encode the open batches that the producer has left unencoded.
+                # Encode the open batches, because the dropped producer encodes nothing any more.
                 self._seal_due(float("inf"))
                 if self._config.spool == "on_error":
                     self.engine.disk.spill(0.0)
@@ -425,7 +425,7 @@ class Pump:
         return threading.current_thread() is self._thread
 
     def ended(self) -> bool:
-        """Whether the thread has ended. Once it has, records no longer get outcomes."""
+        """Whether the thread has ended. After the end of the thread, records get no outcomes."""
         return not self._thread.is_alive()
 
     @apart()

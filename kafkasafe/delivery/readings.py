@@ -120,7 +120,7 @@ class Carrier:
 
 @dataclass(slots=True, eq=False)
 class OffsetClaim:
-    """The offset to which a batch will move the group if the batch is committed.
+    """The offset that becomes the group's offset if a batch is committed.
 
     Attributes:
         offset: Offset of the next record to be read.
@@ -144,8 +144,9 @@ class ReadingRun:
     made.
 
     Attributes:
-        reading: The number and the start of this reading, as its batches store them.
-        reached: The offset to which this reading has moved the group so far; None if unknown.
+        reading: The number and the start of the reading, in the form in which batches store them.
+        reached: The group's offset after the reading's committed batches, as of the last call of `look`; None if
+            unknown.
         sent: The offset of the last accepted batch that `look` has evaluated. Before the first accepted batch, `sent`
             is the group's offset at the reading's start; None if the group has no offset or the offset is unknown.
         first: The position where the reading began, if `place` has set one; otherwise None.
@@ -167,7 +168,7 @@ class ReadingRun:
         self.first = first
 
     def claim(self, claim: OffsetClaim) -> None:
-        """Add a batch that is about to move the group to an offset."""
+        """Add a batch that will commit an offset of the group."""
         self._claims.append(claim)
 
     def look(self) -> None:
@@ -197,7 +198,7 @@ class ReadingRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether a batch of the reading is still open: the program has neither committed nor dropped it."""
+        """True if the reading has a batch that the program has neither committed nor dropped yet."""
         return any(claim.fate() is OffsetsFate.OPEN for claim in self._claims)
 
     @property
@@ -223,7 +224,7 @@ class ReadingRun:
         still change it.
 
         Rejected batches do not move the group's offset. So if all batches of this reading were rejected, the group's
-        offset is still this reading's start, unless an undecided batch of an earlier reading moves the offset later.
+        offset is still this reading's start. But an undecided batch of an earlier reading may move the offset later.
         """
         return (
             self.reached is not None
@@ -233,13 +234,15 @@ class ReadingRun:
 
     @property
     def handed(self) -> int | None:
-        """The offset to which all batches, including uncommitted ones, would move the group; None if unknown."""
+        """The largest offset in the reading's batches, including batches that the program has not committed yet; None
+        if unknown.
+        """
         taken = (claim.offset for claim in self._claims if claim.fate() is not OffsetsFate.FORGOTTEN)
         return max(taken, default=self.sent)
 
     @property
     def accepted(self) -> int | None:
-        """The offset to which all batches that the program has committed would move the group; None if unknown."""
+        """The largest offset in the batches that the program has committed; None if unknown."""
         taken = (
             claim.offset
             for claim in self._claims
@@ -355,7 +358,7 @@ class Readings(Generic[_Partition]):
 
 
 class Earlier(Generic[_Partition]):
-    """Undecided batches of a consumer's ended readings, which may still move the group's offset."""
+    """The undecided batches of a consumer's ended readings. These batches may still move the group's offset."""
 
     def __init__(self) -> None:
         self._claims: dict[_Partition, list[OffsetClaim]] = {}
@@ -368,10 +371,12 @@ class Earlier(Generic[_Partition]):
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
         """Return the batches that may still be committed, except batches of the lane of `mine`.
 
-        The result leaves out batches of the lane of `mine`, which the lane itself compares with one another. The result
-        also leaves out batches of former members, which the group refuses, and undecided batches that were only in
-        memory, which are lost. If a lost batch has begun a transaction, brokers report the group's offset as unstable
-        until the transaction ends.
+        The result leaves out:
+
+        - batches of the lane of `mine`: the lane itself compares its batches with one another.
+        - batches of former members: the group refuses these batches.
+        - batches that only the memory of a closed producer had: these batches are lost. If such a batch has begun a
+          transaction, brokers report the group's offset as unstable until the transaction ends.
 
         Args:
             partition: The partition.
@@ -387,8 +392,8 @@ class Earlier(Generic[_Partition]):
         ]
 
     def forget(self, partition: _Partition, claim: OffsetClaim) -> None:
-        """Forget a decided batch. Also forget all other batches of the same carrier with the outcome
-        `OffsetsFate.LEFT`, because they are decided together.
+        """Forget a decided batch. Also forget all other batches with the outcome `OffsetsFate.LEFT` and the same
+        carrier (lane and group member), because they are decided together.
         """
         self._claims[partition] = [
             each
@@ -397,8 +402,8 @@ class Earlier(Generic[_Partition]):
         ]
 
     def _tidy(self, partition: _Partition, now: Member | None = None) -> None:
-        """Drop batches that can no longer be committed. If several batches of one carrier have the outcome LEFT, keep
-        only the first one.
+        """Drop batches that can no longer be committed. If several batches with the same carrier (lane and group
+        member) have the outcome LEFT, keep only the first one.
         """
         found: list[OffsetClaim] = []
         left: set[Carrier] = set()

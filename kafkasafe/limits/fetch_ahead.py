@@ -35,8 +35,8 @@ class AheadOffset(int):
     offset.
 
     Attributes:
-        checked: The object for the partition's leadership (leader and epoch) at the time of the fetch. If the position
-            has a different leadership object when the response is used, the response may come from a former leader.
+        checked: The object that stands for the partition's leader and leader epoch at the time of the fetch. If the
+            partition has another such object when the response is used, the response may come from a former leader.
     """
 
     checked: Any

@@ -36,10 +36,10 @@ _ALL_RECORDS_BYTES: Final = 32 * 1024 * 1024
 
 _SOON_S: Final = 1.0
 """A response is fast enough to double the size if it arrives within this many seconds. A response of twice the size
-then takes at most 2 s, and even a follower gets 3 s for its answer (`ANSWER_S`).
+then takes at most 2 s. This is in time even for a follower, which has at least 3 s for its answer (`ANSWER_S`).
 """
 _SOON_SHARE: Final = 8
-"""With a short request timeout, a response is fast enough within the timeout divided by this number."""
+"""If the request timeout is short, a fast response must arrive within the timeout divided by this number."""
 
 
 def records_limit(partitions: int) -> int:
@@ -95,8 +95,8 @@ class FetchSize:
         return self.bytes
 
     def limit(self, most: int) -> None:
-        """From now on, limit the size to `most`, but to at least the size of the first request and at most the largest
-        size.
+        """From now on, request at most `most` bytes. The limit is never below the size of the first request, and never
+        above the largest size.
         """
         self._limit = max(self._least, min(self._most, most))
         self.bytes = min(self.bytes, self._limit)

@@ -157,8 +157,8 @@ class RunAhead:
             del self._waiting[address]
 
     def _lower(self, by_bytes: int) -> None:
-        """Lower the ceiling by `by_bytes`, or further to the sum of the outstanding bytes and the limit, but never
-        below the limit.
+        """Lower the ceiling by `by_bytes`. The ceiling is at most the sum of the outstanding bytes and the limit, and
+        never below the limit.
         """
         ceiling = min(self._ceiling_bytes - by_bytes, self._outstanding_bytes + self._limit_bytes)
         self._ceiling_bytes = max(self._limit_bytes, ceiling)

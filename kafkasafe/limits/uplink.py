@@ -27,16 +27,16 @@ _SHARE: Final = 0.25
 _SAMPLES: Final = 16
 _SAMPLES_S: Final = 10.0
 """The rate of a link is the highest rate among its last `_SAMPLES` samples; most samples include time in which the link
-was idle, so their rates are too low. With each new sample, all but one of the samples older than this many seconds are
-dropped.
+was idle, so their rates are too low. Each new sample drops the samples that are older than this many seconds, but
+always keeps one of the former samples.
 """
 _FEW_BYTES: Final = 256 * 1024
-"""Until a request has timed out, this many bytes may be in flight at any measured rate, because a slow broker on a fast
-link also causes a low rate.
+"""Until a request has timed out, this many bytes may be in flight even if the measured rate is low: a slow broker also
+causes a low rate, and the link may be fast.
 """
 _SLOWER: Final = 2.0
-"""In addition to the request timeout, the producer waits at least this many times as long as the bytes in flight take
-at the measured rate.
+"""At the measured rate, the bytes in flight take a certain time. In addition to the request timeout, the producer waits
+at least this many times as long.
 """
 
 

@@ -67,7 +67,7 @@ class Absences:
         """Ask one broker about a topic."""
         cluster = self._context.cluster
         result: TopicInfo | Failure = yield Ask(lambda reply: cluster.topic_at(node, topic, reply), "seen")
-        # Ignore a broker that does not know the topic at all: new metadata will show this.
+        # Ignore a broker that does not know the topic at all: if the topic is missing, new metadata will show it.
         if isinstance(result, TopicInfo) and not result.error_code and result.partitions:
             case.answered(node, result.topic_id, max(result.partitions, default=-1) + 1, self._context.now())
             self.look()

@@ -17,8 +17,7 @@ from kafkasafe.spool.inspection import inspect
 
 _ASTRAY_S: Final = 2.0
 """If only brokers of another cluster answer for this many seconds, the engine concludes that the other cluster has
-replaced the producer's cluster. A shorter time may only mean a single wrong address, so the transport tries other
-brokers.
+replaced the producer's cluster. Before, perhaps only a single address is wrong, so the transport tries other brokers.
 """
 
 
@@ -48,7 +47,7 @@ class Binding:
         self._reading = reading
         self._astray_since: float | None = None
         self._begun_again = False
-        """Whether the engine has replaced the first cluster that answered by another (see `_begin_again`)."""
+        """Whether another cluster has replaced the first cluster that answered (see `_begin_again`)."""
 
     def bind(self, cluster_id: str) -> None:
         """Before anything is sent to a cluster, check that the records in the spool directory are for that cluster."""
@@ -120,8 +119,8 @@ class Binding:
             lane.bind(cluster_id, bound)
 
     def _refuse(self, cluster_id: str, message: str, later: str = "") -> None:
-        """Refuse a cluster. If the producer has accepted a cluster before, it waits until its own cluster answers;
-        otherwise the producer ends.
+        """Refuse a cluster. If the producer's own cluster has answered before, the producer waits until that cluster
+        answers again. Otherwise, the producer ends.
         """
         if self._context.own_cluster.cluster_id is None:
             self._context.own_cluster.meet_stranger(WrongClusterError(message))
@@ -143,7 +142,7 @@ class Binding:
 
     def _begin_again(self, cluster_id: str) -> None:
         """Pin this cluster in place of the first cluster that answered, which no longer answers. The directory is not
-        bound to the first cluster, because its brokers had reported their cluster id, but no list of brokers.
+        bound to the first cluster: the brokers of that cluster reported their cluster id, but no list of brokers.
 
         If metadata of the first cluster still arrives, `bind` binds the directory to the first cluster after all, and
         tells the transport to accept only connections to the first cluster.

@@ -48,7 +48,7 @@ class DeletedTopics:
         return self._since.setdefault(topic, now)
 
     def forget(self, topic: str) -> None:
-        """Remove a topic that exists again, for which records wait, or that the journal has forgotten."""
+        """Remove a topic, because the topic exists again, records wait for it, or the journal has forgotten it."""
         self._since.pop(topic, None)
 
 
@@ -82,7 +82,8 @@ class OwnCluster:
     """The producer's own cluster, for which it accepts records. `Binding` changes this object; any thread may read it.
 
     Attributes:
-        cluster_id: Id of this cluster; None until the id is known from the spool directory or from the brokers.
+        cluster_id: Id of this cluster; None until brokers of this cluster have answered, and the spool directory is
+            bound to the cluster.
         stranger: The error that ends the producer if the brokers belong to another cluster; None otherwise.
     """
 
@@ -131,7 +132,7 @@ class DeliveryProgress:
         self._pause_until = max(self._pause_until, until)
 
     def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
-        """Until when a caller that began to wait for deliveries at `began` should wait, in monotonic seconds.
+        """The time, in monotonic seconds, at which a caller should stop waiting for deliveries.
 
         Args:
             patience: The caller's patience.

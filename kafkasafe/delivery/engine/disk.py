@@ -30,8 +30,8 @@ _MEMORY_BYTES: Final = MEMORY_BYTES // 2
 default). To send other batches, the engine reads them back from disk.
 """
 _MANY_TO_DIVIDE_BYTES: Final = 256 * 1024
-"""If the batches without chosen partitions have more bytes than this, an outage is the likely cause. Fewer bytes may
-only mean that the first metadata of a topic has not arrived yet.
+"""If the batches without chosen partitions have more bytes than this, an outage is the likely cause. With fewer bytes,
+perhaps only the first metadata of a topic has not arrived yet.
 """
 SPILL_EVERY_S: Final = 0.05
 _AGAIN_S: Final = 1.0
@@ -88,7 +88,7 @@ class DiskWriter:
         return not backlog
 
     def _was_displaced(self, lane: Lane) -> bool:
-        """Whether the lane's directory was displaced, so that the write failed, and is restored now."""
+        """Whether the write failed because the lane's directory was displaced, and the directory is now restored."""
         return self._places.is_displaced(lane) and self.look_at_place(lane)
 
     def look_at_places(self) -> None:
@@ -258,8 +258,8 @@ class DiskWriter:
         return size
 
     def count_to_divide(self, lane: Lane) -> None:
-        """Recount the bytes of batches without chosen partitions, after an event other than a write may have changed
-        the number.
+        """Recount the bytes of batches without chosen partitions. Call this method after each event, other than a
+        write, that may change the number.
         """
         if lane.divisions.waiting_bytes or lane.journal.views.has_unchosen:
             lane.divisions.count_waiting(lane.journal.views.unchosen_bytes)
@@ -394,7 +394,7 @@ class DiskWriter:
     def tell_newest(self, lane: Lane, position: int) -> None:
         """Before segments up to `position` are deleted, write the marks of the newest acknowledged batches again.
 
-        While writes fail, do not write these marks: a full disk may accept no write until the deletion has freed space.
+        While writes fail, this method writes nothing: if the disk is full, a write may succeed only after the deletion.
         """
         starts = [first for _, first, _ in lane.spool.segments[1:] if first <= position]
         if starts and not lane.write_backlog.attempt:
@@ -438,7 +438,7 @@ class DiskWriter:
         return freed
 
     def retain_since_ms(self) -> int:
-        """Records acknowledged at or after this time are kept (ms since the epoch)."""
+        """The spool keeps records that were acknowledged at or after this time (ms since the epoch)."""
         retain_s = self._config.retain_acked_s
         if not retain_s:
             return 1 << 62
@@ -531,7 +531,7 @@ def _groups(
     If callers chose partitions for some records of a batch, a mark names these partitions. The mark must be written
     together with the batch. Even if the spool splits a large group, it writes all marks of the group together with the
     group's first batch. So a batch with a mark of its own begins a new group. A unit is always one group. If `persist`
-    is empty, the result is one empty group. `data` has one tuple (destination, bytes) for each batch in these runs.
+    is empty, the result is one empty group. `data` has one tuple (destination, bytes) for each batch in `runs`.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks or not runs:
@@ -565,10 +565,11 @@ def _advice(error: SpoolWriteError) -> str:
 
 
 def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
-    """Split a spool group that could not be written as a whole: first the decisions, then the batches.
+    """Split a spool group that could not be written as a whole into smaller groups: first the decisions, then the
+    batches.
 
-    If `smaller` is true, a group that has only batches is split into halves, because the whole group may never fit on
-    the disk.
+    If `smaller` is true, a group that has only batches is split into halves: the disk may never have space for the
+    whole group.
     """
     if persist.units:
         if persist.atomic:

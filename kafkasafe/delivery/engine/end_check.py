@@ -159,8 +159,8 @@ class EndCheck:
     def _failed(self, code: int) -> None:
         if self._idle:
             if self._elected:
-                # Forget that the log was checked after this election, so that the next check is a full check, not a
-                # routine check.
+                # Forget that the log was checked after this election, so that the next metadata answer causes the same
+                # check again.
                 self._lane.checks.forget_leader(self._check.destination)
         elif self._lane in self._context.lanes and not self._context.close_state.closing:
             # Ask again, because callers wait for the answer. Refresh the metadata first, because another broker may be

@@ -44,7 +44,8 @@ _PART_BYTES: Final = 256
 
 @dataclass(slots=True, eq=False)
 class _Growing:
-    """The newest unit. Batches may join the unit until the journal decides what to write.
+    """The newest unit (batches that are delivered together or not at all). Further batches may join the unit until the
+    journal decides what to write.
 
     Attributes:
         lane: The unit's lane.
@@ -97,7 +98,9 @@ class Intake:
                 self._take_unit(lane, unit_handle, list(some))
 
     def settle(self) -> None:
-        """Close the newest unit, before the journal decides anything."""
+        """Close the newest unit, so that no batch joins it any more. Call this method before the journal decides
+        anything.
+        """
         growing, self._growing = self._growing, None
         if growing is not None:
             growing.lane.journal.close_unit(growing.unit)

@@ -45,7 +45,7 @@ class WriteBacklog:
         return (batch for group in self._groups for batch in group.everything)
 
     def leave_out_void(self) -> None:
-        """Remove groups that need not be written any more. If no group remains, add an empty group, because writing it
+        """Remove spool groups that need not be written any more. If no spool group remains, add an empty one: its write
         shows whether the disk works again.
         """
         if self._groups:
@@ -67,7 +67,7 @@ class WriteBacklog:
         return index, group
 
     def restore(self, index: int, groups: Sequence[j.Persist]) -> None:
-        """Insert the parts of a group at the group's former index, because the whole group could not be written."""
+        """Return a spool group to its former index, in parts, because it could not be written as a whole."""
         for group in reversed(groups):
             self._groups.insert(index, group)
 
@@ -98,10 +98,10 @@ def _decides(group: j.Persist) -> bool:
 
 
 class Divisions:
-    """Divisions that wait because the spool cannot be read or has no space for the parts.
+    """Batches that wait to be divided, because the spool cannot be read or has no space for the parts.
 
     Attributes:
-        pending: Divisions whose batch could not be read, or whose parts have no space yet.
+        pending: Decisions to divide a batch that could not be read, or whose parts have no space yet.
         attempt: Number of consecutive failures to read.
         unreadable_until: Monotonic time, in seconds, of the next attempt to read.
         room_attempt: Number of consecutive attempts that found no space.
@@ -130,12 +130,12 @@ class Divisions:
         self.room_attempt = 0
 
     def take(self) -> Sequence[j.Divide]:
-        """Take the pending divisions. The caller passes the divisions that it could not carry out to `leave`."""
+        """Take the pending divisions. The caller calls `leave` with the divisions that it could not carry out."""
         pending, self.pending = self.pending, ()
         return pending
 
     def leave(self, pending: Sequence[j.Divide]) -> None:
-        """Keep divisions that could not be done."""
+        """Keep the divisions that could not be carried out."""
         self.pending = pending
 
     def fail(self) -> int:
@@ -204,16 +204,23 @@ class ReleaseCheck:
         """
 
     def is_due(self, position: int, excess: int, more: int, now: float) -> bool:
-        """Whether to check now which segments can be deleted. A check is due if `position` has changed since the last
-        check. A check is also due if the excess is positive and has grown by more than `more` bytes since the last
-        check, or when the pause after a failed deletion is over.
+        """Whether to check now which segments can be deleted. A check is due in each of these cases:
+
+        - `position` has changed since the last check.
+        - `excess` is positive, and has grown by more than `more` bytes since the last check.
+        - The pause after a failed deletion is over.
+
+        Args:
+            position: The release position: before this position in the log, all batches are finished, and none is
+                suspected to be lost.
+            excess: Bytes by which the lane exceeds half of `spool_max_bytes`.
+            more: See above.
+            now: Monotonic seconds.
         """
         return position != self._position or excess > max(self._excess + more, 0) or now >= self._again_at
 
     def note(self, position: int, excess: int) -> None:
-        """Record that the lane was checked for segments to delete, at this release position and with this excess in
-        bytes.
-        """
+        """Record a check. For the arguments, see `is_due`."""
         self._position, self._excess = position, excess
         self._again_at = float("inf")
 
@@ -287,7 +294,7 @@ class ProducerIdRequest:
     """Whether a request for a producer id is open, and how often it failed.
 
     Attributes:
-        is_open: Whether a request was sent and the cluster has granted no id since.
+        is_open: True from the request until the cluster grants an id, even if the request fails.
         failures: Number of consecutive failures.
         refusal: Why the last request failed; empty if no request has failed since the cluster granted an id.
     """
@@ -392,7 +399,7 @@ class Copying:
         self._looked_bytes = 0
         """Size of the log when the engine last checked whether to copy batches."""
         self._look_at = 0.0
-        """Monotonic time, in seconds, of the next check, even if the log does not grow."""
+        """Monotonic time, in seconds, at which the next check is due even if the log has not grown."""
 
     @property
     def is_under_way(self) -> bool:

@@ -455,8 +455,8 @@ class LaneKeeper:
     def _hand_over(self, lane: Lane) -> None:
         left = lane.journal.views.unfinished
         self._release(lane)
-        # If the restarted owner dies before it writes a group, the lane is unchanged. `dead_lanes` returns an unchanged
-        # lane again only after this call.
+        # The restarted owner may die before it writes anything, so that the lane is unchanged. `dead_lanes` returns an
+        # unchanged lane again only after this call.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(
             "%s: returned to its restarted owner with %d undelivered batches",
@@ -535,8 +535,9 @@ class LaneKeeper:
 def _give_back(lane: Lane) -> None:
     """Release a lane without changing its files.
 
-    The usual way to close a lane writes to the log. But the journal of a lane that was only read does not know yet
-    which requests of the former owner may still reach a broker, or which segments a check for losses needs.
+    The usual way to close a lane writes to the log and deletes segments. But if a lane was only read, its journal does
+    not know enough for this: which requests of the former owner may still reach a broker, and which segments a check
+    for losses needs.
     """
     try:
         lane.spool.abandon()

@@ -20,8 +20,8 @@ A = TypeVar("A", bound=Answer)
 
 
 class RunningInquiry:
-    """An inquiry of the engine: a generator that sends requests to the cluster and pauses. Messages in the inbox and
-    timers resume the generator.
+    """An inquiry of the engine: a generator that sends requests to the cluster and pauses. A message in the inbox (an
+    answer) or a timer (the end of a pause) resumes the generator.
 
     Args:
         context: See `EngineContext`.

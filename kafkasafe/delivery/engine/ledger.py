@@ -72,7 +72,7 @@ class AwaitedLanes:
 
     @property
     def is_empty(self) -> bool:
-        """True if no awaited lane is left, and no other directory can hold records to adopt."""
+        """True if no awaited lane remains, and no other directory can hold records to adopt."""
         return not self._left_behind and not self._seeks_siblings and not self._adopted
 
 
@@ -89,8 +89,8 @@ class Ledger:
         failure: The error that ended the producer; None while it works.
         wrong_cluster: The error to raise while records wait for the producer's own cluster, but another cluster
             answers.
-        doubted: Partitions where the cluster may have lost acknowledged records of the producer's own lane, until the
-            engine knows the answer.
+        doubted: Partitions that may lack acknowledged records of the producer's own lane. The engine removes a
+            partition once it knows whether the partition lacks records.
         names: Maps a user's transactional id to None if the engine has taken over the id, or to the error with which
             the cluster refuses the id.
         name_trouble: Maps a transactional id to the reason why the engine could not take it over yet; empty once the id
@@ -136,8 +136,8 @@ class Ledger:
     def submit(self, parcels: Sequence[Parcel]) -> None:
         """Accept parcels, in this order. Never blocks. The caller has already checked `room`.
 
-        A caller may submit the same parcels again after an interrupted call (Ctrl-C), as may a signal handler during
-        this call. The ledger accepts each parcel only once.
+        After an interrupted call (Ctrl-C), a caller may submit the same parcels again. During this call, a signal
+        handler may also submit them. The ledger accepts each parcel only once.
         """
         with self.lock:
             failure = self.failure
@@ -195,7 +195,7 @@ class Ledger:
 
         Besides parcels, `flush` waits until the engine has found out, for each partition, whether the cluster still has
         all acknowledged records. `flush` also waits for a final outcome of lost records that the engine sent again.
-        Finally, `flush` waits until lanes that earlier producers left are drained or have another owner.
+        Finally, `flush` waits for the lanes of earlier producers, until each lane is drained or has another owner.
         """
         # Read `doubted` before `parcels`: the engine puts lost parcels into `parcels` again before it removes their
         # partition from `doubted`.
@@ -240,10 +240,10 @@ class Ledger:
         """Whether `close` has nothing left to wait for.
 
         `close` waits until the producer's own lane has no unfinished records, and until the engine knows that the
-        cluster has all acknowledged records. `close` also waits until all adopted lanes and all lanes that earlier
-        producers left in this directory are drained, and until no other directory can hold records to adopt. With
-        `spool="never"`, `close` also waits for records whose `delivery_timeout_ms` is over, because no file has these
-        records.
+        cluster has all acknowledged records. `close` also waits until all adopted lanes, and all lanes of earlier
+        producers in this directory, are drained. Besides, `close` waits until no other directory can hold records to
+        adopt. With `spool="never"`, `close` also waits for records whose `delivery_timeout_ms` is over, because no file
+        has these records.
         """
         return (
             not self.doubted
@@ -310,7 +310,9 @@ class Ledger:
         return not_durable(undurable, why, None)
 
     def lose(self, error: BaseException) -> None:
-        """Record the error with which a closing producer loses records, unless another error has ended it."""
+        """Record the error with which a closing producer loses records, unless another error has already ended the
+        producer.
+        """
         with self.lock:
             self.failure = self.failure or error
             self.waiters.notify_all()

@@ -31,8 +31,8 @@ class RefusedNames:
         """Record a request that failed or got no answer.
 
         Returns:
-            Whether the cluster has refused to commit an offset (of a user's group, or the marker of a transaction) for
-            `blocked_timeout_s`, because of the offset's topic or partition.
+            True if the cluster refuses to commit an offset because of its topic or partition, and has done so for
+            `blocked_timeout_s`. The offset belongs to a user's group, or is the marker of a transaction.
         """
         name, group = _name(lane, action)
         unreadable, destination = _of_marker(lane, action) if code == TOPIC_AUTHORIZATION_FAILED else ("", -1)
@@ -130,7 +130,9 @@ def _of_pool(lane: Lane, action: u.Request) -> bool:
 
 
 def _is_of_offsets(action: u.Request) -> bool:
-    """True if a request commits a user's offsets, or commits the marker of a transaction without batches."""
+    """True if a request commits a user's offsets. Also true for the marker of a transaction without batches, because
+    this marker is a committed offset for a partition of the user's offsets.
+    """
     return isinstance(action, u.CommitOffsets) and (action.index >= 0 or not action.transaction.batches)
 
 
@@ -139,7 +141,7 @@ def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
     -1) if the request writes no marker.
 
     The marker is a committed offset for the partition of the unit's first batch. To commit an offset, the principal
-    needs READ permission on the topic, which it does not need to write records.
+    needs READ permission on the topic. To write records, the principal does not need this permission.
     """
     if not isinstance(action, u.CommitOffsets) or action.index >= 0 or not action.transaction.batches:
         return "", -1

@@ -1,4 +1,4 @@
-"""The parcels without a final outcome: parcels in memory, and parcels whose batches are packed."""
+"""The parcels (batches as callers see them) without a final outcome, including parcels whose batches are packed."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class LaneOrder:
         """Lanes of other processes that held-back batches depend on."""
         self._met: set[m.Debt] = set()
         self._outdated: set[Path] = set()
-        """Lanes that may have received records since the reading thread was started, so that the engine ignores the
-        thread's results about these lanes.
+        """Lanes that may have received records after a thread began to read them. The engine ignores the thread's
+        results about these lanes.
         """
         self._reading = False
         self._read_at = 0.0
@@ -58,9 +58,9 @@ class LaneOrder:
         self._given_up: set[Path] = set()
         self._reported: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
-        """Maps a dropped producer that may not have written all accepted records yet to a position and a deadline.
-        Batches of this producer's own lane from the position on wait for the dropped producer, at most until the
-        deadline (monotonic seconds).
+        """Maps a dropped producer to (position, deadline), until it has written all records that it accepted. Until
+        then, batches at or after this position in this producer's own lane wait for the dropped producer, but not
+        longer than until the deadline (monotonic seconds).
         """
         self._followed: set[Predecessor] = set()
         """Dropped producers that still own their lanes."""
@@ -129,8 +129,8 @@ class LaneOrder:
         these records are delivered.
 
         Returns:
-            A position in this producer's own lane. Batches from this position on wait until each dropped producer has
-            written its accepted records; `NEVER` if no batch waits.
+            A position in this producer's own lane. Batches at or after this position wait until each dropped producer
+            has written its accepted records. `NEVER` if no batch waits.
         """
         held_from = NEVER
         for predecessor, (position, until) in list(self._dropped.items()):

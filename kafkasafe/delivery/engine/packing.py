@@ -20,8 +20,8 @@ _PARCELS: Final = 4096
 
 
 def packs(config: ProducerConfig) -> bool:
-    """Whether the engine packs batches: not if each future has a timeout (`delivery_timeout_ms`), and not if batches
-    are only in memory.
+    """Whether the engine packs batches. It packs none if batches are only in memory, or if each future has a timeout
+    (`delivery_timeout_ms`).
     """
     return not config.in_memory and config.delivery_timeout_s is None
 

@@ -251,8 +251,8 @@ class OutcomeInquiry:
         self._require_same_leader()
         judgement, stable = judge_located(by_state, scan)
         if not stable:
-            # The log lacks the batches up to its end, so the producer state comes from a late request (see
-            # `judge_located`).
+            # The inquiry has read the log to its end, and the log lacks the batches. So the producer state comes from a
+            # late request (see `judge_located`).
             return False
         self._note(judgement, "state", stable=True)
         self._lane.journal.judged(
@@ -277,8 +277,8 @@ class OutcomeInquiry:
             result: t.EpochEnd | t.Failure = yield self._leader.offset_for_leader_epoch(epoch, "epoch")
             if not unsupported(result):
                 end_offset = good(result).end_offset
-                # A log that begins before `from_offset` but lacks the leader epoch is not the log that acknowledged the
-                # earlier batches.
+                # If the log begins before `from_offset` but lacks the leader epoch, it is not the log in which the
+                # earlier batches were acknowledged.
                 cut_at = end_offset if end_offset >= 0 else log_start
                 whole = end_offset >= ask.from_offset
         ended: t.OffsetListed | t.Failure = yield self._leader.log_end_offset("end")

@@ -23,7 +23,8 @@ class RefusedName:
         transactional_id: The transactional id whose units wait; empty for the lane's own ids. Ignored if `group` is
             set.
         group: The group whose offsets the waiting units would commit; empty if the refusal is not about a user's group.
-        destination: Number of the destination of the waiting units' first batch; -1: any destination.
+        destination: If the refusal affects only units whose first batch is for one destination, the number of this
+            destination; otherwise -1.
         reported: Whether the refusal was reported.
     """
 

@@ -132,8 +132,9 @@ class Sender:
         self._tried: dict[tuple[str, int], tuple[t.PartitionInfo | None, bytes]] = {}
         # Maps a destination of a lane to its current pause.
         self._pauses: dict[tuple[Lane, int], RetryDue] = {}
-        # The current pauses that can end early: because another broker leads the partition, the metadata contain the
-        # partition again, or the topic was recreated. The flag says whether the cluster refused the destination.
+        # The current pauses that new metadata can end early. The metadata may show that another broker leads the
+        # partition, that the partition exists again, or that the topic was recreated. The flag says whether the cluster
+        # refused the destination.
         self._waiting: dict[tuple[Lane, int], tuple[RetryDue, bool]] = {}
         self.reasons: dict[tuple[str, int], str] = {}
         """Maps a partition to the name of its last error."""
@@ -167,15 +168,16 @@ class Sender:
         """Whether the metadata have changed since the partition's last, failed request: the topic was recreated, the
         leader has changed, or a missing leader has become known.
 
-        If the partition was refused, a new leader counts as a change only if the leader was unknown at that attempt, so
-        the metadata refused the partition as missing or forbidden:
+        After a refusal, a known leader counts as a change only if the leader was unknown at the refused attempt. In
+        that case, the metadata refused the partition as missing or forbidden. For example:
 
         1. A topic has been missing for an hour, so the pauses have grown to half a minute.
         2. The topic exists for some seconds. The metadata contain the topic, so the pause ends, and the leader accepts
            the batches.
         3. The topic is deleted, but the metadata of one broker still contain it. The pause ends early once, and the
-           leader refuses the batch, as before. From now on, the topic in the metadata counts as no change, so the next
-           pause does not end early. So attempts stay rare, and `blocked_timeout_ms` continues to run.
+           leader refuses the batch, as before. The metadata contained the topic at this attempt too, so they show no
+           change from now on, and the next pause does not end early. So attempts stay rare, and `blocked_timeout_ms`
+           continues to run.
         """
         leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
         if leader is None or leader.leader < 0:

@@ -25,13 +25,13 @@ class SequenceErrors:
     """Keeps the last sequence error of each partition until the engine knows what the error means.
 
     The engine knows the meaning of most sequence errors once it knows whether the batches in doubt are in the log.
-    UNKNOWN_PRODUCER_ID usually puts no batch in doubt, because the broker did not append the batch. For
-    UNKNOWN_PRODUCER_ID, the engine distinguishes two cases, as KAFKA-5793 does:
+    UNKNOWN_PRODUCER_ID usually puts no batch in doubt, because the broker did not append the batch. A broker (Kafka 1.0
+    to 2.4) that answers a batch with UNKNOWN_PRODUCER_ID reports where its log starts. As KAFKA-5793 does, the engine
+    distinguishes two cases:
 
-    1. A broker (Kafka 1.0 to 2.4) answers a batch with UNKNOWN_PRODUCER_ID, and reports where its log starts.
-    2. If the log starts after the last acknowledged offset, retention removed the producer's records. Nothing is lost.
-    3. If the log starts earlier, it should still contain the producer's records. The engine reads the log to find out
-       whether the records are lost.
+    - The log starts after the last acknowledged offset: retention removed the producer's records. Nothing is lost.
+    - The log starts earlier: it should still contain the producer's records. The engine reads the log to find out
+      whether the records are lost.
 
     Args:
         stats: Counts the verdicts.
@@ -58,13 +58,13 @@ class SequenceErrors:
         self._pending[address] = name, 0 <= last_acked < log_start_offset
 
     def judged(self, address: Address, verdict: str) -> None:
-        """Count the partition's pending error, if any, under this verdict."""
+        """Count the partition's pending error, if there is one. `verdict` says what the error meant."""
         if found := self._pending.pop(address, None):
             self._stats.sequence_errors[found[0], verdict] += 1
 
     def absent(self, address: Address) -> None:
-        """Record that the log lacks the refused batch, but no acknowledged record. The partition's pending
-        UNKNOWN_PRODUCER_ID is explained now, so add the error to the statistics.
+        """Record that the log lacks the refused batch, and that no acknowledged record is lost. This explains a pending
+        UNKNOWN_PRODUCER_ID of the partition, so count this error.
         """
         name, trimmed = self._pending.get(address, ("", False))
         if name == _UNKNOWN_PRODUCER:

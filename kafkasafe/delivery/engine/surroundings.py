@@ -51,7 +51,7 @@ class Surroundings:
         """Before a broker answers, look for records that a producer of this cluster would adopt.
 
         `close` waits for the found records. Without this wait, a program that always ends as soon as its own records
-        are acknowledged would never adopt them.
+        are acknowledged would never adopt the found records.
         """
         if self._siblings is not None:
             self._looks_first = True
@@ -59,7 +59,9 @@ class Surroundings:
             self._look(self._siblings, same_client=True)
 
     def look_around(self) -> None:
-        """Look for directories whose names spell the addresses differently, or have another client id."""
+        """Look for spool directories whose default names spell the brokers' addresses differently, or have another
+        client id.
+        """
         # If a broker answers during the first search, begin no second search here: `looked_around` begins it later.
         if self._siblings is not None and not (self.looking or self._context.close_state.closing):
             self._look(self._siblings, same_client=False)
@@ -95,8 +97,8 @@ class Surroundings:
         for sibling in found:
             if sibling.cluster_id not in {None, self._context.own_cluster.cluster_id}:
                 continue  # its records are for another cluster
-            # Only report directories of other client ids, whose producers may have other permissions, and directories
-            # without a cluster id, which may be for another cluster.
+            # Adopt only directories of this client id that have a cluster id, and report the others. Producers of
+            # another client id may have other permissions. A directory without a cluster id may be for another cluster.
             if sibling.same_client and sibling.cluster_id is not None and self._adopt_sibling(sibling):
                 continue
             left += sibling.records

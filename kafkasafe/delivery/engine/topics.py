@@ -19,8 +19,8 @@ from kafkasafe.delivery.engine.messages import Chore, ChoreDue
 
 TOPIC_POLL_S: Final = 1.0
 _PORTION_BYTES: Final = 8 * 1024 * 1024
-"""The engine divides batches without chosen partitions in memory, one portion at a time. A portion ends once it has
-this many bytes.
+"""The engine divides batches without chosen partitions one portion at a time, because a portion's bytes are in memory.
+A portion ends once it has this many bytes.
 """
 _ASKED_FOR_S: Final = 300.0  # KafkaProducer also remembers a requested topic for five minutes
 _FORGET_GONE_S: Final = 600.0  # brokers that have just started answer as if they had no topics
@@ -81,7 +81,9 @@ class TopicKeeper:
         )
 
     def _see_whether_gone(self, topic: str, error_code: int) -> None:
-        """Forget a topic that has been unknown for ten minutes. Before, request the topic's metadata only rarely."""
+        """Forget a topic that has been unknown for ten minutes. During these minutes, request the topic's metadata only
+        rarely.
+        """
         if not error_code:
             self._asked_for.pop(topic, None)
         if error_code != UNKNOWN_TOPIC_OR_PARTITION or self.may_create(topic):

@@ -31,8 +31,8 @@ _OURS: Final = "kafkasafe-"
 _EVIDENCE_BYTES: Final = 64 * 1024
 _OVER: Final = LOST_TRANSACTION_CODES | {NONE}
 _NOT_REFUSED: Final = frozenset({NONE, OPERATION_NOT_ATTEMPTED})
-"""Error codes of partitions that AddPartitionsToTxn did not refuse. With OPERATION_NOT_ATTEMPTED, the coordinator
-refused another partition of the request.
+"""With these error codes, AddPartitionsToTxn did not refuse the partition itself. OPERATION_NOT_ATTEMPTED means that
+the coordinator refused another partition of the request.
 """
 
 
@@ -420,8 +420,8 @@ class Transactor:
         if not code:
             self._judge_log(lane, action, answer)
         elif not action.by_log:
-            # The transaction was not committed: the log cannot show the outcome, but a committed transaction would have
-            # a marker.
+            # The marker is missing, and the log cannot be read. A committed transaction would have a marker, so this
+            # transaction was not committed.
             lane.journal.units.outcome_found(action, committed=False)
         elif code in GONE_CODES:
             lane.journal.units.outcome_found(action, committed=None)

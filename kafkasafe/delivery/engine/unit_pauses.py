@@ -15,7 +15,9 @@ from kafkasafe.delivery.engine.lane import Lane
 from kafkasafe.delivery.engine.messages import UnitDue
 
 _SOON_S: Final = 0.01
-"""Length of the pause, per attempt, while the coordinator or a leader is completing the previous transaction."""
+"""While the coordinator or a leader is completing the previous transaction, the pause after attempt n (up to the sixth)
+is at most n times this long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
