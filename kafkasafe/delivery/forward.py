@@ -32,8 +32,8 @@ def copy_before(
     The size of the log decides how many batches are copied:
 
     - If the log uses at most half of its limit, nothing is copied.
-    - If the log uses more than half, the waiting batches of its first segments are copied: of as few segments as
-      possible, but of so many that waiting batches make up at most half of these segments' bytes.
+    - If the log uses more than half, the waiting batches of its first segments are copied. From the first segment on,
+      kafkasafe adds segments until waiting batches make up at most half of the segments' bytes.
     - If the log uses more than three quarters of its limit, "at most half" becomes "at most three quarters".
 
     Args:

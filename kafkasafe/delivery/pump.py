@@ -482,7 +482,7 @@ class Pump:
         self._wake.wait(max(0.0, min(due - time.monotonic(), 5.0)))
 
     def _last_turn(self) -> None:
-        """Writes all accepted records to disk, even if Ctrl-C interrupted `close` or a hook called it."""
+        """Writes all accepted records to disk, even if a hook called `close`, or Ctrl-C interrupted `close`."""
         self._seal_due(float("inf"))
         if self._inbox and not self._context.close_state.abandon:
             for _ in range(len(self._inbox)):

@@ -346,7 +346,8 @@ class Readings(Generic[_Partition]):
         may have processed these records since.
 
         Args:
-            partition: The partition. No batch with offsets of the partition waits for an outcome.
+            partition: The partition. Call this method only while no batch with the partition's offsets waits for an
+                outcome.
             group_offset: The group's final offset; NONE if the group has no offset.
         """
         run = self._runs[partition]

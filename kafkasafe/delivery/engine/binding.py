@@ -17,7 +17,8 @@ from kafkasafe.spool.inspection import inspect
 
 _ASTRAY_S: Final = 2.0
 """If only brokers of another cluster answer for this many seconds, the engine concludes that the other cluster has
-replaced the producer's cluster. Before, perhaps only a single address is wrong, so the transport tries other brokers.
+replaced the producer's cluster. Until then, perhaps only a single address is wrong, so the transport tries other
+brokers.
 """
 
 

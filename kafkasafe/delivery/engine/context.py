@@ -25,8 +25,8 @@ from kafkasafe.stats import Stats
 log = EventLog("producer")
 
 _REFUSED_PAUSE_S: Final = 30.0
-"""Longest pause between two attempts, while the cluster refuses records until an operator grants a permission or
-creates a topic.
+"""Longest pause between two attempts if only an operator can end a refusal: by granting a permission or creating a
+topic.
 """
 
 

@@ -68,8 +68,8 @@ class Gathering:
         except SpoolError:
             columns = []
         if len(columns) < j.GATHER_LEAST:
-            # Do not try to join these batches again: one of them cannot be read, which the sender will report, or they
-            # are too large when uncompressed.
+            # Do not try to join these batches again: they are too large when uncompressed, or one of them cannot be
+            # read. The sender will report the unreadable batch.
             lane.journal.keep_apart(run[0].destination)
             return False
         run, parents = run[: len(columns)], parents[: len(columns)]

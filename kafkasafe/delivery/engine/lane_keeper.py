@@ -37,7 +37,9 @@ get its own lane back.
 """
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""Number of failures that is added to compute the length of a pause, so that even the first pause is long."""
+"""The length of a pause grows with the number of failures. The engine counts this many failures more, so that even the
+first pause is long.
+"""
 _MISSING_GRACE_S: Final = 60.0
 """How many seconds a topic may be missing before the producer reports it: brokers that have just started know no
 topics.
@@ -364,7 +366,9 @@ class LaneKeeper:
             _give_back(result.lane)
 
     def reads(self, directory: Path | None = None) -> bool:
-        """Whether any lane is being read, or any lane of `directory` if given. Any thread may call this method."""
+        """Whether a lane is being read. If `directory` is given, only this directory's lanes count. Any thread may call
+        this method.
+        """
         reading = self._reading.copy()
         return bool(reading) if directory is None else any(path.parent == directory for path in reading)
 

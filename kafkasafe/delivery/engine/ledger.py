@@ -322,7 +322,7 @@ class Ledger:
 
         Args:
             error: The error for durable parcels, or for all parcels if `final` is true.
-            final: Whether an error ended the producer, and not `close`.
+            final: True if an error ended the producer; False if `close` ended it.
             elsewhere: Where the producer's own lane is, if the lane is not in its place.
         """
         with self.lock:

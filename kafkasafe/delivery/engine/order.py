@@ -168,7 +168,9 @@ class LaneOrder:
             self._context.timer(_LOOK_EVERY_S, ChoreDue(Chore.ORDER))
 
     def look_again(self) -> None:
-        """Decide again which batches to hold back, after a timer. Reads lanes of other processes if necessary."""
+        """Decide again which batches to hold back, because the timer of `look` is due. Reads lanes of other processes
+        if necessary.
+        """
         self._timer = False
         self.look()
         now = self._context.clock.monotonic()

@@ -199,7 +199,7 @@ class PlaceKeeper:
             problem = self._problem(lane)
             if problem is None:
                 return True
-            if lane.own:  # set the reason before `_troubles`, because health() may read both in between
+            if lane.own:  # set the reason first, because health() may run before `_troubles` is set
                 self._ledger.room.disk_failed(f"{lane.lock.path}: {_WORDS[problem]}")
             trouble = self._troubles[lane] = _DisplacedLane(problem)
             self._context.stats.spool_displaced.add()

@@ -72,8 +72,8 @@ class RefusedName:
 
 
 class NameRefusals:
-    """The transactional ids and consumer groups that the cluster forbids a lane to use, with a text such as "group
-    orders" as the key.
+    """The transactional ids and consumer groups that the cluster forbids a lane to use. The key of each is a text such
+    as "group orders".
 
     Any thread may read this object.
     """

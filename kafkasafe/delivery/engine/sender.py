@@ -175,9 +175,9 @@ class Sender:
         2. The topic exists for some seconds. The metadata contain the topic, so the pause ends, and the leader accepts
            the batches.
         3. The topic is deleted, but the metadata of one broker still contain it. The pause ends early once, and the
-           leader refuses the batch, as before. The metadata contained the topic at this attempt too, so they show no
-           change from now on, and the next pause does not end early. So attempts stay rare, and `blocked_timeout_ms`
-           continues to run.
+           leader refuses the batch, as before. At this attempt, the metadata contained the topic. So from now on the
+           metadata show no change, and the next pause does not end early. So attempts stay rare, and
+           `blocked_timeout_ms` continues to run.
         """
         leader, topic_id = self._context.leader(*address), self._context.topic_id(address[0])
         if leader is None or leader.leader < 0:
