@@ -98,12 +98,12 @@ class Destination:
 class State:
     """The progress of a destination.
 
-    A STATE mark is a reset if its `knows_nothing` is true: from this mark on, the lane writes to the log of another
-    cluster or another topic, which has none of the batches that earlier marks name as acknowledged.
+    A STATE mark is a reset if its `knows_nothing` is true. From this mark on, the lane writes to the log of another
+    cluster or another topic. That log has none of the batches that earlier marks name as acknowledged.
 
     Attributes:
         baseline_offset: Offset before which the partition's log contains no batch of this lane; -1 if unknown.
-        last_acked_offset: Offset of the last acknowledged record without an earlier unfinished batch; -1 if no record
+        last_acked_offset: Offset of the last acknowledged record before which no batch is unfinished; -1 if no record
             was acknowledged.
         leader_epoch: Leader epoch of `last_acked_offset`, -1 when unknown.
         topic_id: Id of the topic to which the offsets belong, 16 bytes.
@@ -180,7 +180,7 @@ class Replaced:
 
     Attributes:
         position: Position of the replaced batch, which is in an earlier spool group.
-        first_child: Index of the first replacing data batch in this spool group's manifest.
+        first_child: Index, in this spool group's manifest, of the first data batch that replaces the batch.
         children: Number of data batches that replace the batch, ≥ 1.
     """
 
@@ -218,11 +218,11 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Quiet:
-    """The time after which no broker can append a request that an owner of this lane sent before this mark.
+    """Says until when a broker may still append a request that an owner of this lane sent before this mark.
 
     Attributes:
-        until_ms: Wall-clock time (ms since the epoch) after which no such append is possible; -1 while the owner still
-            sends requests.
+        until_ms: Wall-clock time of the last possible append, ms since the epoch; -1 while the owner still sends
+            requests.
         written_ms: Time at which the owner wrote the mark, by the wall clock, in ms since the epoch.
         boot_id: Boot id of the machine at the time of writing, 16 bytes; zeros when unknown.
         boot_ms: Time of writing in ms since the boot with this id, without the time during which the machine was
@@ -465,8 +465,8 @@ class Move:
 
     Attributes:
         position: Position of the batch before the move.
-        origin: The position at which the records were first written, which decides their order across lanes (see
-            `After`).
+        origin: The position at which the records were first written. This position decides their order across lanes
+            (see `After`).
         rank: Sort key: the batches of a destination are delivered in the order of their ranks.
     """
 

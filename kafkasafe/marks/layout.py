@@ -195,7 +195,7 @@ def each(name: str, count: str, *parts: Part, make: Callable[..., object] | None
     """The entries of a list.
 
     Args:
-        name: Name of the attribute, whose value is a tuple.
+        name: Name of the attribute. The attribute's value is a tuple.
         count: The letter for the list's length in docs/spool-format.md.
         parts: Parts of one entry.
         make: The class of an entry. None: an entry is a tuple of the values of its parts, or the single part's value.

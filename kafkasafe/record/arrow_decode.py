@@ -6,9 +6,9 @@ decompresses them, and finds the start of each record. Then the decoder reads th
 together.
 
 To collect keys or values, the decoder makes an Arrow array whose data buffer is the unchanged records. The array's
-offsets alternate: the start of a field, the end of this field, the start of the next field, and so on. So items 0, 2, 4
-and so on of the array are the fields, which `take` copies, and items 1, 3, 5 and so on are the bytes between fields.
-For views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
+offsets alternate: the start of a field, the end of this field, the start of the next field, and so on. So the items
+with even indices are the fields, and the items with odd indices are the bytes between fields. Arrow's `take` copies the
+fields. For views (Arrow's `binary_view`), the bytes stay in place, and the column holds only their positions.
 
 The decoder delivers the same batches as Kafka's consumer. It never delivers control batches. With `read_committed`, the
 decoder also leaves out the aborted transactions that the broker lists: the producer's batches from the transaction's
@@ -125,7 +125,7 @@ class Decoder:
         check_crcs: Whether to check each batch's CRC.
         max_body_bytes: Largest permitted size of one batch's decompressed records.
         views: Whether keys and values are views instead of copies. The views of compressed batches refer to the
-            decompressed records, other views to `buffer`, which must not change any more.
+            decompressed records. All other views refer to `buffer`, so `buffer` must not change any more.
 
     Attributes:
         schema: Schema of the batches that `read` returns.
@@ -133,7 +133,7 @@ class Decoder:
         leader_epoch: Leader epoch of the record or batch right before `next_offset`, -1 when unknown.
 
     Raises:
-        ValueError: A column has an unknown name, or the buffer has 2 GiB or more, which no response has.
+        ValueError: A column has an unknown name, or the buffer has 2 GiB or more. (No response is so large.)
     """
 
     def __init__(

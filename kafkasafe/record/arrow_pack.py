@@ -79,8 +79,8 @@ class ArrowPacker:
         batch_bytes: Largest size of a batch before compression; a larger record gets a batch of its own.
         held_bytes: Approximate limit for the bytes of all held rows. Above this limit, the packer also yields batches
             that are not full.
-        head_rows: Largest number of rows in the first batch of a partition (the sender reads this batch back); see
-            `head_from`.
+        head_rows: Largest number of rows in the first batch of a partition. This batch is small because the sender
+            reads it back from the log. See `head_from`.
         head_from: `head_rows` applies only to a partition that gets more than this many rows in its first `add`.
         head_base: Computes the base timestamp of a partition's first batch from the timestamp of its records. None: the
             base timestamp equals the records' timestamp, as in all later batches.

@@ -1,8 +1,8 @@
 """Decodes the records of a RecordBatch v2 into rows of Python objects, many records at once and without I/O.
 
 This module reads only records that are encoded exactly as Kafka encodes them, and returns a piece only if all of its
-records have passed all checks. For other bytes, another reader goes record by record, and decides which records precede
-the damage and which error follows.
+records have passed all checks. All other bytes go to another reader, which takes them record by record. That reader
+decides which records precede the damage, and which error it raises.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class LaneReader:
         """Returns the batches that the lane has not delivered yet: none if the lane does not exist.
 
         Args:
-            tail: Whether to leave out batches that a crash tore at the end of the log, whose positions the lane's next
-                owner will use again. Allowed only for a lane without an owner.
+            tail: Whether to leave out torn batches at the end of the log. The lane's next owner will use their
+                positions again. Allowed only for a lane without an owner.
 
         Raises:
             OSError: The lane cannot be read.

@@ -352,8 +352,9 @@ class Examination:
         return ExaminedBatch(Finding.ABSENT, f"{where}{later}")
 
     def _neighbours(self, index: int) -> tuple[int, int]:
-        """Returns the base offsets of the nearest batches before and after this batch that are in the log and have the
-        same producer id and epoch; -1 if there is none. The search ends at a batch with another producer id or epoch.
+        """Finds the nearest earlier and the nearest later batch that is in the log and has the same producer id and
+        epoch. Returns their base offsets; -1 for a batch that does not exist. The search ends at a batch with another
+        producer id or epoch.
         """
         batch = self.batches[index]
 

@@ -32,8 +32,8 @@ class LogEndClaim:
 
     Attributes:
         lane_id: The lane's id, 16 bytes.
-        number: The claim about the beginning with the larger number is valid. The claim about the end always has the
-            number 0.
+        number: Of two claims about the beginning, the claim with the larger number is valid. A claim about the end
+            always has the number 0.
         position: In a claim about the beginning, the log's first position: every record from this position on must
             exist. In a claim about the end, the position after the log's last record: everything before it was durable
             when the claim was written.

@@ -69,7 +69,7 @@ class ExtentFile:
             self._begin = self._end = None
 
     def gone(self, segment: StoredSegment) -> None:
-        """Count the records of the log's first segment as deleted."""
+        """Record that the log's first segment was deleted, and count its records as deleted."""
         self._before += segment.records
 
     def ends(self, position: int, segments: Sequence[StoredSegment]) -> None:
@@ -99,8 +99,8 @@ class ExtentFile:
     def restore(self, segments: Sequence[StoredSegment], position: int | None) -> None:
         """Write both claims again. The claims are durable on return, unless the file cannot be written.
 
-        The claim about the beginning keeps its number, because the disk may still contain a claim with a larger number,
-        which must stay valid.
+        The claim about the beginning keeps its number. The disk may still contain a claim with a larger number, and
+        that claim must stay valid.
 
         Args:
             segments: All segments of the log.

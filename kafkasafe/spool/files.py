@@ -221,7 +221,7 @@ class OsFiles:
         return True
 
     def drop_cache(self, handle: int, size: int) -> None:
-        # Keep the last page, which the next write would otherwise have to read from the disk to complete it.
+        # Keep the last page. Otherwise the next write would have to read this page from the disk, to complete it.
         size -= size % mmap.PAGESIZE
         if _fadvise is not None and size:
             with contextlib.suppress(OSError):

@@ -59,10 +59,9 @@ class Inspected:
         size_bytes: Size of all segments.
         next_position: Position after the last record.
         damage: One sentence per damaged range.
-        untold: The sentences of `damage` about ranges without a copy in `quarantine/`, which no producer has reported
-            yet.
-        torn_bytes: Number of bytes in the torn tail, which were never reported as durable, and which recovery would cut
-            off.
+        untold: The sentences of `damage` that no producer has reported yet: the ranges have no copy in `quarantine/`.
+        torn_bytes: Number of bytes in the torn tail. These bytes were never reported as durable, and recovery would cut
+            them off.
         closed: Whether the last owner closed the lane in an orderly way.
         unfinished: Number of batches and atomic batches without an outcome.
         doubted: Number of partitions whose acknowledged records the cluster may have lost. The next producer checks
@@ -128,8 +127,8 @@ def extent_of(files: Files, lane: Path, found: Log) -> str:
 
 
 def resent_in(log: Log) -> list[m.Resent]:
-    """Returns all marks `Resent` of this lane's log. Each mark names a file of `rejected/`, of this or another lane,
-    whose records were moved into this lane.
+    """Returns all marks `Resent` of this lane's log. Each mark names a file of `rejected/` in this or another lane. The
+    records of the file were moved into this lane.
     """
     return [
         mark
@@ -195,7 +194,7 @@ def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
 
 
 def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
-    """Returns, for each group, its marks, and (position, whether the batch has an id) for each of its batches."""
+    """Returns a pair for each group: its marks, and (position, whether the batch has an id) for each batch."""
     groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
     for entry in log.entries:
         match entry:
@@ -281,8 +280,8 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     journal = journal_of(found)
     resent = (*resent, *resent_in(found))
     try:
-        # Read the notes before the files. If a file is resent after the notes are read, `missing` reads the notes
-        # again, and does not find the file's note, because a resend removes the note before the file.
+        # Read the notes before the files. If a file is resent in between, `missing` reads the notes again. The file's
+        # note is gone then, because a resend removes the note before the file.
         notes = read_notes(files, lane)
     except OSError as error:
         raise SpoolError(f"{lane} cannot be read: {error}") from error

@@ -38,7 +38,7 @@ class LostEntry:
 
     Attributes:
         position: Position of the damaged part.
-        destination: Destination of the damaged data batch; 0 if a whole group is lost, whose marks are unknown.
+        destination: Destination of the damaged data batch; 0 if a whole group is lost, with its marks.
     """
 
     position: int
@@ -72,8 +72,8 @@ class Damage:
         records: Number of damaged data records; -1 if unknown.
         most: Whether `records` is an upper bound, not the exact number.
         name: Topic and partition of the data batch, if known.
-        other_lane: Id of the lane that wrote the segment, if it is not this lane; the whole file then counts as
-            damaged.
+        other_lane: Id of the other lane that wrote the segment; None if this lane wrote it. A segment of another lane
+            counts as damaged as a whole.
     """
 
     path: Path
@@ -119,7 +119,7 @@ class Log:
         entries: The content of the segments, in log order.
         damage: Damage, in log order. A torn tail is not damage.
         torn: (segment, byte offset) where a torn tail begins, or None.
-        doomed: Segments after a torn tail, which have to be deleted.
+        doomed: Segments after a torn tail. They have to be deleted.
         next_position: Position after the last record.
         synced_position: All records before this position are proven to have been durable.
         lane_id: Id of the lane; None if neither a group nor `extent` contains the id.
@@ -127,8 +127,8 @@ class Log:
         manifest: Maps (segment, byte offset) of each damaged data batch to its entry in the manifest of its group.
         skipped: Positions of torn batches that are followed by intact batches of the same group.
         extent: The claims of the lane's `extent`.
-        records_after_end: Number of records in intact batches after the log's end according to `extent`, whose claim
-            may be older than these batches.
+        records_after_end: Number of records in intact batches after the end that `extent` claims. The claim may be
+            older than these batches.
     """
 
     segments: list[StoredSegment]

@@ -37,8 +37,8 @@ class OwnLane:
         return not self.in_memory and not other.in_memory and self.path.parent == other.path.parent
 
     def may_move(self, lines: Collection[u.GroupPartition]) -> bool:
-        """Return whether the lane has an unfinished atomic batch with an offset for at least one of `lines`, which are
-        pairs of a consumer group and a partition that the group reads.
+        """Return whether the lane has an unfinished atomic batch with an offset for at least one of `lines`. Each line
+        is a consumer group, and a partition that the group reads.
 
         Reads the whole lane without its lock, because another process may own the lane and deliver the batch. Returns
         True if the lane cannot be read.

@@ -15,8 +15,8 @@ log = EventLog("spool")
 
 
 def quarantine_damage(files: Files, lane: Path, found: Log, on_corrupt: str) -> None:
-    """Copy damaged bytes to quarantine/ if `on_corrupt` is "quarantine"; otherwise raise. Skip damage with a copy in
-    quarantine/, which was reported before.
+    """Copy damaged bytes to quarantine/ if `on_corrupt` is "quarantine"; otherwise raise. Damage that already has a
+    copy in quarantine/ was reported before, and is skipped.
 
     Raises:
         SpoolCorruptError: There is unreported damage, and `on_corrupt` is "raise".

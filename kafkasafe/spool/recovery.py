@@ -77,27 +77,27 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
     Args:
         files: The disk.
         lane: The lane's directory.
-        each: Called with each entry before the first torn or damaged place, while the log is read. `Log.entries` then
+        each: Called, while the log is read, with each entry before the first torn or damaged place. `Log.entries` then
             has only the entries after this place. With `each`, `scan` skips the content of large batches in segments
-            that are certain to be durable, which `Spool.read` checks later. A caller that passes `each` must hold the
-            lane's lock.
+            that are certain to be durable. `Spool.read` checks this content later. A caller that passes `each` must
+            hold the lane's lock.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.
         OSError: A file cannot be read.
     """
-    # The lane's owner may move the claimed beginning and the claimed end forward during the scan. So use the end
-    # claimed before the scan, which the scan certainly reaches. Use the beginning claimed after the scan, so that
-    # segments that the owner deleted during the scan do not count as missing.
+    # During the scan, the lane's owner may move both claims in `extent` forward. So use the claim about the end from
+    # before the scan, because the scan certainly reaches that end. Use the claim about the beginning from after the
+    # scan, so that segments that the owner deleted during the scan do not count as missing.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
     lane_id = _lane_id(list(writers.values()), before)
     # 1. Two processes own two directories. One directory is moved to the path of the other.
     # 2. The process whose directory was replaced creates its next segment by path, so this segment lands among the
-    # segments of the other process. Leave the foreign segment out, and report it as damage. Otherwise recovery would
-    # conclude from the foreign segment's first position that records are missing, although they never existed, and
-    # would cut off both segments as a torn tail.
+    # segments of the other process. Leave the foreign segment out, and report it as damage. Otherwise recovery could
+    # conclude, from the foreign segment's first position, that records before it are missing. These records never
+    # existed, but recovery would cut off the foreign segment and all later segments as a torn tail.
     others = {name: writer for name, writer in writers.items() if writer not in {None, lane_id}}
     segments = [StoredSegment(lane / name, int(name[:20])) for name in names if name not in others]
     reader = SegmentReader(lane_id)
@@ -179,8 +179,8 @@ def read_extent(files: Files, lane: Path) -> Extent:
 
 
 class _Whole:
-    """Processes the intact groups before the first damaged or torn group. No later group can change what these groups
-    mean.
+    """Processes the intact groups before the first damaged or torn group. Nothing in later groups changes how these
+    groups are processed.
 
     So `_Whole` processes the intact groups while the log is read, and passes their entries to `each`, if given, without
     keeping them. `_Whole` keeps all later groups until it is known up to which position the log was durable.
@@ -190,7 +190,8 @@ class _Whole:
         entries: The entries of the processed groups; empty if `each` is given.
         rest: The first group that is not intact, and all later groups.
         ended: Whether all further groups belong to `rest`.
-        synced: The log before this position was durable: the largest such position that a group has stated so far.
+        synced: Each group states a position before which the log was durable. This is the largest of these positions so
+            far.
         known_torn: Positions of torn batches that earlier recoveries skipped, according to marks in the log.
         declared: Maps each destination's number to a text that names its topic and partition.
         closed: Whether the last group was written by an orderly close.
@@ -445,8 +446,8 @@ def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[i
 
 
 def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
-    """Returns the damage if the first segments, or all segments, are missing; None if no segment is missing. Segments
-    before the claimed beginning do not count, because the lane's owner has deleted them.
+    """Returns the damage if the log's first segments, or all of its segments, are missing; otherwise None. The claim
+    about the beginning in `extent` says where the log must begin: the lane's owner has deleted the segments before it.
     """
     begin, end = extent.begin, extent.end
     if segments:
@@ -480,8 +481,7 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
         if records <= 0:
             counted.append(item)
             continue
-        # The range may also contain control batches, which take positions, too, after the last data batch. So this
-        # count is an upper bound.
+        # The range may contain more control batches, which also take positions. So this count is an upper bound.
         certain = item.destination > 0 and item.position in follows
         counted.append(replace(item, records=records if item.destination else records - 1, most=not certain))
     unsure = [index for index, item in enumerate(counted) if item.records < 0 or item.most]

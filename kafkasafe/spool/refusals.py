@@ -115,9 +115,7 @@ def refused(journals: Iterable[j.Journal]) -> list[RefusedDestination]:
 
 
 def because(waiting: Iterable[RefusedDestination]) -> str:
-    """The last sentence of a message about a timeout, which says which records wait, and why; empty if nothing is
-    refused.
-    """
+    """The end of a message about a timeout: what the cluster refuses, and why. Empty if nothing is refused."""
     named = list(waiting)
     if not named:
         return ""

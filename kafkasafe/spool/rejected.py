@@ -143,7 +143,8 @@ def read_rejected(
         lane: The lane's directory.
         lane_id: Id of the lane; None if unknown.
         waits: The unfinished batches of the lane's log, see `waits_of`.
-        resent: Marks that name resent files, which are left out, because their records are in a lane's log again.
+        resent: Marks that name resent files. The result lacks these files, because their records are in a lane's log
+            again.
     """
     folder = lane / _FOLDER
     try:
@@ -212,7 +213,7 @@ def retire(files: Files, directory: Path, mark: m.Resent) -> None:
     Args:
         files: The disk.
         directory: The spool directory.
-        mark: The mark that names the file, already durable in the lane to which the records were moved.
+        mark: The mark that names the file. It is already durable in the lane to which the records were moved.
 
     Raises:
         OSError: The file may still exist.
@@ -330,8 +331,8 @@ class RejectedStore:
             newest = max((int(name[:20]) for name in rejected_names(self.files, self.lane)), default=0)
             number, least = time.time_ns(), max(newest, self._used) + 1
             if number < least:
-                # The clock was set back. A file that was resent and deleted may have had a higher number, so the step
-                # is random.
+                # The clock was set back. Files that were resent and deleted may have had higher numbers. A random step
+                # makes it unlikely that the new file gets one of these numbers.
                 number = least + secrets.randbelow(_STEP)
             self._number = self._used = number
         path = folder / f"{self._number:020d}.log"
@@ -367,7 +368,7 @@ class RejectedStore:
             self._stale = lane / _FOLDER / self._stale.name
 
     def tidy(self) -> None:
-        """Deletes the file that a failed `keep` left, whose batches do not count as rejected, and may still be
+        """Deletes the file that a failed `keep` left. The batches in it do not count as rejected, and may still be
         delivered. If the deletion fails, the next call tries again.
         """
         if self._stale is not None:
@@ -378,8 +379,8 @@ class RejectedStore:
                 self._stale = None
 
     def undeleted(self) -> list[str]:
-        """Returns, once, the names of files that should be deleted but may still exist, although their batches do not
-        count as rejected. The caller has to write a mark with the name of each file.
+        """Returns the names of files that could not be deleted, and forgets the names. The batches in these files do
+        not count as rejected, so the caller has to write a mark with the name of each file.
         """
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:

@@ -69,8 +69,8 @@ class RejectedContent:
     Attributes:
         entries: The batches, all of one destination, in delivery order.
         number: Destination number in the lane.
-        topic: Topic name; empty in files of earlier versions of kafkasafe, whose topic name is in the lane's log, under
-            the destination number.
+        topic: Topic name; empty in files of earlier versions of kafkasafe. The lane's log then has the topic name,
+            under the destination number.
         partition: Partition; -1 if it was never chosen.
         cluster_id: Id of the cluster that the batches were for, empty if unknown.
         lane_id: Id of the lane; empty in files of earlier versions of kafkasafe.
@@ -133,7 +133,7 @@ def decode(content: codec.Buffer, name_position: int) -> RejectedContent:
 
     Args:
         content: The whole file.
-        name_position: The number in the file's name, which is the batch's position in files of earlier versions.
+        name_position: The number in the file's name. In files of earlier versions, this is the batch's position.
 
     Raises:
         ValueError: The file is incomplete, or has another format.

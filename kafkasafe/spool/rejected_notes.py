@@ -6,8 +6,9 @@ the file and the note. `kafkasafe spool discard` marks the note, to show that th
 1. The owner makes the note when the file is durable in `rejected/`. After a crash in between, the lane's next owner
    makes the note.
 2. A resend removes the note, then the file, and then the note again. The last step is necessary because an owner that
-   opens the lane between the first two steps finds a file without a note, and makes a new note. After a crash during a
-   resend, the next owner of the lane that now has the records finds the mark of the resend, and repeats the removal.
+   opens the lane between the first two steps finds a file without a note, and makes a new note. A crash may interrupt a
+   resend. The lane that got the records then contains the mark of the resend, and the next owner of this lane repeats
+   the removal.
 3. A discard marks the note, then removes the file. After a crash in between, the file counts as rejected until the
    discard is repeated.
 

@@ -91,8 +91,8 @@ class Reserve:
                 return True
             with opened(self._files, self._path, write=True, create=True) as handle:
                 self._files.truncate(handle, there)
-                # Write more than `wanted` bytes, then cut off the surplus, which proves that the disk still has room
-                # for marks. Write random bytes, because file systems that compress would reserve less space for other
+                # Write more than `wanted` bytes, then cut off the surplus: so the disk certainly has room for marks
+                # afterwards. Write random bytes, because file systems that compress would reserve less space for other
                 # content.
                 write_all(self._files, handle, [os.urandom(wanted + _MARKS_BYTES - there)], there)
                 self._files.sync_data(handle)
@@ -110,7 +110,7 @@ class Reserve:
             self._shrink(wanted)
 
     def lend(self, size_bytes: int) -> bool:
-        """Ensure that there is room for a group of `size_bytes`, which may use the reserve, and for marks after it.
+        """Ensure that there is room for a group of `size_bytes`, and for marks after it. The group may use the reserve.
 
         The reserve grows if necessary, until `end_loan` shrinks it again. The volume's free bytes do not count, because
         another program may use them before the group is written.
@@ -175,7 +175,7 @@ class Reserve:
         return self._lane / _NAME
 
     def _measure(self) -> int:
-        """The size of the file, which is read from the disk only once."""
+        """The size of the file. Only the first call asks the disk."""
         if self._size is None:
             self._size = 0
             if _NAME in self._files.list(self._lane):

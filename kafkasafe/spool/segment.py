@@ -84,8 +84,8 @@ class StoredSegment:
         batches: The places of the segment's data batches, by position.
         records: Number of records in these batches.
         proven_bytes: According to a later group or `extent`, all bytes before this byte offset have been durable.
-        written_ms: When the segment's last group was written (in a segment read from disk: the largest time of a
-            group), ms since the epoch; 0 if unknown.
+        written_ms: When the segment's last group was written, ms since the epoch; 0 if unknown. After the segment was
+            read from the disk, this is the largest time of any group.
     """
 
     path: Path
@@ -133,7 +133,7 @@ class StoredSegment:
         self.written_ms = written_ms
 
     def cut(self, position: int, size_bytes: int, records: int) -> None:
-        """Keep only the part before `position`, which has `size_bytes` bytes and `records` records."""
+        """Keep only the part before `position`. This part has `size_bytes` bytes and `records` records."""
         self.records = records
         self.batches.cut(position)
         self.size_bytes = size_bytes

@@ -119,8 +119,8 @@ class SegmentReader:
             yield Bad(index, at, at, position, torn=True, end_position=bound)
 
     def _bound(self, limit: int | None, end: LogEndClaim | None) -> int | None:
-        """The position that the segment must reach: the beginning of the next segment or, for the last segment, the
-        claimed end.
+        """The position that the segment must reach: the beginning of the next segment or, for the last segment, the end
+        that `extent` claims.
         """
         if limit is not None or end is None:
             return limit
@@ -255,7 +255,9 @@ def _may_be_torn(content: Content, start: int, end: int) -> bool:
 
 
 def _batch_may_be_torn(content: Content, at: int, entry: m.ManifestEntry) -> bool:
-    """Whether a crash may have left the data batch in this state. The manifest entry makes the answer more precise."""
+    """Whether a crash may have left the data batch in this state. The manifest entry makes the answer more precise,
+    because it repeats some of the bytes that were written.
+    """
     end = at + entry.size_bytes
     if end <= len(content):
         meant = address_bytes(entry)

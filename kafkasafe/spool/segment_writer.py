@@ -36,8 +36,8 @@ class SegmentWriter:
         """Groups that were added to the last segment, but are not written yet."""
         self._unwritten_at = 0
         self._continued: tuple[int, int] | None = None
-        """First position and handle of a segment that the spool continues after the repair, because a write failed only
-        on a full disk.
+        """First position and handle of the segment that the spool continues after the repair. The spool continues a
+        segment only if the write failed because the disk was full.
         """
         self._promised_bytes = 0
         self._promised_records = 0
@@ -117,10 +117,10 @@ class SegmentWriter:
         self._files.sync_data(self._handle)
 
     def drop_cache(self) -> None:
-        """Drop the last segment, which must be synced completely, from the system's page cache.
+        """Drop the last segment from the system's page cache. The segment must be synced completely.
 
-        Otherwise, a system with much free memory keeps gigabytes of delivered records in memory, and each write gets
-        memory that has been unused for a long time, which takes longer to fill.
+        Without this, a system with much free memory keeps gigabytes of delivered records in its page cache. Each write
+        then gets memory that was unused for a long time, and filling such memory takes longer.
         """
         size = self._segments[-1].size_bytes if self._handle >= 0 else 0
         if size - self._uncached_bytes >= _CACHED_BYTES:
@@ -156,7 +156,7 @@ class SegmentWriter:
         self._handle = -1
 
     def put_back(self, position: int) -> None:
-        """Remove everything at and after `position`, where the log ended when `promise` was last called.
+        """Remove everything from `position` on. The log ended at `position` when `promise` was last called.
 
         The spool never continues a segment whose fsync failed. After a write that failed only because the disk was
         full, the spool continues the segment, because new segments could use up the disk:

@@ -45,7 +45,7 @@ class LeftBehind:
 
 
 class Siblings:
-    """The directories next to `own`, which `Siblings` only reads, without locks.
+    """The directories next to `own`. `Siblings` only reads them, without locks.
 
     Args:
         own: A default spool directory.

@@ -116,8 +116,8 @@ class Spool:
             on_corrupt: "raise": damage is an error. "quarantine": copy damaged bytes to quarantine/, and keep the later
                 batches.
             clock_ms: Returns ms since the epoch, for the timestamps of control batches.
-            each: Called with each entry in log order while the log is read, up to the first torn or damaged entry,
-                before `open` changes a file or reports damage.
+            each: Called, while `open` reads the log, with each entry before the first torn or damaged entry, in log
+                order. Only afterwards does `open` change files and report damage.
 
         Returns:
             The spool, and the log's entries in order, without the entries that `each` received. The log is durable on
@@ -180,14 +180,14 @@ class Spool:
         Args:
             marks: The marks, in the order in which they were decided.
             batches: (destination, bytes) of each batch. This method writes the batch's position and destination into
-            the bytes.
+                the bytes.
             atomic: Whether recovery must keep either the whole group or nothing of it.
             closed: Whether the group records an orderly close.
-            makes_room: Whether the batches replace other batches, whose space can then be freed, so that the new
-                batches may use the reserve.
+            makes_room: Whether the batches replace other batches. The space of the other batches can then be freed, so
+                the new batches may use the reserve.
             divisible: Whether the batches will have to be divided, so that they are written to small segments.
-            more: Whether the caller writes another group before it calls `sync`, so that both groups go to the disk in
-                one write, before which the caller must not change the batches.
+            more: Whether the caller writes another group before it calls `sync`. Both groups then go to the disk in one
+                write, and the caller must not change the batches before that write.
 
         Returns:
             The position of each batch.
@@ -256,8 +256,8 @@ class Spool:
         return self.synced_position
 
     def drop_cache(self) -> None:
-        """Tell the system that this process will probably not read the batches written last, which it also has in
-        memory.
+        """Tell the system that it may drop the newest batches from its page cache. This process also has these batches
+        in memory, and will probably not read them from the disk.
         """
         if self._disk_position == self.next_position:
             self._writer.drop_cache()
@@ -325,8 +325,8 @@ class Spool:
                 break
             going += 1
         if going:
-            # When the claim about the new beginning is written, recovery reports a missing segment after the beginning
-            # as damage.
+            # Before the deletion, write the claim about the new beginning. Otherwise recovery would report the deleted
+            # segments as missing.
             try:
                 self._extent.begins(self._segments, going)
             except OSError as error:
@@ -411,8 +411,9 @@ class Spool:
             if self._repair:
                 self._put_back()
             if self._segments:
-                # Restore the extent before the segments, so that after a crash in between, the next owner sees which
-                # segments are missing. With "os", it is unknown how far the log is durable, so the extent names no end.
+                # Restore the file `extent` before the segments, so that after a crash in between, the next owner sees
+                # which segments are missing. With `sync="os"`, it is unknown how far the log is durable, so the file
+                # claims no end.
                 self._extent.restore(self._segments, None if self._sync == "os" else self.synced_position)
             for index, segment in enumerate(self._segments):
                 if self._segments.is_whole(segment):

@@ -233,8 +233,8 @@ class _Steps:
         unit.begin(mark.transactional_id, mark.producer_id, mark.producer_epoch)
 
     def _void(self, left: UnitLog) -> None:
-        """Record that an atomic batch leaves its transaction. If the batch was staged, the transaction cannot be
-        committed, so no atomic batch in the transaction counts as staged any more.
+        """Record that an atomic batch leaves its transaction. If the batch was staged, its transaction can no longer be
+        committed. So the other atomic batches in this transaction do not count as staged any more, either.
         """
         if not left.is_staged:
             return
@@ -262,7 +262,7 @@ class _Steps:
         replaced: dict[int, list[int]] = {}
         for index, (position, identified) in enumerate(batches):
             if index in moved:
-                # The batch is an unchanged copy of an earlier batch, whose segment may have been deleted.
+                # The batch is an unchanged copy of an earlier batch. The earlier batch's segment may have been deleted.
                 self.times[position] = self.times.pop(moved[index], BatchTimes())
                 continue
             if index not in members:
@@ -281,8 +281,8 @@ class _Steps:
 def undecidable_in(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> dict[int, int]:
-    """Maps the position of each batch that waits for an operator's decision to the position of the group with the
-    batch's mark `Undecidable`.
+    """Finds the batches that wait for an operator's decision. Maps the position of each such batch to the position of
+    the group that contains the batch's mark `Undecidable`.
 
     Args:
         groups: A tuple (position, marks, batches) for each group. `batches` has a pair for each batch of the group:

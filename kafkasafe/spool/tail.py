@@ -51,7 +51,7 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
 
 
 def remove_drafts(files: Files, lane: Path) -> None:
-    """Delete incomplete copies of segments, which an owner leaves if it crashes while it restores a segment."""
+    """Delete incomplete copies of segments. An owner that crashes while it restores a segment leaves such a copy."""
     for name in files.list(lane):
         if _DRAFT.fullmatch(name):
             files.unlink(lane / name)

@@ -21,8 +21,8 @@ transaction was committed.
 Order. The units of a partition form a *line*: they are appended in the order in which they were accepted. A unit is
 committed only after all earlier units in its lines are committed or refused. The package also checks that in each
 partition's log, the unit's batches come after the batches of earlier units. So several units may be in progress at the
-same time. Another kind of line has all units that move a consumer group's offset for the same partition. The units of
-such a line are committed in order, and a unit writes the offset only after all earlier units are committed or refused.
+same time. The units that move a consumer group's offset for the same partition form another kind of line. They are
+committed in order, and a unit writes the offset only after all earlier units of the line are committed or refused.
 
 Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading continues the reading's
 previous unit. So if a unit is dropped, `Transitions.follow_drops` also drops the later units of its reading.

@@ -29,7 +29,7 @@ class UnitContent:
         return lines
 
     def reading(self, line: GroupPartition) -> Reading:
-        """The consumer's reading to which the offset of this group partition belongs."""
+        """The reading (one run of a consumer) from which the offset of this group partition comes."""
         return self.readings.get(line, NO_READING)
 
 

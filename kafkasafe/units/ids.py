@@ -114,7 +114,7 @@ class TransactionalIds:
         self._out.ask(InitProducerId(tid, tid.turn, late or keep, timed_out=late is not None))
 
     def fence_late(self, action: InitProducerId) -> bool:
-        """Repeat InitProducerId with the epoch that the coordinator has set if it aborted the transaction after a
+        """Repeat InitProducerId, now with the epoch that the coordinator sets when it aborts the transaction after a
         timeout. Returns False, and sends nothing, if such a request cannot help.
         """
         tid = action.tid
@@ -134,12 +134,12 @@ class TransactionalIds:
 
 
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
-    """Return the grant that is current if the coordinator refused the grant `keep` because of a timeout of the
-    transaction; None if another producer may hold the current grant.
+    """Assume that the coordinator refused the grant `keep` because the transaction timed out, and return the grant that
+    is current after such a timeout. Return None if another producer may hold that grant.
 
     Let E be the epoch of `keep`. After a timeout, the coordinator aborts the open transaction under epoch E + 1. A
     producer that takes over an open transaction (a successor) gets epoch E + 2. So if a transaction was open, no
-    producer holds epoch E + 1, which is only the current epoch until a successor takes over. If no transaction was
+    producer ever holds epoch E + 1: it is only the current epoch until a successor takes over. If no transaction was
     open, a successor may hold epoch E + 1. With protocol 2, a successor may even hold epoch E, that is, the refused
     grant.
     """

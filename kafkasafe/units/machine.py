@@ -48,8 +48,8 @@ class Units:
         replay: Restores the units from the marks of earlier incarnations.
 
     Args:
-        front: Returns True if the batch may be sent, and only batches of units precede it in the queue of its
-            partition.
+        front: Returns True if nothing holds the batch back, and all batches before it in the queue of its partition
+            belong to units.
         pool: Number of the lane's own transactional ids.
         most: Largest number of units that share a transaction.
         newest_reading: Returns the number of the newest reading in this process.
@@ -182,9 +182,9 @@ class Units:
         """Record the answer to EndTxn. The engine sends EndTxn before an InitProducerId request whose `keep` is set.
         Returns whether to send InitProducerId; None: not decided yet.
 
-        The coordinator checks the epoch of InitProducerId only if no transaction is open, so InitProducerId would also
-        end an open transaction of a successor (a producer that took over the id). Therefore a producer does not send
-        InitProducerId after a refused EndTxn. The exception is a producer that got no answer to an earlier
+        While a transaction is open, the coordinator does not check the epoch of InitProducerId. So InitProducerId would
+        also end an open transaction of a successor (a producer that took over the id). Therefore a producer does not
+        send InitProducerId after a refused EndTxn. The exception is a producer that got no answer to an earlier
         InitProducerId, because the newer epoch may be its own.
 
         After a timeout, the engine sends EndTxn twice, with a pause in between. A successor's first InitProducerId gets

@@ -1,6 +1,8 @@
-"""Decides which readings are broken off and which units are superseded.
+"""Decides which units are dropped because of the reading that they belong to.
 
-A reading is broken off when one of its units is dropped, because each unit of a reading continues the previous unit.
+A reading is one run of a consumer through a partition, and each unit of a reading continues the previous unit. So a
+reading is broken off when one of its units is dropped: its later units are dropped, too. A unit is superseded when
+another reading has already processed and committed the unit's input.
 """
 
 from __future__ import annotations
@@ -9,22 +11,24 @@ from kafkasafe.units.terms import GroupPartition
 from kafkasafe.units.unit import Transaction, Unit
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""Maps a group partition to the number of the newest reading with a dropped unit, and the number of the first dropped
-unit of any reading.
+"""Maps a group partition to two numbers. The first is the number of the newest reading in which a unit was dropped. The
+second is the number of the first dropped unit, whatever its reading.
 """
 
 
 class ReadingOrder:
-    """Remembers in which readings a unit was dropped, and how far committed units moved each group's offsets."""
+    """Remembers in which readings (runs of consumers) a unit was dropped, and how far committed units moved each
+    group's offsets.
+    """
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
-        """Maps a group partition to the newest reading with a dropped unit. Later units are also dropped, unless their
-        reading is newer.
+        """Maps a group partition to the number of the newest reading in which a unit was dropped. A unit that is
+        accepted later is dropped, too, unless it belongs to a newer reading.
         """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """Maps a group partition to three numbers of its last commit: the committed offset, the reading whose unit
-        committed this offset, and the newest reading at the time of the commit.
+        """Maps a group partition to three numbers: the offset that was committed last, the reading whose unit committed
+        it, and the newest reading at that time.
         """
 
     def is_broken(self, unit: Unit) -> bool:
@@ -35,8 +39,10 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether this unit is superseded: a unit of another reading has moved the group's committed offset past the
-        offset where this unit's reading began, and did so after this reading began.
+        """Whether another reading has already processed and committed this unit's input.
+
+        This is so if a unit of another reading moved the group's committed offset past the offset where this unit's
+        reading began, and did so after this reading began. An example:
 
         1. A consumer uses `assign`, so it has no generation. The consumer is closed while its first unit, with records
            0 to 9, waits in the spool.
@@ -61,8 +67,8 @@ class ReadingOrder:
                 self._reached[line] = at.offset, transaction.reading(line).number, newest
 
     def break_off(self, unit: Unit, broken: Break) -> None:
-        """Record that a unit is dropped. A unit that is accepted later is also dropped if, for the same group
-        partition, its reading is the dropped unit's reading or an older reading.
+        """Record that a unit is dropped. From now on, `is_broken` is true for each new unit that moves the same offset
+        of the group, and belongs to the same reading or to an older one.
         """
         for line in unit.group_lines:
             mine = unit.reading(line).number

@@ -153,7 +153,7 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
         # With protocol 1, "aborted" means that the transaction timed out or was fenced while it was open. "Committed"
         # would prove nothing: with protocol 1, a commit does not raise the epoch, so the description may be about an
         # earlier transaction. For an id that a user chose, even "aborted" proves nothing, because the coordinator may
-        # have described another producer's transaction. For None, the engine first sends InitProducerId, and then finds
-        # out the outcome.
+        # have described another producer's transaction. If the result is None, the engine first sends InitProducerId,
+        # and then finds out the outcome.
         return False
     return None

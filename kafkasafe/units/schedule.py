@@ -20,10 +20,10 @@ class Schedule:
     """Begins each unit as soon as possible, and continues the units in progress.
 
     Args:
-        front: Returns True if the batch may be sent, and only batches of units precede it in the queue of its
-            partition.
+        front: Returns True if nothing holds the batch back, and all batches before it in the queue of its partition
+            belong to units.
         lines: The unfinished units.
-        readings: Knows in which readings a unit was dropped, and which units are superseded.
+        readings: Knows which units are superseded: another run of a consumer has already committed their input.
         ids: The transactional ids.
         sharing: Chooses the units that share a transaction.
         transitions: Changes units.

@@ -10,8 +10,8 @@ GIVEN_UP: Final = -4
 """The code of a unit that an operator gave up. Not a code of Kafka."""
 
 SUPERSEDED: Final = -5
-"""The code of a unit that is dropped because its consumer's reading did not start from the group's present offset. Not
-a code of Kafka.
+"""The code of a unit that is dropped because its consumer did not start from the group's present offset. Not a code of
+Kafka.
 """
 
 GroupPartition: TypeAlias = tuple[str, str, int]
@@ -116,4 +116,4 @@ class Reading:
 NO_READING: Final = Reading(0)
 """The reading of a unit whose consumer is unknown."""
 OLDEST: Final = -(1 << 62)
-"""The reading number of all units that old versions of kafkasafe wrote, which did not distinguish readings."""
+"""The reading number of units that old versions of kafkasafe wrote. Those versions did not distinguish readings."""

@@ -67,8 +67,9 @@ class Sharing:
                 and len(found) < fellows
                 and members.admit(other)
                 and fits(other)
-                # In each line that `other` shares with the found units, it follows them directly. In its other lines,
-                # `other` waits only for entries for which the first unit also waits.
+                # In each line (partition or group offset) that `other` shares with the found units, `other` comes
+                # directly after them. In its other lines, `other` waits only for entries for which the first unit also
+                # waits.
                 and all(
                     heads[at] is other if at in heads else self._is_right_after(other, at, ahead)
                     for at in other.lines
@@ -111,7 +112,7 @@ def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) ->
 
 
 class _Members:
-    """The member of each consumer group that commits the offsets of one transaction's units.
+    """For each consumer group in a transaction: the member that commits the group's offsets, and their readings.
 
     All offsets that a transaction commits for a group must come from the same member, in the same generation.
     """

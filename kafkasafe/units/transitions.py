@@ -31,7 +31,7 @@ class Transitions:
 
     Args:
         lines: The unfinished units.
-        readings: Knows in which readings a unit was dropped, and which units are superseded.
+        readings: Knows in which readings (runs of consumers) a unit was dropped, and which units are superseded.
         ids: The transactional ids.
         out: Takes the decisions.
         newest_reading: Returns the number of the newest reading in this process.
@@ -245,8 +245,8 @@ class Transitions:
             self._moved[line] = transaction.reading(line).number
 
     def drop_superseded(self) -> None:
-        """Drop each uncommitted unit whose input a unit of another reading has already processed and committed.
-        Considers only commits since the last call.
+        """Drop each uncommitted unit whose input another reading (run of a consumer) has already processed and
+        committed. Considers only commits since the last call.
 
         1. A program closes its producer while a unit with records 0 to 9 is in progress. The program's consumer moves
            back to offset 0, and so begins another reading, whose first unit has records 0 to 19.
@@ -281,7 +281,7 @@ class Transitions:
         self._end(unit, (unit,), m.UnitOutcome.DROPPED, unit.reason)
 
     def _end(self, entry: Entry, units: Iterable[Unit], outcome: m.UnitOutcome, reason: str) -> None:
-        """Decide the fate of units, which is durable once their ENDED marks are durable."""
+        """Decide the fate of units. The fate is durable once the units' ENDED marks are durable."""
         self._lines.leave(entry)
         for each in units:
             each.end()

@@ -34,8 +34,7 @@ class Unit(UnitContent):
         recorded: The entries of the unit's READ mark; empty if the unit has no READ mark.
         batches: The batches, in order. The parts of a divided batch replace the batch.
         durable: The unit is on disk.
-        position: A position in the unit's spool group (at most the group's last position if the unit has no batches);
-            -1: not on disk.
+        position: A lower bound for the positions of the unit's records in the spool; -1: the unit is not on disk.
         accepted_at: Position of the unit's first spool group; -1 if this incarnation accepted the unit.
         phase: See `TRANSITIONS`.
         grant: The grant of the unit's last attempt; None before the first attempt.
@@ -46,7 +45,7 @@ class Unit(UnitContent):
         resting: The unit waits for the end of a pause.
         code: The code of the refusal: Kafka's error code, `GIVEN_UP` or `SUPERSEDED`.
         reason: Why the unit was refused, or why its last attempt failed, human-readable.
-        dropped: Whether a refused unit's records are not kept, because the consumers whose offsets it moves read their
+        dropped: Whether the unit was dropped: it was refused, and its records are not kept, because consumers read its
             input again.
         ended: The unit's fate is decided.
         transaction: The unit's transaction. None if the unit waits in its lines, or was refused.
@@ -86,7 +85,7 @@ class Unit(UnitContent):
     # -- the spool --------------------------------------------------------------------------------------------------
 
     def note_readings(self) -> None:
-        """Record the readings of the unit's offsets, for its READ mark."""
+        """Record, for the unit's READ mark, from which readings (runs of a consumer) its offsets come."""
         mine = map(self.reading, self.group_lines)
         self.recorded = tuple((each.number, each.start) for each in mine)
 
@@ -183,7 +182,7 @@ class Unit(UnitContent):
     def read_staged(self, grant: Grant, places: Sequence[m.Placed]) -> None:
         """Take a STAGED mark of an earlier incarnation."""
         handles = {batch.position: batch.handle for batch in self.batches}
-        # Use the order of the STAGED mark: the transaction's marker is committed under the first batch's partition.
+        # The transaction's marker is an offset for the first batch's partition, so keep the order of the STAGED mark.
         order = {place.position: index for index, place in enumerate(places)}
         self.batches.sort(key=lambda batch: order.get(batch.position, len(order)))
         for place in places:
@@ -235,7 +234,9 @@ class Unit(UnitContent):
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
-        """Do not keep a refused unit's records, because consumers whose offsets it moves read their input again."""
+        """Record whether the unit is dropped. The records of a dropped unit are not kept, because consumers read its
+        input again.
+        """
         self.dropped = dropped
 
     def pass_transaction(self) -> None:
@@ -276,11 +277,11 @@ class Transaction(UnitContent):
         phase: See `TRANSITIONS`. All units of the transaction have the same phase.
         placed: The number of appended batches.
         issued: Whether the engine got all batches to send.
-        alone: Whether, when the engine got the batches, all earlier entries in the lines of the transaction's
-            destinations were committed or refused.
+        alone: Whether all earlier entries for the transaction's destinations were committed or refused before the
+            engine got the batches.
         notes_left: The number of groups whose offsets are not written yet. The marker counts as a group.
-        next_note: Index, in `offsets`, of the group whose offsets are written next; -1: none. end_refused: Whether the
-            coordinator refused EndTxn because of the epoch.
+        next_note: Index, in `offsets`, of the group whose offsets are written next; -1: none.
+        end_refused: Whether the coordinator refused EndTxn because of the epoch.
         group_lines: The group partitions whose offsets the transaction moves.
     """
 
@@ -316,7 +317,7 @@ class Transaction(UnitContent):
 
     @property
     def unit_id(self) -> bytes:
-        """The id of the first unit, which the marker contains."""
+        """The id of the first unit. The marker contains this id."""
         return self.units[0].unit_id
 
     @property
@@ -410,7 +411,7 @@ class Transaction(UnitContent):
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """Forget that EndTxn was refused, because the log does not show the outcome: find it out in another way."""
+        """Forget that the coordinator refused EndTxn. The log does not show the outcome, so the marker must show it."""
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
@@ -512,7 +513,7 @@ class TransactionalId:
         self.aborting = frozenset()
 
     def forget_former(self) -> None:
-        """Let the next InitProducerId take over the id, even if another producer has raised its epoch."""
+        """Let the next InitProducerId take over the id, even if another producer has raised the id's epoch."""
         self.former = None
 
     def read_grant(self, grant: Grant) -> None:
@@ -521,7 +522,9 @@ class TransactionalId:
         self.fresh = True
 
     def begin_again(self, *, staged: bool) -> None:
-        """Finish recovery: a new incarnation takes over the id, even if another producer has raised its epoch."""
+        """Finish recovery. This incarnation may now take over the id, even if another producer has raised the id's
+        epoch.
+        """
         self.former = None
         if not staged:
             self.grant = None

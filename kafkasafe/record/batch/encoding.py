@@ -267,8 +267,8 @@ class _Column:
 def _only(lengths: Sequence[int]) -> int | None:
     """Returns the common length of all items; None if the lengths differ."""
     first = lengths[0]
-    # First compare the first and the last length: if lengths differ, these two nearly always differ, which saves the
-    # call of `count`.
+    # First compare the first length with the last: if any lengths differ, these two nearly always differ, and `count`
+    # is not called.
     return first if first == lengths[-1] and lengths.count(first) == len(lengths) else None
 
 
@@ -295,8 +295,8 @@ def _offset_ranges(count: int) -> list[tuple[int, int, int]]:
 
 
 def _head(fields: int, fixed: int, end: bytes) -> bytes:
-    """The bytes before a record's fields of varying size: the `end` of the previous record, then this record's length
-    and attributes.
+    """The bytes where one record ends and the next record begins: the `end` of the former, then the length and the
+    attributes of the latter.
     """
     return end + _VARINTS[fields + fixed] + b"\0"
 
@@ -306,9 +306,9 @@ def _head_of_value(value_length: int, fixed: int) -> bytes:
     return _head(_FIELD_BYTES[value_length], fixed, _EMPTY_HEADERS)
 
 
-# Fields of a fixed size are the attributes, the offset delta and, with one byte each, a zero timestamp delta, a null
-# key and missing headers. The index in each tuple is the total size of the fields with fixed sizes. The key in each
-# cache is the total size of the fields with varying sizes or, in `_HEADS_OF_VALUE`, the length of the value.
+# The attributes and the offset delta have a fixed size. So do a zero timestamp delta, a null key and missing headers,
+# which take one byte each. Each tuple has one cache for each total size of the fields with a fixed size. A cache's key
+# is the total size of the other fields or, in `_HEADS_OF_VALUE`, the length of the value.
 _FIXED: Final = range(4 + len(_OFFSET_STEPS))
 _HEADS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=_EMPTY_HEADERS)) for fixed in _FIXED)
 _HEADS_BEHIND_HEADERS: Final = tuple(_Cache(partial(_head, fixed=fixed, end=b"")) for fixed in _FIXED)
@@ -320,13 +320,13 @@ _CACHED_COUNT: Final = 1 << 16
 
 
 def _make_offsets(count: int, before: bytes, after: bytes) -> list[bytes]:
-    """The bytes `before`, the encoded offset delta and `after`, for each record."""
+    """For each record: the bytes `before`, then the encoded offset delta, then the bytes `after`."""
     return [before + varint(index) + after for index in range(count)]
 
 
 def _make_prefixes(count: int, fields: int, after: bytes) -> list[bytes]:
-    """For each record, the bytes between the previous record's value and this record's key or, without a key, this
-    record's value.
+    """For each record, the bytes that follow the previous record's value and precede this record's key. If the record
+    has no key, they precede its value.
     """
     offsets = _table(_offsets_cached, count, _ZERO, after)
     prefixes: list[bytes] = []

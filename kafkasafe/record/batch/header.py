@@ -1,4 +1,4 @@
-"""The header of a batch, without its records: read, checked, and changed in place."""
+"""Reads, checks and changes the header of a batch, without touching the batch's records."""
 
 from __future__ import annotations
 

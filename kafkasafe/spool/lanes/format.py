@@ -1,4 +1,4 @@
-"""The file FORMAT, which marks a directory as a spool directory, and the names of lanes."""
+"""The file FORMAT and the names of lanes. FORMAT marks a directory as a spool directory."""
 
 from __future__ import annotations
 

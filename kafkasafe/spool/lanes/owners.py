@@ -17,13 +17,15 @@ from kafkasafe.spool.lanes.lock import LOCK_NAME, close_lockable, open_lockable
 NO_CLIENT: Final = "-"
 """Stands for an unknown client id in the lock file of an owner that only drains a lane."""
 _MOST_BYTES: Final = 128 * 1024
-"""Number of bytes that are read from a lock file: enough for the longest client id, which is quoted as in a URL, so
-that one byte may become three.
+"""Number of bytes to read from a lock file. This is enough for the longest client id: a client id is quoted as in a
+URL, so one byte may become three.
 """
 
 
 class Owners:
-    """Reads the lock files of lanes, whose text may come from a dead owner. Only `is_owned` tests the lock."""
+    """Reads the lock files of lanes. The text in a lock file may come from a dead owner. Only `is_owned` tests the
+    lock.
+    """
 
     __slots__ = ("_files", "_path_of")
 
@@ -57,7 +59,7 @@ class Owners:
 
     def client(self, number: int) -> str:
         """Client id of the producer that wrote a lane's records; empty if unknown."""
-        # Require a separator after the client id, which may otherwise be incomplete: the text is not synced, so a power
+        # Require a separator after the client id, because the text may be incomplete: it is not synced, so a power
         # failure may leave only its beginning.
         match = re.search(r"\b(?:client|adopts) (\S+)\s", self._lock_text(number))
         return unquote(match[1]) if match and match[1] != NO_CLIENT else ""
