@@ -305,7 +305,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """Batches in another lane of the same directory that earlier incarnations wrote.
+    """Batches that earlier incarnations wrote to another lane of the same directory.
 
     Attributes:
         before: Upper bound (exclusive) of the batches' positions.
@@ -349,7 +349,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """Offsets of a consumer group that are committed in a unit's transaction.
+    """A consumer group's offsets that are committed in a unit's transaction.
 
     Attributes:
         member_id: Id of the group member that commits the offsets; empty: none.
@@ -374,7 +374,7 @@ class Unit:
         first: Index of the unit's first batch in this spool group's manifest.
         batches: Number of the unit's batches in this spool group, ≥ 0.
         transactional_id: Transactional id of the unit's transaction; empty: one of the lane's own ids.
-        offsets: Offsets of consumer groups that belong to the unit.
+        offsets: The offsets of consumer groups that the unit moves.
     """
 
     unit_id: bytes

@@ -26,8 +26,8 @@ _GUESS_BYTES: Final = 4096
 
 
 class LaneReader:
-    """Reads one lane. Each call of `owed` reads the last segment again, and the segments that no earlier call has read.
-    Calls from several threads run one after another.
+    """Reads one lane. Each call of `owed` reads the segments that no earlier call has read, and reads the last segment
+    again. Calls from several threads run one after another.
     """
 
     def __init__(self, files: Files, lane: Path) -> None:

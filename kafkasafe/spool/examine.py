@@ -31,8 +31,8 @@ class SpoolOutcome(enum.Enum):
     """The cluster rejected the batch, and `rejected/` does not contain it any more: a user resent or deleted it."""
     DROPPED = "dropped"
     """The batch belongs to an atomic batch that was dropped, so it is not delivered. `rejected/` does not contain the
-    batch: a user resent, discarded or deleted it, or the atomic batch contains a consumer's offsets, so that the
-    consumer reads the same input again.
+    batch. Either a user resent, discarded or deleted it, or the atomic batch contains a consumer's offsets. In the
+    second case, the consumer reads the same input again.
     """
     REPLACED = "replaced"
     """The records of the batch are in other batches now."""
@@ -111,7 +111,7 @@ def fates(
     blind_before: int = -1,
     dropped: Mapping[int, str] | None = None,
 ) -> dict[int, SpoolFate]:
-    """Maps the positions of all unfinished batches, and of all batches that the spool's marks name, to their outcomes.
+    """Returns, by position, the outcomes of all unfinished batches, and of all batches that the spool's marks name.
 
     Args:
         marks: (position, marks) of each group, in log order.
@@ -180,7 +180,7 @@ def fates(
 
 
 class Finding(enum.Enum):
-    """The outcome of a batch that may have been sent, according to the cluster."""
+    """The outcome, according to the cluster, of a batch that may have been sent."""
 
     COMMITTED = "committed"
     """The batch is in the log, and replicated."""

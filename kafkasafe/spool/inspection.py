@@ -59,7 +59,8 @@ class Inspected:
         size_bytes: Size of all segments.
         next_position: Position after the last record.
         damage: One sentence per damaged range.
-        untold: The sentences of `damage` that no producer has reported yet: the ranges have no copy in `quarantine/`.
+        untold: The sentences of `damage` that no producer has reported yet. A copy in `quarantine/` proves that a range
+            was reported.
         torn_bytes: Number of bytes in the torn tail. These bytes were never reported as durable, and recovery would cut
             them off.
         closed: Whether the last owner closed the lane in an orderly way.

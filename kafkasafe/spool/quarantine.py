@@ -53,7 +53,7 @@ def _ways_out(lane: Path, damaged: Sequence[Damage]) -> str:
 
 
 def copy_aside(files: Files, lane: Path, damaged: Sequence[Damage]) -> None:
-    """Copy damaged ranges to quarantine/, durably. A copy proves that the damage was reported.
+    """Durably copy damaged ranges to quarantine/. A copy proves that the damage was reported.
 
     A segment that another lane wrote is moved to quarantine/, not copied.
 

@@ -196,9 +196,9 @@ class _Whole:
         declared: Maps each destination's number to a text that names its topic and partition.
         closed: Whether the last group was written by an orderly close.
         end_position: Position after the last group, or -1.
-        between: Number of records between the claimed beginning and the claimed end, counting only records passed to
-            `each`.
-        after: Number of records after the claimed end, counting only records passed to `each`.
+        between: Number of records that were passed to `each`, and are between the beginning and the end that `extent`
+            claims.
+        after: Number of records that were passed to `each`, and are after the end that `extent` claims.
     """
 
     def __init__(
@@ -468,8 +468,8 @@ def _counted(damage: list[Damage], entries: list[Entry], extent: Extent, before:
     """Returns the damage with the number of records in each damaged range, calculated from positions, or from the
     totals in `extent`.
 
-    `before` counts the records between the claimed beginning and the claimed end that are not in `entries`, because
-    they were passed to a callback.
+    `before` counts records that are not in `entries`, because they were passed to a callback. It counts only records
+    between the two positions that `extent` claims.
     """
     follows = {entry.position: following.position for entry, following in itertools.pairwise(entries)}
     counted = []

@@ -73,7 +73,7 @@ class KeptFile:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecords:
-    """The rejected records of one partition that have the same reason.
+    """The records of one partition that were rejected for the same reason.
 
     Attributes:
         partition: Partition; -1 if it was never chosen.
@@ -208,7 +208,7 @@ def data_of(files: Files, path: Path, position: int) -> bytearray:
 
 
 def retire(files: Files, directory: Path, mark: m.Resent) -> None:
-    """Deletes a file whose records were resent, durably.
+    """Durably deletes a file whose records were resent.
 
     Args:
         files: The disk.

@@ -83,7 +83,8 @@ class StoredSegment:
         size_bytes: Number of valid bytes; later bytes in the file were abandoned.
         batches: The places of the segment's data batches, by position.
         records: Number of records in these batches.
-        proven_bytes: According to a later group or `extent`, all bytes before this byte offset have been durable.
+        proven_bytes: All bytes before this byte offset were durable at some time, according to a later group or to
+            `extent`.
         written_ms: When the segment's last group was written, ms since the epoch; 0 if unknown. After the segment was
             read from the disk, this is the largest time of any group.
     """
@@ -114,7 +115,7 @@ class StoredSegment:
         self.records += records
 
     def prove(self, end: int) -> None:
-        """Record that all bytes before the byte offset `end` have certainly been durable."""
+        """Record that all bytes before the byte offset `end` were certainly durable at some time."""
         self.proven_bytes = end
 
     # -- while it is written -----------------------------------------------------------------------------------------

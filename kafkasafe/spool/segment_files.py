@@ -31,7 +31,7 @@ class SegmentFiles:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._held: dict[int, int] = {}
-        """Maps the first position of each segment that is held open to its handle, in the order of opening."""
+        """The segments that are held open: first position → handle, in the order of opening."""
         self._readers: dict[int, int] = {}
         self._identities: dict[int, Identity] = {}
 

@@ -1,4 +1,4 @@
-"""The segments of a lane that is open: their files, their sizes, and the batches in them."""
+"""The segments of an open lane: their files, their sizes, and the batches in them."""
 
 from __future__ import annotations
 

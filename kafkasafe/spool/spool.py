@@ -393,8 +393,8 @@ class Spool:
         return all(map(self._segments.is_whole, self._segments)) and self._extent.in_place
 
     def restore(self) -> list[tuple[int, int]]:
-        """Restore the files that were deleted, renamed or cut, from the files that are held open. The new files are
-        durable on return.
+        """Restore deleted, renamed and cut files from the files that are held open. The new files are durable on
+        return.
 
         Call this method only when everything written so far has been synced.
 

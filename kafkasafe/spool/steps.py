@@ -50,8 +50,8 @@ class UnitLog:
         outcome: How the atomic batch ended; None until this is decided.
         reason: Why the atomic batch was dropped; empty for other outcomes.
         prepared_ms: When the whole batch was written to the spool.
-        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch, before the
-            producer commits the atomic batch.
+        prepare_acknowledged_ms: When the spool recorded that the brokers have the whole atomic batch. Only afterwards
+            does the producer commit it.
         ended_ms: When the spool recorded `outcome`.
         offsets: Maps the position of each batch to its base offset.
     """

@@ -58,7 +58,7 @@ def remove_drafts(files: Files, lane: Path) -> None:
 
 
 def make_durable(files: Files, lane: Path, found: Log) -> None:
-    """Rewrite, durably, the content that recovery has read, because the content may be only in the page cache.
+    """Durably rewrite the content that recovery has read, because this content may be only in the page cache.
 
     An fsync alone is not enough: if an fsync of a dead owner failed, the kernel regards the pages as clean, so a later
     successful fsync proves nothing.

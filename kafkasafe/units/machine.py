@@ -356,5 +356,5 @@ class Units:
 
 
 def _valid(action: Request) -> bool:
-    """Whether the answer to this request counts: the request is of the id's current turn."""
+    """Whether the request belongs to its id's current turn. Only then does the answer count."""
     return action.turn == action.tid.turn

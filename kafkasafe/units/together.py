@@ -112,7 +112,8 @@ def transaction_of(units: Sequence[Unit], tid: TransactionalId, grant: Grant) ->
 
 
 class _Members:
-    """For each consumer group in a transaction: the member that commits the group's offsets, and their readings.
+    """For each consumer group in a transaction: the member that commits the offsets, and the readings (runs of
+    consumers) from which the offsets come.
 
     All offsets that a transaction commits for a group must come from the same member, in the same generation.
     """

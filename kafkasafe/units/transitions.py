@@ -51,8 +51,8 @@ class Transitions:
         self._out = out
         self._newest_reading = newest_reading
         self._moved: dict[GroupPartition, int] = {}
-        """Maps each group partition whose offset has moved since the last `drop_superseded` to the number of the
-        reading that moved the offset.
+        """For each group partition whose offset has moved since the last call of `drop_superseded`: the number of the
+        reading (run of a consumer) that moved the offset.
         """
         self._drops: list[Unit] = []
         """Units with offsets, dropped since the last call of `follow_drops`."""

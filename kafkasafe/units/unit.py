@@ -312,7 +312,7 @@ class Transaction(UnitContent):
 
     @property
     def number(self) -> int:
-        """The number of the first unit, which determines the transaction's turn."""
+        """The number of the first unit. It decides the transaction's place among units and transactions."""
         return self.units[0].number
 
     @property

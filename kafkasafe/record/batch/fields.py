@@ -1,4 +1,4 @@
-"""The numbers and fields of records, read one by one or in columns."""
+"""Reads the numbers and fields of records, one by one or in columns."""
 
 from __future__ import annotations
 
