@@ -1,8 +1,8 @@
 """The engine of `kafkasafe demo`: real brokers, real producers, kill -9 of everything, and an audit at the end.
 
 There are three brokers (replication 3, min.insync.replicas 2). Every client under test runs in its own process, and
-sends numbered records to its own topic. All topics have the same assignment, so one fault affects all clients at once.
-The faults follow each other:
+sends numbered records to its own topic. All topics have their replicas on the same brokers, so one fault affects all
+clients at once. The faults follow each other:
 
 - `leader`: the broker that leads a partition is killed, and started again;
 - `producer`: the producing processes are killed, at any moment, and started again;

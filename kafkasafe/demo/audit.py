@@ -24,7 +24,7 @@ class Run:
         fault: One of `FAULTS`.
         sent: Number of records that the client promised to the application (see `kafkasafe.demo`).
         acked: Promised records that the client reported as acknowledged.
-        spooled: Promised records that were on disk before the promise (`DURABLE_CLIENTS` only).
+        spooled: Promised records that the client reported as durable on disk (`DURABLE_CLIENTS` only).
         in_log: Promised records that are in the topic.
         lost: Promised records that are not in the topic.
         acked_lost: Lost records that had been acknowledged.

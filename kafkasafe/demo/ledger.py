@@ -61,8 +61,8 @@ class Ledger:
 
     @property
     def settled(self) -> int:
-        """The number below which the client has reported an outcome for every record. The producing process sets this
-        number.
+        """The client has reported an outcome for every record with a number below this one. The producing process sets
+        the number.
         """
         return int(self._cells[1])
 

@@ -90,7 +90,7 @@ class Worker:
             raise DemoError(f"The process of {self.client} ended with code {code}:\n{self.tail()}")
 
     def keep_files(self) -> None:
-        """Says that the ledger, the log and the spool must not be removed."""
+        """Keeps the ledger, the log and the spool from being removed at the end of the demo."""
         self.keep = True
 
     def reached(self) -> int:

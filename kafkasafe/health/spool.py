@@ -17,7 +17,7 @@ NEEDED_BYTES: Final = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class LaneSeen:
-    """A lane at one moment.
+    """A lane (the part of a spool directory that one producer owns) at one moment.
 
     Attributes:
         name: Name of the lane's directory.
@@ -53,8 +53,8 @@ class SpoolSeen:
     Attributes:
         lanes: The lanes that can be read.
         unreadable: One sentence for each lane or file of the directory that cannot be read.
-        failing_starts: One sentence for each lane with which a new producer could not start: the producer would choose
-            this lane, and raise an error.
+        failing_starts: One sentence for each lane that would prevent the start of a new producer: the producer would
+            choose this lane, and raise an error.
         free_bytes: Free space of the volume.
         read_only: Whether the volume is read-only.
         not_writable: A path that a producer needs to write, but that this user has no permission to write; empty if

@@ -99,7 +99,7 @@ class ProducerSeen:
         callbacks_behind: Whether `send` waits for callbacks of earlier records.
         blocked: Topics and partitions for which the cluster accepts nothing at present, with the reason.
         damaged: Partitions whose next batch is damaged on disk.
-        losses: Number of errors about lost records that no call has raised yet. The next calls raise these errors.
+        losses: Number of errors about lost records. No call has raised these errors yet; the next calls will.
         connected: Whether the cluster answers.
         network_error: Why the cluster does not answer; None if no error is known.
         waiting_records: Number of records without an outcome.
@@ -272,8 +272,7 @@ class ConsumerHealth:
     """The health of a consumer at one moment.
 
     Attributes:
-        ready: True if the program polls, and no partition waits until the program decides how to continue. Does not
-            depend on brokers.
+        ready: True if the program polls, and no partition needs a decision of the program. Does not depend on brokers.
         reasons: Why the client is not ready; empty if it is ready.
         connected: Whether a connection to a broker is open.
         last_poll_age_s: Seconds since the program's last poll; 0 during a poll; None before the first one.

@@ -23,8 +23,8 @@ class TableForm:
     """The columns of a table.
 
     Attributes:
-        fetched: The columns to read: always the offset, too, so that a table with only topic and partition has the
-            right length.
+        fetched: The columns to read. The offset is always read, because the columns topic and partition are computed
+            and need the number of rows.
     """
 
     def __init__(self, columns: Iterable[str] | None, *, views: bool) -> None:

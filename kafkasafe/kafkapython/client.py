@@ -111,7 +111,7 @@ class _InterruptibleNet(NetworkSelector):
         self._check_open()
         parent: Any = super()
         if self._exception or self._io_thread in (None, threading.current_thread()):
-            return parent.run(coro, *args)  # raises an error, or does not wait for another thread
+            return parent.run(coro, *args)  # either raises an error, or has no other thread to wait for
         me: Any = self
         ended = WakeFlag()
         state: dict[str, Any] = {"exception": None}

@@ -99,7 +99,7 @@ class DirectConnection:
         frame: Frame | None = None
         try:
             frame = _frame(request)
-            # Set no time limit in kafka-python, because it would begin now, not when the request is written.
+            # Give kafka-python no time limit: the time would begin now, not when the request is written.
             future = conn.send_request(frame, request_timeout_ms=_NEVER_MS)
             if frame.encoded and conn.transport is not None:
                 if frame.rest:

@@ -1,4 +1,4 @@
-"""kafka-python's group coordinator, with fixes for joins, and with a lineage for each committed offset."""
+"""kafka-python's group coordinator, with fixes for joins. Adds the records' history to each committed offset."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Coordinator(ConsumerCoordinator):
 
         When the subscribed topics get more partitions, the leader of the group has to rejoin, and assigns the new
         partitions during the join. kafka-python then considers the join as unnecessary, and leaves it unfinished. The
-        leader would never get partitions or send heartbeats again.
+        group's leader would never get partitions or send heartbeats again.
         """
         parent: Any = super()
         me: Any = self
@@ -222,7 +222,8 @@ class Coordinator(ConsumerCoordinator):
         except kafka_errors.OffsetMetadataTooLargeError:
             if described == dict(offsets):
                 raise
-            # Without the lineage, the request contains only the application's metadata, which may be too large, too.
+            # Without the records' history, the request contains only the application's metadata, which may be too
+            # large, too.
             sent = await parent._send_offset_commit_request(offsets)
             self.owner.reports.log.warning(
                 "The brokers' offset.metadata.max.bytes is below 2048, so committed offsets cannot carry the history of"

@@ -324,7 +324,7 @@ class Fetcher(KafkaFetcher):
                 self._held.hold(tp, drained[tp][-1].offset + 1, position)
             return count
         if state is None or not state.is_fetchable() or state.position.offset != part.next_fetch_offset:
-            part.drain()  # the data was fetched for another kind of result
+            part.drain()  # the partition is not read now, or from another position
             return 0
         records = part.take(max_records)
         if state.highwater is not None and self._sensors:
@@ -333,7 +333,7 @@ class Fetcher(KafkaFetcher):
         if records is None:
             return 0
         drained[tp].append(records)
-        # For views, count the memory that they keep in use.
+        # Views keep whole responses in memory, so count the size of their buffers.
         self._left_bytes -= records.get_total_buffer_size() if part.kind.views else records.nbytes
         return int(records.num_rows) if self._left_bytes > 0 else max_records
 
@@ -493,8 +493,8 @@ class Fetcher(KafkaFetcher):
         if self._size is not None:
             largest = max((len(row.records or b"") for _, row in rows), default=0)
             self._size.answered(largest, send_time, time.monotonic())
-        # kafka-python marks the broker as free only after storing the response. A poll in between would take the
-        # response, but consider the broker busy, and not fetch ahead.
+        # Mark the broker as free before the response is stored. kafka-python does so only afterwards. Then a
+        # poll that already takes the response would consider the broker busy, and would not fetch ahead.
         self._nodes_with_pending_fetch_requests.discard(node_id)
         parent: Any = super()
         parent._handle_fetch_response(node_id, fetch_offsets, send_time, response)

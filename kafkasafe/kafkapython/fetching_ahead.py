@@ -120,7 +120,7 @@ class FetchingAhead:
         chosen: Mapping[TopicPartition, ResponseEnd],
         checked: Mapping[TopicPartition, Any],
     ) -> None:
-        """For each partition that a request fetches ahead, store the leadership under which its position is valid."""
+        """For each partition that a request fetches ahead, store the leader for which the position was checked."""
         for node, (_, offsets) in requests.items():
             ahead = offsets.keys() & chosen.keys()
             self._in_flight[node] = len(ahead)

@@ -32,7 +32,7 @@ _PARTITION_LISTS: Final = frozenset({"partitions", "partition_indexes"})
 _NODE_NAMES: Final = ("node_id", "broker_id")
 _ERROR_CODES: Final = ("error_code", "partition_error_code")
 
-# The values of the other fields in a broker's answer with an error code.
+# If a broker's answer has an error code, its other fields have these values.
 _BESIDE_ERRORS: Final[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType(
     {
         "Produce": {"base_offset": -1, "log_append_time_ms": -1, "log_start_offset": -1},
@@ -77,7 +77,7 @@ class Api:
         return bool(self.response.flexible_version_q(version))
 
     def level_of(self, field: str) -> Level:
-        """The level of a field in a response; the deepest level if several levels have the field.
+        """The level (top, topic or partition) of a field in a response; the deepest one if several have the field.
 
         Raises:
             UsageError: No version has the field.
@@ -95,11 +95,11 @@ class Api:
         return any(field in names for at, names in _levels(self.response) if at == level)
 
     def error_field(self, level: Level) -> str | None:
-        """Name of the field with the error code at a level; None if the level has no such field."""
+        """Name of the field with the error code at a level of a response; None if the level has no such field."""
         return next((name for name in _ERROR_CODES if self.has(level, name)), None)
 
     def beside_error(self, level: Level) -> dict[str, Any]:
-        """The values of the other fields at a level, for an answer that has an error code at this level."""
+        """If an answer has an error code at a level: the values that a broker gives to the level's other fields."""
         fields = _BESIDE_ERRORS.get(self.name, {})
         return {name: value for name, value in fields.items() if self.has(level, name)}
 
@@ -394,7 +394,7 @@ def _partitions_of(topics: Any) -> tuple[str | None, str | None]:
 
 @functools.cache
 def _levels(message: Any) -> list[tuple[Level, frozenset[str]]]:
-    """The names of fields at each level, from the top downwards."""
+    """The names of a message's fields at each level: top, topic, partition."""
     top: set[str] = set()
     topic: set[str] = set()
     partition: set[str] = set()

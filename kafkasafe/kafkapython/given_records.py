@@ -50,8 +50,8 @@ class HeldRecords:
         self._held[tp] = _Held(self._subscriptions.assignment.get(tp), after, position)
 
     def let_go(self) -> None:
-        """Forgets the records that the iterator held. Moves each partition whose records were all returned to its
-        stored position.
+        """Forgets the records that the iterator held. If the application got all records of a partition, moves the
+        partition to the stored position.
         """
         held, self._held = self._held, {}
         for tp, end in held.items():

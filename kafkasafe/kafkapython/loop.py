@@ -1,6 +1,6 @@
 """kafka-python's event loop, with fixes and additions.
 
-This module contains only the work of one turn of the loop, which is the same for all requests.
+This module contains only the work of one turn (iteration) of the loop, which is the same for all requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafka.net.selector import NetworkSelector, Task, TaskState
 from kafkasafe.cluster.terms import log
 from kafkasafe.logs import apart, own_threads
 
-_NEVER_AT: Final = 1e9  # monotonic seconds; a time limit of `_NEVER_MS` (connection.py) is larger
+_NEVER_AT: Final = 1e9  # monotonic seconds; `call_at` ignores calls that are due later
 _LONGEST_SELECT_S: Final = 3600.0
 
 
@@ -35,7 +35,7 @@ class Loop(NetworkSelector):
     def __init__(self, **configs: Any) -> None:
         super().__init__(**configs)  # type: ignore[no-untyped-call]
         self.unwritten: list[Callable[[], None]] = []
-        """Functions that write the data of the current turn, called at the end of the turn."""
+        """Functions that write the collected data at the end of the loop's current iteration."""
         self._never: Any = Task(lambda: None)
         self._never.close()
         self._on_wake: Callable[[], None] = lambda: None

@@ -150,7 +150,7 @@ class DirectManager(Manager):
         known = self._conns.get(node_id)
         conn = parent.get_connection(node_id, *args, **options)
         if conn is not known and self.config["api_version"] is None:
-            conn.broker_version_data = None  # let the connection ask its own broker when it is made
+            conn.broker_version_data = None  # a new connection must ask its own broker
         return conn
 
     def take_brokers(self, brokers: dict[int, Any]) -> None:

@@ -80,7 +80,7 @@ def has_settled(consumer: Any, began: float) -> bool:
     """Return whether the consumer has joined its group and has a position in each assigned partition.
 
     If brokers create topics automatically, a new topic appears in the metadata a moment after the first request for it.
-    A topic that is still missing `_CREATED_S` seconds after `began` (monotonic seconds) does not exist.
+    A topic counts as non-existent if it is still missing `_CREATED_S` seconds after `began` (monotonic seconds).
     """
     known, coordinator = consumer._subscription, consumer._coordinator
     states = list(known.assignment.values())

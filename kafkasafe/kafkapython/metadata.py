@@ -12,10 +12,11 @@ class Metadata(ClusterMetadata):
     """kafka-python's cluster metadata. If the request in flight does not contain all wanted topics, another request
     follows.
 
-    While a request is in flight, kafka-python 3.0.12 sends no new request, but uses the response as the answer to both.
-    If the request in flight was sent before a topic was added, the topic is missing for `metadata_max_age_ms`, five
-    minutes by default. Kafka's own client had the same fault (KAFKA-7831). Today Kafka's client counts the changes to
-    its set of topics, and so recognises an outdated response (`Metadata.requestVersion`).
+    If an update is requested while another request is in flight, kafka-python 3.0.12 sends no new request, but takes
+    the response to the earlier one as the answer. If the request in flight was sent before a topic was added, the topic
+    is missing for `metadata_max_age_ms`, five minutes by default. Kafka's own client had the same fault (KAFKA-7831).
+    Today Kafka's client counts the changes to its set of topics, and so recognises an outdated response
+    (`Metadata.requestVersion`).
     """
 
     def __init__(self, **configs: Any) -> None:

@@ -62,8 +62,8 @@ class SocketNetwork:
         settings.setdefault("receive_message_max_bytes", 100_000_000)
         # Let kafka-python log no warnings about slow steps, which are normal on a busy machine.
         settings.setdefault("slow_task_threshold_secs", 0)
-        # Set no real limit on the requests in flight. At a limit, kafka-python would pause the connection until the
-        # callback of a reply has returned, so that the callback could not send a request.
+        # Set no real limit on the requests in flight. When the limit is reached, kafka-python pauses the connection
+        # until the callback of a reply has returned. So the callback itself could not send a request.
         settings["max_in_flight_requests_per_connection"] = 2**31 - 1
         default_options: Any = DirectManager.DEFAULT_CONFIG["socket_options"]
         sockets = list(settings.get("socket_options") or default_options)

@@ -1,8 +1,8 @@
 """Encodes ListOffsets requests for many partitions, and decodes their answers.
 
 kafka-python makes an object for each partition of a request and of a response. With 1,000 partitions, kafka-python's
-objects cost more than all other work. So this module packs and unpacks the bytes of the rows directly. kafka-python
-decodes responses with another layout.
+objects cost more than all other work. So this module packs and unpacks the bytes of the rows directly. If a response
+has another layout, kafka-python decodes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafkasafe.cluster.network import OffsetRow
 from kafkasafe.kafkapython.wire import uvarint
 
-# First versions of ListOffsets with the isolation level, throttle time, leader epoch, flexible encoding, and time-out.
+# For each field of ListOffsets, and for the flexible encoding, the first version that has it.
 _ISOLATION: Final = 2
 _THROTTLE: Final = 2
 _EPOCH: Final = 4

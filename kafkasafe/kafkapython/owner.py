@@ -63,7 +63,7 @@ class _Reports(Protocol):
 
 
 class Owner(Protocol):
-    """The objects that make one consumer's decisions."""
+    """The objects that decide for one consumer, for example from which broker to fetch."""
 
     @property
     def followers(self) -> _Followers:

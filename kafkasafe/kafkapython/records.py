@@ -156,7 +156,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         """
         self._maybe_raise_next_inline_exception()
         taken: list[Any] = []
-        # After an interrupt (Ctrl-C) from here on, no record counts as taken.
+        # If Ctrl-C interrupts the code below, no record counts as taken.
         self.next_fetch_offset = TAKING
         try:
             while n is None or len(taken) < n:

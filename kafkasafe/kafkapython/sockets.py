@@ -27,10 +27,10 @@ from kafkasafe.cluster.api import Buffer
 from kafkasafe.kafkapython.loop import Loop
 
 _RECEIVE_BYTES: Final = 64 * 1024
-"""A response of more bytes gets its own buffer as soon as its size is received."""
+"""A response larger than this gets its own buffer as soon as its size is received."""
 _MAX_IOVEC: Final = 64
 _LEAST_VIEW_BYTES: Final = 64 * 1024
-"""Parts of a response with fewer bytes are copied, because SASL tokens, for example, must be bytes, not views."""
+"""Smaller parts of a response are copied, because some, such as SASL tokens, must be bytes, not views."""
 
 
 class Timed(Protocol):
@@ -196,8 +196,8 @@ class _SocketMixin:
                     error = decoding
             if error is not None:
                 if parsed:
-                    # First let a task run that waits for the received bytes, which may contain the broker's reason to
-                    # close the connection.
+                    # The received bytes may contain the broker's reason to close the connection. So let the task that
+                    # waits for them run first.
                     self._break_soon(error)
                 else:
                     self._broke(error)
@@ -341,7 +341,7 @@ class _DirectMixin(_SocketMixin):
             self._net.read_with(self._sock, self._receive)
 
     def write(self, data: Buffer) -> None:
-        """Write the data at the end of this turn of the loop, together with all other data of the turn."""
+        """Write the data at the end of the loop's current iteration, together with all other data of the iteration."""
         if not len(data):
             raise ValueError("Nothing to write")
         self.writelines((data,))

@@ -1,13 +1,14 @@
 """Appends the batches of one task to partitions, in an open transaction or without a transaction.
 
-The driver owns the transaction; a task only has a `WriterIdentity`. If the `WriterIdentity` has no transactional id,
-there is no transaction. On each partition the task sends one batch at a time. So if a resent batch is in the leader's
-log already, it is the newest batch of its producer there, and the leader recognises the duplicate even after a restart.
+The driver owns the transaction; a task only has its `WriterIdentity` (producer id and epoch). If the `WriterIdentity`
+has no transactional id, there is no transaction. On each partition the task sends one batch at a time. So if a resent
+batch is in the leader's log already, it is the newest batch of its producer there, and the leader recognises the
+duplicate even after a restart.
 
 The first batch of a task on a partition is its *claim* of the partition. The claim solves this problem:
 
-1. Attempts 0 and 1 of one task run at the same time, because of speculation, because Spark runs a stage again while its
-   old tasks are still running, or because Spark gave up an executor too early.
+1. Attempts 0 and 1 of one task run at the same time. Spark starts a second attempt on speculation, when it repeats a
+   stage, or when it gave up an executor too early.
 2. Sequences begin at 0 in every transaction, so both attempts begin at 0 on the same partition.
 3. Attempt 0 appends its first batch.
 4. Attempt 1 sends its first batch, with other records. The leader does not compare records: it treats the batch as a
@@ -18,9 +19,9 @@ timestamps are stored relative to the base timestamp, so readers see no differen
 task reads the header back from the log. If the base timestamp differs, another attempt was first, and this attempt ends
 before it sends anything else.
 
-A batch that is larger than the topic's `max.message.bytes` or `segment.bytes` is divided on the task's thread. Once the
-broker has refused a batch because of its size, later batches for the topic are divided into parts of at most half that
-size before they are sent.
+A batch that is larger than the topic's `max.message.bytes` or `segment.bytes` is divided on the task's thread. After a
+broker has refused a batch because of its size, the appender divides later batches for this topic into parts of at most
+half that size.
 
 Threads: one thread calls `append` and `finish`. Replies arrive on the network thread, which sends the next batch even
 while the task's thread encodes records.
@@ -93,7 +94,7 @@ class _Place:
     sending: bytearray | None = None
     in_flight: bool = False
     too_large: bool = False  # `sending` must be divided before it is sent
-    claim_at: int = -1  # offset of the claim, from its acknowledgement until it is read back
+    claim_at: int = -1  # offset of an acknowledged claim; -1 after the task has read the claim back
     failures: int = 0
     again_at: float = 0.0
     give_up_at: float = 0.0
@@ -104,7 +105,7 @@ class _Place:
 
     @property
     def current(self) -> bytearray:
-        """The current batch. The caller must know that `sending` is not None."""
+        """The current batch. Must not be used while `sending` is None."""
         assert self.sending is not None  # noqa: S101
         return self.sending
 
@@ -136,11 +137,11 @@ class _Place:
         self.in_flight = False
 
     def appended_claim(self, offset: int) -> None:
-        """Notes that the claim is acknowledged at this offset, and must be read back from there."""
+        """Stores the offset of the acknowledged claim, which the task must read back."""
         self.claim_at, self.failures, self.again_at = offset, 0, 0.0
 
     def judge_claim(self, found: batch.BatchHeader) -> Exception | None:
-        """Compares the header at the offset of the claim with the claim. Returns an error unless they are equal."""
+        """Compares the claim with the batch header that is at its offset. Returns an error if they differ."""
         ours = batch.read_header(self.current)
         if found.compression is not ours.compression:
             return RejectedError(
@@ -188,16 +189,17 @@ def _stamp(data: bytearray, grant: WriterIdentity, sequence: int) -> int:
 
 
 class Appender:
-    """Appends batches under a grant (a `WriterIdentity`), and reports how many records it appended.
+    """Appends batches under a grant (a producer id and epoch), and reports how many records it appended.
 
     Args:
         transport: A started transport. The caller still owns it and closes it.
         grant: The transaction's grant. The transaction must already contain the partitions. If the grant's
             transactional id is empty, the appender uses no transaction, and the grant holds an idempotent producer's
             own id and epoch.
-        options: Options of the sink or writer. The appender uses three options: the time limit for one batch, the time
-            limit for a broker's wait for its replicas, and the number of pending bytes above which `append` blocks.
-        claims: Whether to write claims and read them back. False if no other attempt can have the grant.
+        options: Options of the sink or writer. The appender uses `delivery_timeout_s`, `request_timeout_ms` and
+            `buffer_bytes`.
+        claims: Whether the first batch on each partition is a claim, which the appender reads back. Not needed if no
+            other process has this grant.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
             batch, in order for each partition. The function is not called for claims. For a divided batch, the function
             is called once for each part.

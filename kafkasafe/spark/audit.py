@@ -31,10 +31,10 @@ class _Ids(Protocol):
 
 
 class _FindRuns:
-    """A task that finds the runs in some of the offset ranges.
+    """A task that finds runs of batches in some of the offset ranges.
 
-    A run (`SequenceRun`) is a sequence of batches of one producer without a gap in their sequence numbers. The
-    result of the task is small even for large ranges.
+    In a run (`SequenceRun`), the batches come from one producer, and their sequence numbers have no gap. The result of
+    the task is small even for large ranges.
     """
 
     def __init__(self, options: ReadOptions, pieces: Sequence[Range]) -> None:

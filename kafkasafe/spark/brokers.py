@@ -133,7 +133,7 @@ class Brokers:
             )
 
     def gather(self, procedures: Mapping[K, Procedure[T]], began: float | None = None) -> dict[K, T]:
-        """Runs the procedures concurrently and returns their results under the same keys.
+        """Runs the procedures (generators that ask brokers) concurrently and returns their results under the same keys.
 
         Args:
             procedures: The procedures.

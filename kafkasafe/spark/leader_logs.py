@@ -6,8 +6,8 @@ End offsets that go backwards (SPARK-26267, SPARK-27281):
 2. Broker A fails. Broker B becomes the leader, and for a moment it reports that the log ends at 480.
 3. A planner that trusts B's answer writes 480 into the checkpoint. The next batch then reads offsets 480 to 499 again.
 
-To prevent that offsets 480 to 499 are read again, the planner first gives the checkpoint's offset to the tracker of
-`kafkasafe.offsets`. Then the tracker checks each end offset that a leader reports. So a range never ends before it
+To avoid reading offsets 480 to 499 again, the planner first gives the checkpoint's offset to the tracker of end offsets
+(`kafkasafe.offsets`). Then the tracker checks each end offset that a leader reports. So a range never ends before it
 begins. Without the checkpoint's offset, the tracker of a restarted driver would know no end offset, and would accept
 B's 480.
 
@@ -128,7 +128,7 @@ class LeaderLogs:
         Args:
             start: Where the micro-batch begins.
             ends: The leaders' answers about the ends of the logs.
-            starts: The leaders' answers about where logs begin; only for logs with new records.
+            starts: The leaders' answers about the beginnings of those logs that have new records.
         """
         found = {}
         now_ids: dict[str, bytes | None] = {}
@@ -195,8 +195,8 @@ class LeaderLogs:
             if self._checked.get(partition) != (now_id, end.leader_epoch):
                 yield from self._compare(partition, was.lineage, was.offset, found)
             if found.why is None and end.offset < was.offset:
-                # The tracker has accepted a lower end offset, as it does only if a loss of records is proven, or after
-                # a call of its method `accept`.
+                # The tracker has accepted a lower end offset. It does so only if a loss of records is proven, or if
+                # `accept` was called.
                 found.lose("truncated", (end.offset, was.offset - 1), begin=end.offset, end=end.offset)
             if found.end > found.begin:
                 first = (yield from self._lookups.listed(*partition, EARLIEST, note)).offset

@@ -58,7 +58,7 @@ class MetricsListener(StreamingQueryListener):
     - `kafkasafe_spark_active_queries`: queries that are running.
     - `kafkasafe_spark_query_failures_total`: query runs that an exception ended.
 
-    Metric families of kafkasafe's source, with the label `topic`, which count only source processes on this machine:
+    Metric families of kafkasafe's source, with the label `topic`. They count only events in processes on this machine:
 
     - `kafkasafe_spark_source_events_total{event,reason}`: `held` (a lower end offset was not accepted), `regressed` (a
       lower end offset was accepted, because a loss of records was proven), `lost` (the query skipped lost records).

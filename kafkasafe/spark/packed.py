@@ -25,8 +25,8 @@ the checkpoint's format). `offsets` and `epochs` usually become that long if the
 - `least` and `most`: the lowest and the highest of the partitions' next offsets.
 - `dense`: a compact text (`_Dense`). For each partition, the text contains the next offset and the first offset of each
   epoch.
-- `epochs`: the text of the field `epochs` that it replaces, without the first offsets; for example `3,4;;@17,3`.
-  `dense` leaves out a first offset that is 0; instead, a colon follows the epoch: `3:,4`.
+- `epochs`: as before, but without the first offsets; for example `3,4;;@17,3` before deflation. `dense` leaves out a
+  first offset that is 0; instead, a colon follows the epoch: `3:,4`.
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ class Planner:
         if self._target is not None:
             for partition, state in found.items():
                 if self._target.get(partition, state.begin) < state.begin:
-                    # When the target was set, a leader reported an end offset that was too low. The tracker of end
-                    # offsets could not notice the mistake without the checkpoint's offsets.
+                    # When `stop_at_latest` set the target, a leader reported an end offset that was too low. Without
+                    # the checkpoint's offsets, the tracker of end offsets could not notice this.
                     self._target[partition] = state.end
                 state.stop_at(self._target.get(partition, state.begin))
         # A missing partition is reported, but needs no micro-batch.
@@ -247,7 +247,7 @@ class Planner:
         """Divides a micro-batch into ranges for tasks. The batch may be new, or Spark may run it again.
 
         Raises:
-            DataLossError: The log no longer holds planned records, and `failOnDataLoss` is true.
+            DataLossError: A log has lost records of the planned ranges, and `failOnDataLoss` is true.
             ConfigError: A range ends before it begins. Or the query's first batch was planned by an older
                 kafkasafe or by Spark's own source, which did not store where the batch begins.
         """
@@ -284,7 +284,7 @@ class Planner:
         """Finds the first offset of a query's first micro-batch, for each partition whose mark does not store this
         offset.
 
-        Older versions and Spark's own source wrote marks that do not record where the batch begins. If the starting
+        Older versions and Spark's own source stored only where the first micro-batch ends. If the starting
         options still resolve to the same offset as when the batch was planned, the batch begins at that offset. But
         "latest" now resolves to another offset, so the user has to name the beginning of the batch.
         """
@@ -320,15 +320,15 @@ class Planner:
         return Positions(begins, start.topic_ids, initial=True)
 
     def _compared(self, start: Positions, end: Positions) -> Positions:
-        """Compares the logs with the records that an earlier run has read, if `opening` planned the batch. `opening`
-        has no parameter `start`, so it could not compare the logs.
+        """For a batch that `opening` planned, checks that the logs still contain the records that an earlier run has
+        read. `opening` could not check this, because it does not know the start of the batch.
 
         Returns:
             A copy of `start`. For a partition that lost records, the copy holds the offset of the first record that
             differs.
 
         Raises:
-            DataLossError: Records that were read are lost, and `failOnDataLoss` is true.
+            DataLossError: The logs have lost records that the query has read, and `failOnDataLoss` is true.
         """
         partitions = self._topics.partitions(fresh=False)
         found = self._unwanted(start, partitions)
@@ -351,13 +351,13 @@ class Planner:
                     lost[partition] = state
                     begin = min(state.begin, planned.offset) if state.why == "recreated" else state.begin
                     marks[partition] = Mark(begin)
-                # A loss of unread records is due to retention, and `recheck` finds out which lost records are in the
-                # batch.
+                # If only unread records are lost, retention has removed them. Then `recheck` finds out which of them
+                # are in the batch.
         self._losses.tell({at: mark.offset for at, mark in start.marks.items()}, lost, is_first=False)
         return Positions(marks, start.topic_ids)
 
     def _unwanted(self, start: Positions, partitions: Sequence[Partition]) -> dict[Partition, LogState]:
-        """Returns a state for each partition in `start` that the options no longer name. The partition counts as
+        """Returns a state for each partition in `start` that the options no longer name. Such a partition counts as
         missing, even if it still exists.
         """
         found = {}

@@ -79,8 +79,8 @@ def commits_are_validated(session: SparkSession, query_id: str | None) -> bool:
     When Spark computes the data frame, it also commits the state of a streaming join, aggregation or deduplication.
     Since SPARK-52008 Spark also checks, after `foreachBatch`, that each state store has committed.
 
-    Also returns True if Spark checks the commits, and the query's plan, which would show whether the query has state,
-    is not available.
+    The query's plan shows whether the query has state. If Spark checks the commits, but the plan is not available, the
+    function returns True.
     """
     try:
         if session.conf.get(_VALIDATION) != "true":

@@ -247,9 +247,9 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
     """Yields the ranges of a micro-batch as (partition, begin, end), with begin ≤ end.
 
     Args:
-        start: Positions where the batch begins: the end of the previous batch, or initial positions. Initial positions
-            must contain a mark for each partition whose mark in `end` shows no first offset: `begin` is None, and
-            `first` is None or `UNRESOLVED`.
+        start: Positions where the batch begins: the end of the previous batch, or initial positions. If a mark
+            (position) in `end` does not store where the batch begins (`begin` is None, and `first` is None or
+            `UNRESOLVED`), initial positions must contain the partition.
         end: Positions where the batch ends.
 
     Raises:
@@ -263,7 +263,7 @@ def ranges_between(start: Positions, end: Positions) -> Iterable[tuple[Partition
         # not mean that the topic was created again.
         is_same = mark == before and start.topic_ids.get(topic) in {None, end.topic_ids.get(topic)}
         if is_same and not start.initial:
-            # The batch reads nothing from this partition. The mark's `begin` belongs to the range of an earlier batch.
+            # The batch reads nothing from this partition. The mark still stores the `begin` of an earlier batch.
             yield partition, mark.offset, mark.offset
             continue
         begin = mark.begin

@@ -59,9 +59,8 @@ class QueryBounds:
         )
 
     def begin_was_chosen(self, partition: Partition) -> bool:
-        """Returns whether a starting offset above the partition's end proves that the options are wrong. Such an offset
-        proves nothing if the query starts at the earliest offset, or if it starts at a time and ends at the latest
-        offset.
+        """Returns whether the options are wrong if the starting offset is above the partition's end. They may be right
+        if the query starts at the earliest offset, or if it starts at a time and ends at the latest offset.
         """
         starting = self._options.starting
         value = starting.everywhere if starting.each is None else starting.each[partition]
@@ -72,8 +71,9 @@ class QueryBounds:
         return not (isinstance(ending, Offsets) and ending.everywhere == LATEST)
 
     def is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
-        """Returns whether the starting options resolved to the same offset `begin` when the batch that ends at `end`
-        was planned. "earliest" counts as fixed, although retention may have moved the start of the log since then.
+        """The starting options resolve to the offset `begin` now. Returns whether they gave the same offset when the
+        batch that ends at `end` was planned. "earliest" counts as fixed, although retention may have moved the start of
+        the log since then.
         """
         starting = self._options.starting
         if isinstance(starting, Offsets):
@@ -84,7 +84,7 @@ class QueryBounds:
         return begin < end
 
     def _bound(self, partition: Partition, bound: Bound, which: str, value: int | None) -> Procedure[int]:
-        assert value is not None  # noqa: S101  # a bound has `everywhere` or `each`
+        assert value is not None  # noqa: S101  # there is one value for all partitions, or one for each
         if isinstance(bound, Offsets):
             if value == EARLIEST:
                 return (yield from self._lookups.start(*partition))

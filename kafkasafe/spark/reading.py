@@ -100,8 +100,8 @@ def read_at_once(
     max_bytes: int,
     timeout_s: float,
 ) -> list[Any] | None:
-    """Reads several small ranges. Sends one request for each range, all at the same time. Reports no event and repeats
-    no request.
+    """Reads several small ranges. Sends one request for each range, all at the same time. If a request fails,
+    `read_at_once` neither repeats it nor reports an event.
 
     Args:
         transport: The connections to use.
@@ -324,8 +324,8 @@ class _Fetching:
     def _wanted(self, answer: RecordsFetched, position: int) -> Iterator[tuple[Any, int]]:
         """Decodes a response in pieces, up to the end of the range.
 
-        Yields pairs (piece, n). The first n records of the piece have the planned leader epoch. If the piece has more
-        records, the next one has another epoch.
+        Yields pairs (piece, n). The first n records of the piece have the planned leader epoch. If there are more
+        records in the piece, record n has another epoch.
         """
         decoder = Decoder(
             answer.records,

@@ -331,9 +331,9 @@ class Session:
             count: Returns the number of rows of the micro-batch. `write` calls `count` only if the marker's other
                 fields do not show whether the batch is committed. None in a batch query, where `txnVersion` alone
                 decides whether to write.
-            remember: Whether to keep the marker forever. `remember=False` requires a new application id. The marker is
-                then stored only as a committed offset of a consumer group, which expires. `write` then reads the marker
-                only if it has to restart its transaction, for example after a commit that was not answered.
+            remember: Whether to keep the marker forever. If False, the marker is stored only as a committed offset of a
+                consumer group, which expires, and the application id must be new. `write` then reads the marker only if
+                it has to restart its transaction, for example after a commit that was not answered.
 
         Raises:
             CheckpointMismatchError: The marker does not fit the checkpoint. Nothing was written.

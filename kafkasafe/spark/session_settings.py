@@ -89,8 +89,8 @@ def with_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[DataFrame
         from pyspark.sql import SparkSession
         from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
-        # Settings belong to a session, and other queries use the session at the same time. So the plan runs in a copy
-        # of the session. Copying takes milliseconds.
+        # Settings belong to a session, and other queries use the session at the same time. So the job uses a copy of
+        # the session. Copying takes milliseconds.
         session = df.sparkSession
         copy = jdf.sparkSession().cloneSession()
         for name, value in settings.items():

@@ -332,8 +332,9 @@ class _Job:
         session: The driver's session.
         previous: Size of the previous micro-batch; None if it is unknown. If the previous micro-batch was small, this
             micro-batch probably has few rows, too. Then the tasks return their rows or batches to the driver, which
-            sends them, so one stage of Spark is enough, and no partition needs a claim (see `appender`). If there are
-            more rows than expected, the first job sends nothing, and a second job writes the rows.
+            sends them, so one stage of Spark is enough. No partition needs a claim, because no other process sends (see
+            `appender`). If there are more rows than expected, the first job sends nothing, and a second job writes the
+            rows.
 
     Attributes:
         totals: `bytes` and `retries` of all transactions of the micro-batch.
@@ -459,15 +460,15 @@ class _Job:
         if hasattr(encoded, "repartitionById"):
             moved = encoded.repartitionById(slots, "slot")
         else:
-            # `repartition` assigns slots to tasks by hash. One task may get several slots, and so several partitions.
+            # `repartition` hashes the column `slot`, so one task may get the batches of several slots and partitions.
             moved, send = encoded.repartition(slots, "slot"), replace(send, alone=False)
         return map_in_arrow(moved, send, REPORT_SCHEMA, columns=ENCODED_SCHEMA.names), True
 
     def _check_stages(self, rows: Sequence[Any]) -> None:
         """Restarts the transaction if a stage ran more than once.
 
-        Tasks of the stage's earlier attempts may still be running, and could write to partitions that no task of the
-        latest attempt has claimed.
+        Tasks of the stage's earlier attempts may still be running. They could write to partitions to which no task of
+        the latest attempt has written.
 
         Raises:
             RestartError: A stage ran more than once.

@@ -57,7 +57,7 @@ class SinkTransaction:
         self._app_id = app_id
         self._opened_at = 0.0
         self.partitions = 0
-        self._kept: WriterIdentity | None = None  # the latest grant that only this process has
+        self._kept: WriterIdentity | None = None  # the latest grant that was not passed to tasks
 
     @property
     def has_timed_out(self) -> bool:
@@ -91,8 +91,8 @@ class SinkTransaction:
         self._requests.add_partitions(grant, places)
 
     def appender(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> Appender:
-        """Returns an appender for the step WRITE in this process. The appender writes no claims, because no other
-        process has the grant.
+        """Returns an appender for the step WRITE in this process. The appender need not claim partitions, because no
+        other process has the grant (producer id and epoch).
 
         Args:
             grant: Grant of the transaction. No other process may get it.
@@ -144,9 +144,9 @@ class SinkTransaction:
         """The step VERIFY: checks that the leaders have exactly the rows that the tasks reported.
 
         If the driver passed the grant to tasks, any task may have appended to any partition of the transaction, even a
-        task that Spark abandoned. So the driver checks all partitions of the transaction. If only this process had the
-        grant (see `appender`), the driver checks only the partitions to which it appended: their leaders may have lost
-        acknowledged records.
+        task that Spark abandoned. So the driver checks all partitions of the transaction. If the driver itself appended
+        all rows (see `appender`), it checks only the partitions of these rows: their leaders may have lost acknowledged
+        records.
 
         Raises:
             RestartError: The leaders have other rows. No row of the transaction is visible.

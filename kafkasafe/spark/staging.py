@@ -114,7 +114,8 @@ class Stager:
             self._appender.append(self._topic, self._partition, record)
 
     def finish(self) -> list[StagedBatch]:
-        """Waits until all in-sync replicas have the batches. Returns the places of the batches, in order.
+        """Waits until all in-sync replicas have the batches. Returns each batch's partition and offset in the staging
+        topic, in order.
 
         Raises:
             StagingError: See `put`.

@@ -72,7 +72,7 @@ _HEAD_FROM: Final = 1024
 # because otherwise thousands of tasks would fill the driver's memory.
 _FIRST_TASKS: Final = 64
 _LATER_INLINE_BYTES: Final = 64 * 1024
-_TOO_LARGE: Final = -1  # column `slot` of the only row that a task returns if its batches exceed the limit
+_TOO_LARGE: Final = -1  # in the column `slot` of the only row of a task whose batches are too large
 
 _arrow: Any = pa
 
@@ -118,9 +118,8 @@ class _Sender:
         """Sends batches and yields the report.
 
         Args:
-            encoded: Pairs (places, batches), in order. A place is a (topic, partition). Each batch is given as (its
-                place, its bytes), and `places` lists the places of all these batches. The first batch for a place is a
-                claim.
+            encoded: Pairs (places, batches), in order. A place is a (topic, partition). Each batch is a pair (place,
+                bytes), and `places` lists the places of all these batches. The first batch for a place is a claim.
             alone: Whether the task can only write to a single partition, whatever its rows are.
 
         Raises:
@@ -282,7 +281,7 @@ class EncodeRows:
     Attributes:
         options: Options of the sink.
         counts: Topic → number of its partitions, if already known. The task asks the brokers about other topics.
-        slots: Number of sending tasks.
+        slots: Number of sending tasks. One task sends all batches with the same slot.
         turn: A number that determines the partition of rows with neither a key nor a partition.
     """
 
@@ -295,7 +294,8 @@ class EncodeRows:
         """Encodes all rows of the task and yields the batches."""
         spare_collections()
         for (topic, partition), count, data in self.packed(rows, task=task_context().partitionId()):
-            # If a topic is not in `counts`, its first slot depends on the topic's name.
+            # With several topics, begin at a slot that depends on the topic's name, so that not all partitions 0 go to
+            # one task.
             first = 0 if topic in self.counts else zlib.crc32(topic.encode())
             yield encoded_batch((partition + first) % self.slots, topic, partition, count, data)
 
@@ -360,8 +360,8 @@ class EncodeInline:
     """The function that `mapInArrow` runs if the tasks only encode batches, and the driver collects and sends the
     batches.
 
-    If a task's batches are larger than `inline_limit`, the task yields a single row with slot -1 instead. This limits
-    the driver's memory. The row with slot -1 tells the driver that another job must write the rows.
+    If a task's batches are larger than `inline_limit`, the task yields only one row, with -1 in the column `slot`. This
+    limits the driver's memory. The row tells the driver that another job must write the rows.
 
     Attributes:
         encode: Encodes the rows.
@@ -370,7 +370,7 @@ class EncodeInline:
     encode: EncodeRows
 
     def __call__(self, rows: Iterator[Any]) -> Iterator[Any]:
-        """Encodes all rows of the task. Yields the batches or, if they are too large, only one row with slot -1."""
+        """Encodes all rows of the task. Yields the batches; if they are too large for the driver, only one row."""
         limit = inline_limit(self.encode.options, task_context().partitionId())
         held = []
         size = 0
@@ -449,9 +449,9 @@ class SendEncoded(_Sender):
         yield from self.send(encoded(), alone=self.alone)
 
     def _claimed(self, data: bytearray) -> Iterator[bytearray]:
-        """Divides an encoded batch into two parts, the claim and the rest, and encodes each part as a batch.
+        """Divides an encoded batch into a claim (a small first batch, see `kafkasafe.spark.appender`) and the rest.
 
-        The encoding task cannot make the claim, because it does not know which attempt will send the batch.
+        Only the sending task can do this, because the claim identifies the attempt that sends it.
         """
         _, rows = unpack(data)
         packer = _packer(self.options, head_base=claim_base)

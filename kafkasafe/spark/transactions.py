@@ -98,7 +98,7 @@ def _identity(grant: WriterIdentity) -> TransactionIdentity:
 
 
 def identity_of(grant: WriterIdentity) -> TransactionIdentity | None:
-    """Returns the identity that the batches of a transaction carry; None if the grant is not for a transaction."""
+    """Returns the identity that the batches of a transaction carry; None if there is no transaction."""
     return _identity(grant) if grant.transactional_id else None
 
 

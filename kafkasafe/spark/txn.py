@@ -116,9 +116,9 @@ class MicroBatch:
     """The state of one driver's attempt to write one micro-batch.
 
     Args:
-        max_restarts: How often the attempt may return to FENCE before it fails.
-        goes_on: Whether the attempt begins at OPEN, with the epoch that the coordinator granted in its answer to the
-            driver's last commit.
+        max_restarts: How often the attempt may return to the step FENCE before it fails.
+        goes_on: Whether the attempt begins at the step OPEN, with the epoch that the coordinator granted in its answer
+            to the driver's last commit.
 
     Attributes:
         step: The next thing to do.
@@ -254,8 +254,8 @@ class MarkerLog:
     """Finds one application id's newest committed marker in a partition's log. The caller reads the whole log with
     `read_uncommitted`.
 
-    `read_committed` would stop at the open transaction of another application id. A transaction of another id does not
-    matter: the fence has already ended all transactions of this id.
+    `read_committed` would stop at an open transaction of another application id. Such a transaction does not matter,
+    because it contains no marker of this id. The fence has already ended all transactions of this id.
 
     Args:
         key: Key of this id's records.
@@ -397,8 +397,8 @@ def _marker_fits(
 
 
 def may_go_on(marker: Marker, batch_id: int, query_id: str, *, plan: str = "") -> bool:
-    """Whether a driver may begin a batch at OPEN. The batch then uses the epoch that the driver got in the answer to
-    its last commit.
+    """Whether a driver may begin a batch at the step OPEN. The batch then uses the epoch that the driver got in the
+    answer to its last commit.
 
     Otherwise the driver begins the batch at FENCE, then reads the marker and calls `judge_marker`.
 

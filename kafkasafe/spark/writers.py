@@ -340,8 +340,8 @@ def _log_outcome(app_id: str, batch_id: int, done: Outcome) -> None:
 
 
 class _Work:
-    """Carries out the step WRITE: appends the batches of the messages. Can be called several times, each time with
-    another grant.
+    """Carries out the step WRITE: appends the batches of the messages. Can be called several times, each time with the
+    grant (producer id and epoch) of another transaction.
 
     Attributes:
         rows: Number of rows that the tasks read.
