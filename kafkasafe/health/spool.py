@@ -52,7 +52,7 @@ class SpoolSeen:
 
     Attributes:
         lanes: The lanes that can be read.
-        unreadable: One sentence for each lane or file of the directory that cannot be read.
+        unreadable: One sentence for each lane (subdirectory) or file that cannot be read.
         failing_starts: One sentence for each lane that would prevent the start of a new producer: the producer would
             choose this lane, and raise an error.
         free_bytes: Free space of the volume.
@@ -81,8 +81,8 @@ class SpoolHealth:
         ready: Whether a producer that uses the directory could accept records.
         reasons: Why a producer could not accept records; empty if it could.
         warnings: Problems that need an operator but do not prevent a producer from accepting records.
-        room_bytes: Number of bytes that the lane with the least room could accept. If the lanes' limit is unknown, only
-            the volume's free space counts.
+        room_bytes: Number of bytes that the lane (subdirectory) with the least room could accept. If the lanes' limit
+            is unknown, only the volume's free space counts.
         waiting_records: Number of records that are not delivered.
         oldest_record_age_s: Number of seconds for which the oldest waiting record has waited; 0 if none waits.
     """

@@ -85,7 +85,7 @@ class ProducerSeen:
         forked: Whether this process is a forked child that inherited the producer. The producer belongs to the parent
             process, and cannot be used in the child.
         failure: The error that ended the producer; empty if none did.
-        wrong_cluster: Evidence that the answering brokers belong to the wrong cluster; empty if none exists.
+        wrong_cluster: Evidence that the brokers that answer belong to the wrong cluster; empty if there is none.
         undecidable: The evidence about each batch that waits for a decision.
         disk_trouble: Why the producer cannot make records durable on its disk at the moment; empty if it can.
         disk_full: Whether the disk trouble is a lack of space.

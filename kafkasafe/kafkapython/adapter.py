@@ -1,4 +1,4 @@
-"""Access to kafka-python's partitions, group and metadata, for the objects that make a consumer's decisions.
+"""Gives the objects that decide for a consumer access to kafka-python's partitions, group and metadata.
 
 `kafkasafe._consuming.ports` has the protocols that the classes implement, and documents the methods.
 
@@ -142,7 +142,7 @@ class KafkaMetadata:
 
     def may_create(self, topic: str) -> bool:  # noqa: ARG002  # it is the same for all topics
         # With a subscription by pattern, kafka-python requests the metadata of all topics, so that brokers create no
-        # topic. A deleted topic that a request on another connection recreated would be selected by the pattern.
+        # topic. A request on another connection could recreate a deleted topic, and the pattern would select it.
         return not self._manager.cluster.need_all_topic_metadata
 
     def is_connected(self) -> bool:

@@ -78,9 +78,9 @@ class ExtendedConsumer(KafkaConsumer):
         self._coordinator.serve(owner)
         if chooses_sizes:
             self._fetcher.choose_sizes()
-        # Ask for stable offsets only (KIP-447). A transaction whose output waits in another process's spool will be
-        # committed even if the other process dies. If this consumer read the group's offset before the commit, it would
-        # process the transaction's input again.
+        # Ask for stable offsets only (KIP-447). The spool of another process may hold a transaction with a newer
+        # offset, which is committed even if that process dies. If this consumer used the group's offset from before the
+        # commit, it would process the transaction's input again.
         self._coordinator._isolation_level = type(self._coordinator._isolation_level).READ_COMMITTED
         self._subscription.__class__ = Subscription
         self._subscription.commit_from(owner.commits.committable)

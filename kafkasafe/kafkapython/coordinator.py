@@ -119,7 +119,7 @@ class Coordinator(ConsumerCoordinator):
             try:
                 await self._renew_overtaken()
             finally:
-                if self._joining is joining:  # a poll after Ctrl-C may have waited for the same join
+                if self._joining is joining:  # a poll after Ctrl-C may have replaced it
                     self._joining = None
                 joining.success(None)
         await parent._on_join_complete_async(generation, member_id, protocol, member_assignment_bytes)

@@ -324,7 +324,7 @@ class Fetcher(KafkaFetcher):
                 self._held.hold(tp, drained[tp][-1].offset + 1, position)
             return count
         if state is None or not state.is_fetchable() or state.position.offset != part.next_fetch_offset:
-            part.drain()  # the partition is not read now, or from another position
+            part.drain()  # the partition is paused, or its position was changed
             return 0
         records = part.take(max_records)
         if state.highwater is not None and self._sensors:

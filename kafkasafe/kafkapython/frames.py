@@ -242,7 +242,7 @@ def parse_response(known: Api, version: int, frame: bytes) -> Response:
 
 def _decoded(kind: Any, body: bytes, version: int) -> Any:
     message = kind.decode(body, version=version)
-    message._header = None  # some of kafka-python's classes need the header to encode
+    message._header = None  # some of kafka-python's classes read this field when they encode
     return message
 
 

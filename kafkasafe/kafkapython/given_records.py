@@ -90,14 +90,14 @@ class HeldRecords:
 
 
 class TakenRecords:
-    """For each partition, stores the position from before the current poll took records."""
+    """Stores the position that each partition had before the current poll took records from it."""
 
     def __init__(self, subscriptions: Any) -> None:
         self._subscriptions = subscriptions
         self._before: dict[TopicPartition, tuple[Any, OffsetAndMetadata]] = {}
 
     def begin(self) -> None:
-        """Begins a poll. Forgets the positions from before earlier polls, whose records were returned."""
+        """Begins a poll. Forgets the positions that earlier polls stored, because their records were returned."""
         self._before = {}
 
     def take(self, tp: TopicPartition, state: Any) -> None:

@@ -134,7 +134,7 @@ class Manager(KafkaConnectionManager):
 
 
 class DirectManager(Manager):
-    """A manager for a `Loop`, which uses only the addresses that the client stores in the manager."""
+    """A connection manager for a `Loop`. It uses only the broker addresses that the client gives it."""
 
     plain = DirectPlainSocket
     tls = DirectTlsSocket

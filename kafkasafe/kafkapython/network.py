@@ -29,7 +29,7 @@ from kafkasafe.logs import limit_foreign
 
 _MANAGER_OPTIONS: Final = frozenset(DirectManager.DEFAULT_CONFIG) | {"socks5_proxy"}
 _LOOP_OPTIONS: Final = frozenset(Loop.DEFAULT_CONFIG)
-_CALM_S: Final = 60.0  # the crash of a network thread that has run longer counts as the first crash
+_CALM_S: Final = 60.0  # if the network thread ran longer, its crash counts as the first one
 _CRASH_BACKOFF: Final = Backoff(0.1, 5.0, jitter=0.0)
 
 

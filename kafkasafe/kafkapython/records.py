@@ -110,8 +110,8 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
 
     Attributes:
         kind: None, because the results are records, not RecordBatches.
-        state: kafka-python's state object of the partition when the response was accepted. A newer state object shows
-            that the partition was assigned again, so that the records of this response are not returned.
+        state: kafka-python's state object of the partition when the response was accepted. If kafka-python has a newer
+            state object, the partition was assigned again, and the records of this response are not returned.
         working_offset: The value to which `next_fetch_offset` is set when `take` returns.
         skipping: True until `Records` has reached the requested offset.
     """
@@ -230,7 +230,7 @@ class Records(_PARENT):  # type: ignore[misc]  # kafka-python's says nothing of 
         if self.isolation_level and header.producer_id >= 0:  # read_committed
             self._consume_aborted_transactions_up_to(header.last_offset)
             if header.is_control:
-                # Compaction may leave only the header of a marker's batch.
+                # Compaction may remove the transaction marker from its batch, and leave only the batch header.
                 if header.count and self._contains_abort_marker(DefaultRecordBatch(view)):
                     self.aborted_producer_ids.discard(header.producer_id)
             elif header.producer_id in self.aborted_producer_ids:

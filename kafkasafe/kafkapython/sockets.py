@@ -327,7 +327,7 @@ class TlsSocket(_SocketMixin, KafkaSSLTransport):
 
 
 class _DirectMixin(_SocketMixin):
-    """A socket of a `Loop`, which reads bytes as they come, and writes at the end of the turn."""
+    """A socket of a `Loop`. It reads bytes as they come, and writes at the end of each iteration of the loop."""
 
     _net: Loop
     _read: bool

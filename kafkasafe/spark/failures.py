@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 # The words after which Spark puts the reason for a failed task or stage. Elsewhere in the text, the phrases below may
-# come from an error in the query's own code, which repeating the batch does not fix.
+# come from an error in the query's own code. Repeating the batch does not fix such an error.
 _REASON: Final = re.compile(
     r"(?:most recent failure: Lost task [^\n]*?\(TID \d+\)(?: \([^)\n]*\))?|Most recent failure reason): *\n?"
 )

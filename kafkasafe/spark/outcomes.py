@@ -9,7 +9,7 @@ through a datagram socket:
 3. The committing process resolves the link and sends a datagram to the socket. If the link or its socket is missing,
    the process sends nothing.
 
-The datagrams carry only counts. If a datagram cannot be sent, this never affects a micro-batch.
+The datagrams carry only counts. A datagram that cannot be sent never affects a micro-batch.
 
 The source's planner also runs in a separate process, which does not know the id of its query. But the planner can find
 the process id of Spark's JVM, because the JVM is an ancestor of the planner's process. So the listener creates a second

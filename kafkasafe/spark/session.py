@@ -277,7 +277,7 @@ class Session:
         app_id: The application id. Markers are stored under this id.
 
     Attributes:
-        transport: The driver's connections, for code that appends in the driver's process.
+        transport: The driver's connections. Code that appends in the driver's process uses them too.
         transaction: The transaction of the micro-batch that is being written.
         markers: The markers of the application id.
     """

@@ -1,4 +1,4 @@
-"""Settings of a Spark session that matter to the sink, and how a job runs with other settings than its session."""
+"""Reads the settings of a Spark session that matter to the sink, and runs a job with settings of its own."""
 
 from __future__ import annotations
 

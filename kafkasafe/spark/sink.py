@@ -467,8 +467,8 @@ class _Job:
     def _check_stages(self, rows: Sequence[Any]) -> None:
         """Restarts the transaction if a stage ran more than once.
 
-        Tasks of the stage's earlier attempts may still be running. They could write to partitions to which no task of
-        the latest attempt has written.
+        Tasks of the stage's earlier attempts may still be running. No claim stops them from writing to a partition for
+        which the latest attempt has no rows.
 
         Raises:
             RestartError: A stage ran more than once.
@@ -489,7 +489,7 @@ class _Job:
 
 
 def _translated(failed: Exception) -> Exception:
-    """Translates the failure of a job into the kind of error that tells the transaction what to do."""
+    """Turns the failure of a Spark job into RestartError, FencedError or ConfigError if its text names the cause."""
     said = str(failed)
     if RESTART_TAG in said:
         return RestartError(_line(said, RESTART_TAG))

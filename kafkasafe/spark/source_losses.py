@@ -49,7 +49,7 @@ class SourceLosses:
         Args:
             positions: Next offset to read, by partition; new partitions have no entry.
             found: State of each partition.
-            is_first: Whether the query begins at `positions`, so it has not read any record yet.
+            is_first: Whether the query is new: it begins at `positions`, and has not read any record yet.
         """
         lost = {partition: state for partition, state in found.items() if state.why is not None}
         self._gone -= {partition for partition, state in found.items() if state.exists}

@@ -1,5 +1,4 @@
-"""Counters of sinks, writers and sources for `MetricsListener`, which Spark's own progress reports lack.
-
+"""Counts for `MetricsListener` what sinks, writers and sources do. Spark's own progress reports lack these numbers:
 Spark reports -1 rows for a foreachBatch sink and does not know which micro-batches were skipped as duplicates.
 """
 

@@ -73,7 +73,7 @@ class Event(enum.Enum):
     UNKNOWN = "unknown"
     """COMMIT: no answer came. The driver has to find out the outcome, and must not assume one."""
     LAPSED = "lapsed"
-    """Possible only if OPEN is the first step: the epoch granted by the last commit is no longer valid."""
+    """OPEN as the first step: the epoch that the last commit granted is no longer valid."""
 
 
 # If the current step has no entry for an event, the event is illegal.
