@@ -170,9 +170,9 @@ class KafkaPython:
 def each_record(poll: Callable[[], Mapping[TopicPartition, list[Any]]], subscription: Any) -> Iterator[Any]:
     """Poll once, and yield the records like kafka-python's iterator.
 
-    Before a record is yielded, the position of its partition becomes the offset after this record. If, between two
-    records, the partition is paused, reset, checked or newly assigned, the remaining records are dropped, and fetched
-    again later.
+    Before a record is yielded, the position of its partition becomes the offset after this record. If the partition is
+    paused, reset, checked or newly assigned between two records, its remaining records are dropped, and fetched again
+    later.
 
     Args:
         poll: Function that polls without moving positions.

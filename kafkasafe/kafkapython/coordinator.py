@@ -147,8 +147,8 @@ class Coordinator(ConsumerCoordinator):
             subscription.renew(tp, state)
 
     async def ensure_coordinator_ready_async(self, timeout_ms: float | None = None) -> bool:
-        """Find the coordinator. If both the look-up and then a metadata request fail, try again, whereas kafka-python
-        would raise the error in `poll`.
+        """Find the coordinator. If the look-up fails, and the metadata request after it fails too, try again.
+        kafka-python would raise the error in `poll`.
         """
         parent: Any = super()
         me: Any = self

@@ -95,8 +95,8 @@ class Fetcher(KafkaFetcher):
         self._size = FetchSize(config["max_partition_fetch_bytes"], most, config["request_timeout_ms"] / 1000)
 
     def sought(self, tp: TopicPartition) -> None:
-        """Begins with small requests again, because a `seek` of the application discards fetched records, and large
-        requests would waste more records.
+        """Begins with small requests again. A `seek` of the application discards fetched records: the larger the
+        requests, the more records are wasted.
         """
         self._held.forget()
         self.taken.forget(tp)
@@ -177,9 +177,7 @@ class Fetcher(KafkaFetcher):
         return True
 
     def wake(self) -> None:
-        """Wake `poll`. Any thread may call this method, although only kafka-python's own thread may complete
-        kafka-python's futures.
-        """
+        """Wake `poll`. Any thread may call this method: the future is completed on kafka-python's own thread."""
         alarm = self._reset_task
         if isinstance(alarm, Future) and not alarm.is_done:
             with contextlib.suppress(RuntimeError):  # kafka-python's loop may have been closed

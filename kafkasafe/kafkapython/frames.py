@@ -99,7 +99,7 @@ class Api:
         return next((name for name in _ERROR_CODES if self.has(level, name)), None)
 
     def beside_error(self, level: Level) -> dict[str, Any]:
-        """If an answer has an error code at a level: the values that a broker gives to the level's other fields."""
+        """Returns the values that a broker gives to a level's other fields if the level's error code is set."""
         fields = _BESIDE_ERRORS.get(self.name, {})
         return {name: value for name, value in fields.items() if self.has(level, name)}
 

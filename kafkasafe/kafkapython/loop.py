@@ -29,7 +29,8 @@ class Loop(NetworkSelector):
     """kafka-python's event loop, changed to report its end, and to close itself on its own thread.
 
     In kafka-python 3.0.12, a crashed loop leaves its sockets open, and its end is not reported. A task of the loop
-    costs about 50 µs. So reading, writing, jobs of other threads, and time limits of requests work without tasks.
+    costs about 50 µs. So the loop normally uses no tasks to read and write, to run jobs of other threads, or to check
+    time limits of requests.
     """
 
     def __init__(self, **configs: Any) -> None:

@@ -164,8 +164,8 @@ class SocketNetwork:
                 self.wake()
                 self._start()
             except Exception as error:
-                # Drop the error's stack frames, which refer to an unfinished loop and its handles, because a log
-                # handler may keep the error.
+                # A log handler may keep the error. So drop the error's stack frames, which refer to an unfinished loop
+                # and its handles.
                 error.with_traceback(None)
                 self._service.interrupted(error)
                 if self.loop is not former:

@@ -53,7 +53,7 @@ FIELDS: Final = {
 
 
 def missing_fields(consumer: Any) -> list[str]:
-    """Returns the fields that this consumer and its parts lack, with their classes, for example `Fetcher._sensors`."""
+    """Returns the fields that this consumer or its parts lack, each with its class, for example `Fetcher._sensors`."""
     parts = {
         "KafkaConsumer": consumer,
         "Fetcher": getattr(consumer, "_fetcher", None),

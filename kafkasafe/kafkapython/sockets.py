@@ -355,7 +355,7 @@ class _DirectMixin(_SocketMixin):
             self._net.unwritten.append(self.write_now)
 
     def write_now(self) -> None:
-        """Writes the data at the end of the turn. A task writes the bytes that the socket does not accept at once."""
+        """Writes the data at the end of the iteration. A task later writes the bytes that the socket did not accept."""
         if self._write_buffer and not self._closed:
             sent, error = self._sock_send()  # type: ignore[attr-defined]  # the other base class has it
             if error is not None:

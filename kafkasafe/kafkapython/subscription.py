@@ -1,4 +1,4 @@
-"""kafka-python's state of subscriptions and positions, with another choice of the offsets for commits."""
+"""kafka-python's state of subscriptions and positions, changed so that the owner chooses the offsets to commit."""
 
 from __future__ import annotations
 

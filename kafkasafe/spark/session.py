@@ -3,8 +3,8 @@
 Each transaction also contains a marker, which names the next batch id. So a later driver knows which batches are
 committed.
 
-`kafkasafe.spark.txn` decides and explains the order of the steps. `Session.write` runs all steps for one micro-batch.
-`sink_transaction` and `marker_store` execute the single steps.
+`kafkasafe.spark.txn` decides the order of the steps, and its docstring explains this order. `Session.write` runs all
+steps for one micro-batch. `sink_transaction` and `marker_store` execute the single steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides the driver's next step in the transaction of a micro-batch, and which answers the driver may trust. This
+"""Decides which step the driver takes next in the transaction of a micro-batch, and which answers it may trust. This
 module does no I/O.
 
 A micro-batch is identified by (application id, batch id). Each micro-batch must reach its topics exactly once. But
