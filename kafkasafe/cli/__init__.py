@@ -31,7 +31,8 @@ _COMMANDS: Final = {
     "health": "Say whether a producer could accept records in a spool directory, and what needs an operator there.",
     "spool": "Inspect, repair and drain spool directories. Only repair, drain, commit, abort, resend, set-aside,"
     " discard and prune change anything.",
-    "offsets": "Show end offsets. A shown offset goes back only if it is proven that records are lost.",
+    "offsets": "Show end offsets. The command shows a lower offset than before only if it is proven that records are"
+    " lost.",
     "audit": "Find gaps and repeats in a topic: in each producer's sequence numbers per partition, and in an id of your"
     " own.",
     "classify": "Explain an error code of Kafka, and what to do about it.",

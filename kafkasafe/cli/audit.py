@@ -45,8 +45,8 @@ _ADVICE: Final = {
         "The log was cut while it was counted: count it again.",
     ),
 }
-"""Kind of the Spark source's error → (pattern, advice). The command prints this advice instead of the source's own
-advice, which begins at the pattern in the error's message.
+"""Kind of the Spark source's error → (pattern, advice). The source's own advice begins where the pattern matches the
+error's message. The command prints the advice given here instead.
 """
 _TIMEOUT: Final = "30s"
 _ROWS: Final = 200

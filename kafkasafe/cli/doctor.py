@@ -333,7 +333,9 @@ def _row(examined: Examined) -> dict[str, Any]:
 
 
 def _sum_lines(found: Sequence[Examined]) -> Iterator[str]:
-    """Yields the sums by destination and finding. Findings that need an operator come first."""
+    """Yields a line for each destination and finding, with the numbers of records and batches. Findings that need an
+    operator come first.
+    """
     sums: dict[tuple[Finding, str], list[int]] = {}
     for examined in found:
         where = address_of(examined.batch.topic, examined.batch.partition)

@@ -65,7 +65,7 @@ def offsets(
         bool, typer.Option("--json", help="Print one JSON list; with --watch, one per round on a line.")
     ] = False,
 ) -> None:
-    """Show end offsets. A shown offset goes back only if it is proven that records are lost.
+    """Show end offsets. The command shows a lower offset than before only if it is proven that records are lost.
 
     If a broker reports a lower offset, but nothing proves a loss, the command keeps the old value. The lower offset may
     be outdated, or may come from a new leader that is still catching up. If the leader's epochs or the topic's id prove

@@ -1,4 +1,5 @@
-"""Sets of error codes that modules handle alike, by what the codes of a set mean together.
+"""Sets of error codes. Modules handle all codes of a set alike. Each set's description says what its codes have in
+common.
 
 The first sets are columns of the table (`rows`), and hold for every kind of request. The other sets hold for the
 requests that their descriptions name, and a code may be in several sets.

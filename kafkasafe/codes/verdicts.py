@@ -207,7 +207,7 @@ def latest_timestamp(messages: Iterable[str], now_ms: int) -> int:
     Args:
         messages: The broker's messages about the records. From Kafka 3.6 on, these messages name the accepted range, by
             the broker's clock.
-        now_ms: This machine's time, which is the result if no message names a range.
+        now_ms: The time of this machine. It is the result if no message names a range.
     """
     for message in messages:
         named = _RANGE.search(message)

@@ -1,4 +1,6 @@
-"""Sizes of the spool that depend on each other: their defaults, and checks that smaller units fit into larger ones."""
+"""Sizes of the spool that depend on each other: their defaults, and checks that records fit into segments, and segments
+into the spool.
+"""
 
 from __future__ import annotations
 

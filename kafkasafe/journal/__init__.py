@@ -1,16 +1,17 @@
 """The two-phase journal: decides what happens to each batch from its seal to its commit, without I/O.
 
-Theory of operation ------------------- The *shell* is the code that does the I/O for the journal: `delivery/engine`.
-The shell passes events to the journal (`seal`, `persisted`, `acked`, `refused`, `lost`, `judged` ...) and then calls
-`ready()` for the actions that are due. The contract is the same as in etcd's raft: *persist before you send, send
-before you resolve*.
+Theory of operation
+-------------------
+The *engine* (`delivery/engine`) does the I/O for the journal. The engine passes events to the journal (`seal`,
+`persisted`, `acked`, `refused`, `lost`, `judged` ...) and then calls `ready()` for the actions that are due. The
+contract is the same as in etcd's raft: *persist before you send, send before you resolve*.
 
-    1. The shell calls `ready()`, writes the batches and marks of `ready().persist` as one group, makes the group
+    1. The engine calls `ready()`, writes the batches and marks of `ready().persist` as one group, makes the group
        durable, and calls `persisted()`. Before `persisted()` is called, `ready()` returns no request and no final fate
        that depends on the group.
-    2. The shell calls `ready()` again. `sends` has the batches to send in Produce requests. All requests under one
+    2. The engine calls `ready()` again. `sends` has the batches to send in Produce requests. All requests under one
        batch id carry the same bytes. `asks` has the questions to the cluster. `waits` has the partitions for which the
-       shell calls `retry()` after a pause. `resolved` has the batches whose fate is final and durable.
+       engine calls `retry()` after a pause. `resolved` has the batches whose fate is final and durable.
 
 Three tables say what follows an event. `Batch.on` looks up the next state of a batch in `STATE`. `Progress.on` looks up
 the next activity of a partition in `FLOW`, and the next activity of a topic whose partitions are not known in

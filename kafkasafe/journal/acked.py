@@ -45,9 +45,9 @@ class AckedLog:
         told_position: Spool position of the last batch whose id the journal wrote into separate marks, which stay in
             the spool when the batch is deleted. A higher spool position does not mean a later delivery: a part or a
             copy of a batch can be written after a batch that is delivered later.
-        unwritten: How many values of `baseline_offset` are being written to the disk.
-        void: How many of the `unwritten` baselines, the oldest ones, belong to a log that this lane no longer writes
-            to.
+        unwritten: How many baselines (values of `baseline_offset`) are being written to the disk now.
+        void: How many of the `unwritten` baselines no longer count, because `forget` was called after them. These are
+            the oldest ones.
     """
 
     baseline_offset: int = -1
@@ -99,8 +99,8 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Record that the oldest unwritten baseline is now durable. Returns False if `forget` has dropped that
-        baseline's log.
+        """Record that the oldest unwritten baseline is now durable. Returns False if `forget` was called meanwhile, so
+        that the baseline belongs to a former log.
         """
         self.unwritten -= 1
         if not self.void:
@@ -154,7 +154,7 @@ class AckedLog:
         self.commits.append((batch.position, batch.base_offset))
 
     def take_commits(self) -> tuple[tuple[int, int], ...]:
-        """Take the entries for the COMMITTED mark."""
+        """Return the entries for the COMMITTED mark, and remove them from `commits`."""
         commits = tuple(self.commits)
         self.commits.clear()
         return commits
@@ -217,8 +217,8 @@ class AckedLog:
         self.baseline_offset = min(self.baseline_offset, end_offset)
 
     def confirm_until(self, end_offset: int) -> None:
-        """Set `last_acked_offset` after a survey that found no loss, but perhaps batches at other offsets than the
-        acknowledged ones.
+        """Set `last_acked_offset` after a survey that found no loss. The survey may have found batches at other offsets
+        than the acknowledged ones.
         """
         known = max(
             (batch.base_offset + batch.count - 1 for batch in self.acked), default=self.last_acked_offset
@@ -284,8 +284,8 @@ class EpochCheck:
     """A question after a change of leader: in the new leader's log, does the former leader's epoch end after
     `last_acked_offset`?
 
-    If not, the shell calls `suspect()`. If the new leader does not know the former leader's epoch, the shell also calls
-    `suspect()`, unless retention explains this: the new leader's log starts after `last_acked_offset`.
+    If not, the engine calls `suspect()`. If the new leader does not know the former leader's epoch, the engine also
+    calls `suspect()`, unless retention explains this: the new leader's log starts after `last_acked_offset`.
 
     Attributes:
         destination: Destination number.
@@ -331,7 +331,7 @@ class LossCase:
             that a check has passed, so recovery repeats the checks for all changes of leader in the lane's log.
         explained: A gap in the log's sequences is expected, because batches were damaged, rejected, skipped or lost, so
             the journal reports no further gap.
-        hole: The notice about a gap, for the user, which the journal gives if a survey finds no loss of acknowledged
+        hole: A notice for the user about a gap. The journal gives the notice if a survey finds no loss of acknowledged
             batches.
         gaps: The sequence gaps that the journal expects, each before a waiting batch of an earlier incarnation. Maps
             the id of the first batch after the gap (producer id, epoch, base sequence) to the first missing sequence.
@@ -422,8 +422,8 @@ class LossCase:
             before = identity
 
     def read_gaps(self, entries: Sequence[m.Identity]) -> None:
-        """Take over the expected gaps from a mark, which has the first missing sequence of each gap, and the first
-        sequence after it.
+        """Take over the expected gaps from a mark. For each gap, the mark has two entries: the first missing sequence,
+        and the first sequence after the gap.
         """
         for begin, end in zip(entries[::2], entries[1::2], strict=False):
             self.gaps[end.producer_id, end.producer_epoch, end.base_sequence] = begin.base_sequence

@@ -129,7 +129,7 @@ class Answers:
         If the batch belongs to a unit, the unit ends too, because a unit is delivered as a whole or not at all.
 
         Args:
-            batch: The batch, whose damaged bytes the shell has already saved elsewhere, durably.
+            batch: The batch. The engine has already saved the damaged bytes elsewhere, durably.
             message: Human-readable text.
         """
         if batch.unit is not None:
@@ -328,8 +328,8 @@ class Answers:
         return lasting
 
     def _will_be_due(self, batch: Batch, bad_records: tuple[tuple[int, str], ...], now_ms: int) -> bool:
-        """Whether the timestamps of a batch with error 32 (invalid timestamp) are too far in the future, but become
-        acceptable before the journal rejects refused batches.
+        """Whether a batch with error 32 (invalid timestamp) only has to wait: its timestamps are too far in the future,
+        but become acceptable before the journal would reject the batch.
         """
         ahead_ms = batch.max_timestamp - latest_timestamp((text for _, text in bad_records), now_ms)
         return ahead_ms > 0 and self._refusals.waits_for(ahead_ms)

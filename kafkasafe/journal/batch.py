@@ -65,8 +65,8 @@ class BatchEvent(enum.Enum):
     REFUSED = "refused"
     """The broker did not append the batch, and the reason is permanent."""
     PASSED_BY = "passed by"
-    """The journal will send the refused batch again when its turn comes, because the broker refused another id, or
-    refused a gap before the batch.
+    """The journal will send the refused batch again when its turn comes. The broker refused the batch's old id, a gap
+    before the batch, or the destination.
     """
     MAY_BE_THERE = "may be there"
     """A broker may have appended the batch, because this or an earlier incarnation may have sent it."""
@@ -185,8 +185,8 @@ class Fault:
     """
     condemned: bool = False
     """The journal rejects or divides the batch as soon as the cluster proves that the batch is not in the log. The
-    proof makes the batch REFUSED. Invariant: if true, `code` is not 0, and the batch is IN_DOUBT, or SENT as a probe,
-    or UNDECIDABLE or REJECTED directly after IN_DOUBT.
+    proof makes the batch REFUSED. Invariant: if true, `code` is not 0, and the batch is IN_DOUBT, is SENT as a probe,
+    or went directly from IN_DOUBT to UNDECIDABLE or REJECTED.
     """
     overdue: bool = False
     """The cluster refused the batch for longer than the limit, for a reason that might have been temporary. `overdue`
@@ -198,7 +198,7 @@ class Fault:
     """
 
     def after(self, event: BatchEvent, to: BatchState) -> Fault:
-        """The batch's fault after `event`, which has changed the batch's state to `to`."""
+        """The new fault of a batch whose state `event` has changed to `to`."""
         if to is BatchState.ACKED:
             return replace(self, condemned=False)
         if to is BatchState.IN_DOUBT:
@@ -403,7 +403,7 @@ class Batch:
         self.identity = identity
 
     def take_back_id(self) -> None:
-        """Remove the batch's id, under which no broker has appended, or can still append, a request."""
+        """Remove the batch's id. No broker has appended a request under this id, and none can any more."""
         self.identity = None
         self.unanswered = False
 

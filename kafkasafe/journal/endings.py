@@ -67,13 +67,13 @@ class Durability:
             self._follow(consequence)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """Record that these batches could not be written. Finish batches that the cluster has already acknowledged,
-        although they are not on disk. (With `durable_first`, the journal sends only batches on disk.)
+        """Record that these batches could not be written. Finish those that the cluster has already acknowledged. (With
+        `durable_first` there are none, because the journal sends only batches on disk.)
 
-        A failed write may leave a readable copy on disk until the next group is written. If the process is killed
-        before that write, the next process reads the copy, treats the batch as in doubt, and finds it in the log. The
-        copy has the id under which the batch was acknowledged, because a batch gets no other id, and is not divided or
-        merged, while it is `writing`.
+        A failed write may leave a readable copy of a batch on disk until the next group is written. If the process is
+        killed before that, the next process reads the copy, treats the batch as in doubt, and finds it in the
+        partition's log. The copy has the id under which the cluster acknowledged the batch: while a batch is `writing`,
+        the journal gives it no other id, and neither divides nor merges it.
         """
         self._writes_fail = True
         for batch in batches:
@@ -93,9 +93,9 @@ class Durability:
             case BaselineDurable(destination):
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
-                    # Ignore a baseline for a log that the journal has forgotten. Also ignore the baseline if the
-                    # journal has asked for it twice (for example before and after a move to another cluster), and the
-                    # partition has used the other baseline, or pauses because the other question failed.
+                    # Ignore the baseline of a log that the journal has forgotten. The journal may also have asked for
+                    # the baseline twice, for example before and after a move to another cluster. Then ignore this
+                    # answer if the partition already uses the other one, or pauses because the other question failed.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:

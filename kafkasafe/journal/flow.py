@@ -67,8 +67,8 @@ class FlowEvent(enum.Enum):
     """Damage on disk destroyed marks about the next batch, so the journal cannot determine whether the batch was sent.
     """
     BATCH_QUEUED = "batch queued"
-    """A batch waits, and the baseline is not known: the offset at which the log ended before this lane sent its first
-    batch.
+    """A batch waits, but the baseline is not known. The baseline is the offset at which the log ended before this lane
+    sent its first batch.
     """
     BASELINE_DURABLE = "baseline durable"
     """The baseline (an offset, see BATCH_QUEUED) is durable in the spool."""
@@ -133,12 +133,12 @@ class FlowEvent(enum.Enum):
     """The bytes of a batch that is not in flight are damaged on disk, so the batch can only be rejected."""
     KEPT = "kept"
     """Copies of all rejected batches are durable in `rejected/`. In an unassigned topic, the event also occurs if the
-    shell could not write some copies. The journal then tries again later.
+    engine could not write some copies. The journal then tries again later.
     """
     NOT_KEPT = "not kept"
     """A copy could not be written."""
     NOTHING_TO_KEEP = "nothing to keep"
-    """The topic was created before the shell copied the next portion of rejected batches."""
+    """The topic was created before the engine copied the next portion of rejected batches."""
     DIVIDED = "divided"
     """A batch was divided."""
     FORGOTTEN = "forgotten"
@@ -279,7 +279,7 @@ UNASSIGNED_FLOW: Final[dict[Flow, dict[FlowEvent, Flow]]] = {
         FlowEvent.NOTHING_TO_KEEP: Flow.NEW,
     },
 }
-"""The next flow for each flow and event of a topic with unknown partitions. The topic is NEW while its batches wait."""
+"""The next flow for each flow and event of a topic with unknown partitions. The flow is NEW while batches wait."""
 
 
 @dataclass(slots=True)

@@ -79,8 +79,8 @@ class CopyForward:
         return list(found.values())
 
     def to_rescue(self, first_position: int, end_position: int) -> list[Batch] | None:
-        """The unfinished batches in a lost part of the spool, `first_position` to `end_position`, without batches that
-        cannot be copied. None if the caller has to call again later.
+        """The unfinished batches from `first_position` to `end_position`, whose files are lost. Batches that cannot be
+        copied are left out. None if the caller has to call again later.
         """
         if self._out.is_writing:
             return None

@@ -75,7 +75,7 @@ class Gatherer:
 
     def gather(self, partition: Partition, now_ms: int) -> None:
         """Select batches to merge. Each batch costs the leader time, so the leader acknowledges the same records sooner
-        in fewer batches.
+        if they are in fewer batches.
         """
         if not (self._gather_bytes and partition.gathers):
             return

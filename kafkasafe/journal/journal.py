@@ -38,7 +38,7 @@ from kafkasafe.journal.views import Views
 class Journal:
     """See `kafkasafe.journal`.
 
-    Each docstring says when the shell calls the method, or which question the method answers. Nearly every method
+    Each docstring says when the engine calls the method, or which question the method answers. Nearly every method
     passes its arguments on to one of the journal's objects, whose method of the same name states the rule and explains
     the arguments.
     """
@@ -95,7 +95,7 @@ class Journal:
 
     @property
     def at_rest(self) -> bool:
-        """Whether `ready` would be empty until the next event."""
+        """Whether `ready` has no actions before the next event."""
         return (
             self._out.is_empty
             and self._state.home.producer_id >= 0
@@ -184,7 +184,7 @@ class Journal:
         self._sealer.close_unit(unit)
 
     def spill(self, batches: Iterable[Batch]) -> None:
-        """The engine wants batches that are only in memory to be on disk."""
+        """The engine asks for these batches to be written to disk, if they are only in memory."""
         self._sealer.spill(batches)
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
@@ -245,7 +245,7 @@ class Journal:
         self._packer.pack(destination, shells)
 
     def delivered_before(self, position: int) -> list[Delivered]:
-        """Returns the delivered records before this position, which the spool has deleted."""
+        """The spool has deleted everything before this position. Returns the delivered records that were deleted."""
         return self.views.delivered_before(position)
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ class Journal:
         return self._incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
     def paid(self, debt: m.Debt) -> None:
-        """Another lane has delivered all batches of this debt."""
+        """A debt is paid: another lane has delivered the batches for which this lane waits."""
         self._state.precedence.paid(debt)
 
     def snapshot(self) -> list[m.Mark]:
@@ -441,7 +441,7 @@ class Journal:
         return self._snapshots.all()
 
     def tell_newest(self, before_position: int) -> list[m.Mark]:
-        """The marks of the newest acknowledged batches, which must be durable before the spool deletes anything before
-        this position.
+        """The marks of the newest acknowledged batches. These marks must be durable before the spool deletes anything
+        before this position.
         """
         return self._snapshots.newest(before_position)

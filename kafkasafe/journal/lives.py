@@ -15,8 +15,8 @@ from kafkasafe.journal.state import JournalState
 
 
 class Incarnations:
-    """Holds batches back until earlier batches of other lanes are delivered. Also makes the QUIET mark, which gives the
-    time after which no broker can append this lane's requests.
+    """Holds batches back until earlier batches of other lanes are delivered. Also makes the QUIET mark, which says
+    until when brokers may still append this lane's requests.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -33,8 +33,8 @@ class Incarnations:
         """Hold back batches at or after spool position `position`, until `debts` (batches of other lanes) are
         delivered.
 
-        The engine calls this at the beginning of an incarnation, and again whenever the program drops another producer
-        of the same spool directory that still has undelivered batches.
+        The engine calls this at the beginning of an incarnation. It calls this again whenever the program drops another
+        producer of the same spool directory, if that producer still has undelivered batches.
         """
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
@@ -66,8 +66,8 @@ class Incarnations:
             partition.doubt.sleep(seconds, before)
 
     def quiet(self, now: float, clock: Moment, *, unfinished: int) -> m.Quiet | None:
-        """The QUIET mark of a producer that has stopped sending. The mark contains the time after which no broker can
-        append requests of this lane any more.
+        """The QUIET mark of a producer that has stopped sending. The mark says until when brokers may still append
+        requests of this lane.
 
         None if the log already contains the mark, or if every batch is finished and none is suspected to be lost: the
         next incarnation then has no questions to the cluster.

@@ -105,8 +105,8 @@ class Suspicions:
 
     @staticmethod
     def _doubt_again(partition: Partition) -> None:
-        """Put batches in doubt again that an earlier answer reported as absent. The earlier search began after the
-        offset at which the suspected loss begins.
+        """Put batches in doubt again, although an earlier answer reported them as absent: that search of the log began
+        after the offset at which the suspected loss begins.
         """
         for batch in partition.queue.near:
             if batch.state is BatchState.SENT or (
@@ -273,8 +273,8 @@ class Losses:
         self._end_survey(partition, topic_id, leader_epoch)
         forgotten_offset = log.forgotten_offset
         if forgotten_offset == ANYWHERE and 0 <= log.known_from <= epoch_end_offset:
-            # All acknowledged batches that the journal has forgotten are before `epoch_end_offset`, before which the
-            # log has lost nothing.
+            # The log has lost nothing before `epoch_end_offset`, and all acknowledged batches that the journal has
+            # forgotten are before this offset.
             forgotten_offset = log.known_from
         remembered = _is_remembered(suspicion, loss, acked, forgotten_offset, recreated=recreated)
         moved = self._relocate(acked, loss)
@@ -292,8 +292,8 @@ class Losses:
                 self._out.ready.notices.append(hole)
             log.confirm_until(end_offset)
             # Write the REVIVED mark even if every batch is still at the same offset. Without the REVIVED mark, the next
-            # incarnation would suspect the same loss again, when the spool may have deleted the batch that disproves
-            # the loss.
+            # incarnation would suspect the same loss again. By then, the spool may have deleted the batch that
+            # disproves the loss.
             self._out.ready.persist.marks.append(m.Revived(destination, end_offset, (), (), moved))
             self._out.ready.persist.marks.extend(self._snapshots.states(partition))
             return
@@ -381,7 +381,7 @@ class Losses:
             partition.ids.expire()
 
     def _quiet_at(self, partition: Partition, batch: Batch) -> float:
-        """The time after which no broker can append another request with this acknowledged batch."""
+        """Until this time, a broker may still append another request with this acknowledged batch."""
         former = self._quiescence.dead_at if batch.former_life else 0.0
         return max(former, partition.doubt.dead_at if batch.unanswered else 0.0)
 
@@ -486,9 +486,9 @@ def _is_remembered(
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
-    # The log has the last acknowledged batch if batches of this lane cover every suspected offset up to the last
-    # acknowledged one. A remembered batch that ends at the last acknowledged offset is the last acknowledged batch if
-    # the log has a batch of this lane at the offset of each suspected batch that the spool has deleted.
+    # If batches of this lane cover every suspected offset up to the last acknowledged one, the log has the last
+    # acknowledged batch. If the log has a batch of this lane wherever the spool has deleted a suspected batch, a
+    # remembered batch that ends at the last acknowledged offset is the last acknowledged batch.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

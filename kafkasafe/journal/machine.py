@@ -1,7 +1,7 @@
 """Decides the next step of each partition that changed.
 
-For a partition without requests in flight, an ordered list of rules decides. Each rule has a condition, which changes
-nothing, and an action.
+For a partition without requests in flight, an ordered list of rules decides. Each rule has a condition (a function
+without effects) and an action.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def has_late_requests(turn: Turn) -> bool:
 
 
 def was_asked_early(turn: Turn) -> bool:
-    """The batches need new ids, but the journal searched the log for a batch while a broker could still append a
-    request with it.
+    """The batches need new ids, but the journal searched the log too early for one of them: a broker could still append
+    a request with this batch.
     """
     return _ends_in_new_ids(turn) and any(
         batch.state is BatchState.PREPARED and batch.unanswered for batch in turn.partition.queue.near
@@ -93,7 +93,9 @@ def needs_pause(turn: Turn) -> bool:
 
 
 def is_decided(_turn: Turn) -> bool:
-    """The journal knows for each batch whether the log has it: always true if no earlier rule ends the turn."""
+    """The journal knows for each batch whether the log has it. This is always true here: otherwise, an earlier rule has
+    ended the turn.
+    """
     return True
 
 
@@ -204,8 +206,8 @@ class Machine:
             self._identities.prepare(partition)
 
     def _quiet_rules(self) -> Sequence[_Rule]:
-        """The rules for a partition without requests in flight and without batches in doubt, in order. The first rule
-        with `ends=True` that applies ends the turn.
+        """The rules for a partition without requests in flight and without batches in doubt, in order. The turn ends
+        with the first rule that applies and has `ends=True`.
 
         The comment before each rule says why the rule comes before the next one. tests/journal/test_rule_order.py swaps
         neighbours.

@@ -122,6 +122,6 @@ class UnitBatches:
         topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
-            # The unit was staged before the journal knew the new topic id, so the unit's records may have been in the
-            # old topic.
+            # The topic was created again, and the journal learned the new topic id only after the unit was staged. So
+            # the unit's records may have been in the deleted topic.
             self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")

@@ -3,7 +3,7 @@ batches of later incarnations.
 
 An *incarnation* is one run of a producer on a lane, from opening the lane to closing it or to a crash. When an
 incarnation begins, other lanes may still hold batches of incarnations that have ended. For each of the other lanes, the
-new incarnation writes the position after the batches of ended incarnations into its own log (mark AFTER). In each
+new incarnation records in its own log (mark AFTER) at which position the batches of ended incarnations end. In each
 topic-partition, the new incarnation's batches wait until the other lanes have finished every batch before the recorded
 positions.
 
@@ -26,14 +26,14 @@ Address: TypeAlias = tuple[str, int]
 """Topic and partition; partition -1 while it is not chosen."""
 
 NEVER: Final = 1 << 62
-"""A spool position after every other position: as a limit, NEVER holds back no batch."""
+"""A spool position after every other position. Nothing is held back if batches wait only from NEVER on."""
 _UNCHOSEN: Final = -1
 
 
 @dataclass(eq=False, slots=True)
 class Owed:
-    """The unfinished batches of a lane, read from control batches. The lane's owner, or a later owner, still has to
-    deliver these batches.
+    """The unfinished batches of a lane, as the marks in the lane's files show them. The lane's owner, or a later owner,
+    still has to deliver these batches.
 
     Attributes:
         lane_id: Id of the lane, empty before the first group.
@@ -147,7 +147,8 @@ def holds(
 
     Args:
         afters: The lane's AFTER marks.
-        owed: For each debt, the addresses of its unfinished batches; None while the addresses are not known.
+        owed: For each debt (batches of another lane), the addresses of the unfinished batches; None while the addresses
+            are not known.
 
     Returns:
         Maps an address to a position: the lane's batches at this position or later are not sent to the address. The key

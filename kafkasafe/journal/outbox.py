@@ -84,7 +84,7 @@ Consequence = BatchEnded | BaselineDurable | BatchesIdentified | SilenceBroken |
 
 
 def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
-    """The marks with which a group declares batches of a unit.
+    """The marks by which a group declares that some of its batches belong to a unit.
 
     Args:
         unit: The unit.
@@ -161,8 +161,8 @@ class Persist:
         """Keep only the batches that replace other batches (by a division or a merge). Move the other batches, and the
         units, to `rest`, the next group.
 
-        If the disk fails for some batches, the shell may write a later group of decisions first, and any other batch in
-        that group would overtake the unwritten batches.
+        If the disk fails for some batches, the engine may write a later group of decisions before it writes these
+        batches. Any other batch in that group would overtake them.
         """
         parts: list[Batch] = []
         places: dict[int, int] = {}
@@ -190,12 +190,12 @@ class Persist:
         self.units = [unit for part in rest for unit in part.units]
 
     def keep_batches(self, first: int) -> None:
-        """Drop all marks and the batches before index `first`, which are durable, and `after`, which is applied."""
+        """Drop what is done: the marks and the batches before index `first` are durable, and `after` is applied."""
         del self.batches[:first]
         self.marks, self.after = [], []
 
     def leave_out_void(self) -> None:
-        """Drop units that have ended and batches that are delivered, which the shell no longer has to write."""
+        """Drop units that have ended and batches that are delivered: the engine no longer has to write them."""
         if not self.atomic and any(batch.state is BatchState.COMMITTED for batch in self.batches):
             self.batches = [batch for batch in self.batches if batch.state is not BatchState.COMMITTED]
         if any(group.unit.void for group in self.units):
@@ -342,7 +342,7 @@ class Packed:
 
     Attributes:
         destination: Destination number.
-        first_number: The shell's number of the first batch.
+        first_number: The engine's number of the first batch.
         batches: How many batches.
         records: How many records are in them.
         with_id: How many batches have an id.
@@ -361,8 +361,8 @@ class Unpacked:
 
     Attributes:
         batch: The batch.
-        number: The number that the shell passed to `pack`.
-        sealed_at: The time that the shell passed to `pack`.
+        number: The number that the engine passed to `pack`.
+        sealed_at: The time that the engine passed to `pack`.
         next_number: Number of the destination's next packed batch, -1 for none.
     """
 
@@ -445,7 +445,9 @@ class Outbox:
 
     @property
     def is_writing(self) -> bool:
-        """Whether marks or batches are about to be written; the marks may name positions in the spool."""
+        """Whether marks or batches are about to be written. The journal must then not copy a batch to another position,
+        because the marks may name its present position.
+        """
         return bool(self.ready.persist or self.committing)
 
     def postpone(self, partition: Partition) -> None:

@@ -19,7 +19,7 @@ from kafkasafe.journal.queue import BacklogRow
 from kafkasafe.journal.state import JournalState
 
 UNPACKED: Final = 10
-"""The journal never packs this many first batches of a partition; more than `WINDOW`."""
+"""The journal never packs the first `UNPACKED` batches of a partition. The number is greater than `WINDOW`."""
 
 
 class Packer:
@@ -45,7 +45,7 @@ class Packer:
         if partition is None or partition.progress.flow is Flow.REJECTING:
             return
         if any(each.batch.destination == destination for each in self._out.ready.unpacked):
-            return  # the shell must first take the unpacked batches
+            return  # the engine must first take the unpacked batches
         blind = self._replay.is_blind
         queue = partition.queue
         for batch in queue.candidates(UNPACKED):
@@ -72,7 +72,7 @@ class Packer:
 
         Args:
             destination: Destination number.
-            shells: The shell's data for each batch to pack: an ascending number, and the time at which the shell
+            shells: The engine's data for each batch to pack: an ascending number, and the time at which the engine
                 accepted the batch.
         """
         partition = self._partitions[destination]
@@ -126,10 +126,10 @@ class Packer:
 
 
 class RereadBacklogs:
-    """Packs the parts of long backlogs that recovery has already read, and unpacks batches to which later marks refer.
+    """Packs long backlogs, as far as recovery has read them, and unpacks batches to which later marks refer.
 
     Before recovery applies a mark about a batch that may be packed, it *reaches* the batch: it unpacks the backlog up
-    to this batch. `Ready.unpacked` stays empty, because the shell does not know these batches yet.
+    to this batch. `Ready.unpacked` stays empty, because the engine does not know these batches yet.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -148,7 +148,7 @@ class RereadBacklogs:
                 self._packer.pack(partition.number, rows)
 
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
-        """The `packable` batches in queue order, up to a batch without an id that is followed by a batch with an id.
+        """The `packable` batches in queue order. Stops before a batch with an id if the batch before it has none.
 
         A mark that voids ids takes effect on all packed batches together, so a batch with an id must not be packed
         after a batch without an id.

@@ -50,14 +50,14 @@ class Precedence:
         return after
 
     def read(self, after: m.After) -> None:
-        """Add an AFTER mark, which replaces an earlier mark for the same position, because other lanes may have paid
-        the earlier debts.
+        """Add an AFTER mark. It replaces an earlier mark for the same position, because some of the earlier debts may
+        be paid.
         """
         self._afters = [each for each in self._afters if each.position != after.position]
         self._afters.append(after)
 
     def paid(self, debt: m.Debt) -> None:
-        """Record that the other lane has delivered all batches of this debt."""
+        """Record that this debt is paid: the other lane has delivered the batches for which this lane waits."""
         rest = [(after, tuple(each for each in after.debts if each != debt)) for after in self._afters]
         self._afters = [m.After(after.position, debts) for after, debts in rest if debts]
 

@@ -32,13 +32,13 @@ class BacklogRow:
     """A packed batch.
 
     Attributes:
-        number: The shell's number for the batch.
+        number: The engine's number for the batch.
         position: Position in the spool.
         max_timestamp: Ms since the epoch.
         count: Number of records.
         size_bytes: Size of the whole batch.
         identity: (producer id, epoch, base sequence), None while the batch has no id.
-        sealed_at: When the shell accepted the batch (seconds), for the shell's own use.
+        sealed_at: When the engine accepted the batch (seconds), for the engine's own use.
         former_life: Recovery read the batch, which an earlier incarnation wrote.
     """
 
@@ -362,8 +362,8 @@ class PartitionQueue:
         return doubt
 
     def follows_failure(self, batch: Batch) -> bool:
-        """Whether the broker did not append an earlier batch of the queue, which explains a sequence gap before this
-        batch.
+        """Whether there is an earlier batch in the queue that the broker did not append. Such a batch explains a
+        sequence gap before this batch.
         """
         return self._has_before(batch, frozenset({BatchState.PREPARED, BatchState.REFUSED}))
 

@@ -1,7 +1,7 @@
 """Stores how long brokers may still append this lane's requests, so that the next incarnation need not wait longer.
 
-1. An incarnation ends normally, with a QUIET mark (`marks.Quiet`) in its last group: the time after which no broker can
-   append the incarnation's requests.
+1. An incarnation ends normally. Its last group has a QUIET mark (`marks.Quiet`), which says until when brokers may
+   still append the incarnation's requests.
 2. The next incarnation reads the QUIET mark, and asks about batches in doubt as soon as the mark's time has passed.
 3. Before the next incarnation sends anything, it revokes the mark, and waits until the revocation is durable. Otherwise
    a third incarnation would believe the first incarnation's mark, and would not wait for the second incarnation's
@@ -63,11 +63,11 @@ def alive_s(quiet: m.Quiet | None, clock: Moment | None, request_timeout_s: floa
 
 
 class Quiescence:
-    """Whether the log has a QUIET mark, and the time after which no broker can append requests of earlier incarnations.
+    """Knows whether the log has a QUIET mark, and until when brokers may still append requests of earlier incarnations.
 
     Attributes:
         is_announced: The log has a QUIET mark, which the journal has to revoke before it sends anything.
-        dead_at: The earliest time (seconds) at which no request of an earlier incarnation can be appended any more.
+        dead_at: Until this time (seconds), a broker may still append a request of an earlier incarnation.
     """
 
     __slots__ = ("_held", "dead_at", "is_announced")
@@ -93,8 +93,8 @@ class Quiescence:
         """The QUIET mark, which an owner writes into its last group when it has stopped sending.
 
         Args:
-            dead_at: For each partition, the earliest time (seconds) at which no request of this incarnation can be
-                appended any more.
+            dead_at: For each partition, the time (seconds) until which a broker may still append a request of this
+                incarnation.
             now: The current time in seconds.
             clock: The current time, in a form that another incarnation can compare.
         """

@@ -27,7 +27,7 @@ from kafkasafe.journal.verdicts import Verdicts
 
 
 class Recovery:
-    """Receives each batch and mark of the log from the shell, which calls `recovered` at the end."""
+    """Receives each batch and mark of the log from the engine, which calls `recovered` at the end."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ class Recovery:
         1. The journal divides a refused batch. The parts are written after batches that the journal accepted later.
         2. The parts are copied forward. The spool deletes the segment with the divided batch, but not yet the segment
            in which the parts were first written.
-        3. The next incarnation reads the parts in the segment where they were first written, which does not show their
-           place in the order. Only the marks of the copies contain the parts' ranks.
+        3. The next incarnation first reads the parts where they were first written. The marks there do not show the
+           place of the parts in the order: only the marks of the copies contain the parts' ranks.
         """
         destination = self._all[part.destination]
         self._backlogs.reach(destination, rank[0])
@@ -235,9 +235,9 @@ class Recovery:
 
         Args:
             mark: The mark.
-            ended: Maps positions to batches, for the units that earlier marks of this group ended.
-            repeats: Whether the mark only repeats an earlier mark, which the spool may have deleted, about the newest
-                acknowledged batch.
+            ended: Maps positions to batches: the batches of units that earlier marks of this group have ended.
+            repeats: Whether the mark is about the newest acknowledged batch, and only repeats an earlier mark that the
+                spool may have deleted.
         """
         known = self._destinations.declared(mark.destination)
         if isinstance(known, Partition):
@@ -328,14 +328,13 @@ class Recovery:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """End the last group of the log. Recovery ends each earlier group when it reads the next group."""
+        """Complete the last group of the log. Recovery completes every other group when it reads the group after it."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach_sent(partition)
 
     def pack_recovered(self, numbers: Iterator[int]) -> None:
-        """Pack the parts of long backlogs that recovery has already read. The shell calls this between two groups of
-        the log.
+        """Pack long backlogs, as far as recovery has read them. The engine calls this between two groups of the log.
 
         Args:
             numbers: Yields numbers; each packed batch takes the next number.
@@ -558,7 +557,9 @@ def _newest_of(identified: m.Mark, committed: m.Mark) -> tuple[m.Identity, int, 
 
 
 def _repeats_newest(marks: Sequence[m.Mark], index: int) -> bool:
-    """Whether a COMMITTED mark between IDENTIFIED and STATE repeats the mark of the newest acknowledged batch."""
+    """Whether the mark at `index` repeats the COMMITTED mark of the newest acknowledged batch. Such a repetition is
+    between an IDENTIFIED and a STATE mark.
+    """
     return (
         0 < index < len(marks) - 1
         and isinstance(marks[index + 1], m.State)

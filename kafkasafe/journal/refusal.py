@@ -34,7 +34,9 @@ class RefusalTimer:
     denial: Denial | None = None
 
     def is_about_other(self, handle: int) -> bool:
-        """Whether the current refusal has another handle than `handle` (-1: the whole destination)."""
+        """Whether the current refusal is about something else than `handle`: the handle of a batch, or -1 for the whole
+        destination.
+        """
         return self.denial is not None and self.denial.handle != handle
 
     def refused(

@@ -96,7 +96,7 @@ class Refusals:
             self._packer.touch(partition)
 
     def note_answer(self, partition: Destination) -> None:
-        """Record that the cluster answered a question, which ends an earlier refusal to answer questions.
+        """Record that the cluster answered a question. This ends an earlier refusal to answer.
 
         If the cluster then refuses a batch, the duration of the new refusal begins with the answer about the batch.
         """

@@ -40,7 +40,7 @@ class Rejecter:
         self._aside_batches = state.settings.aside_batches
 
     def disown(self, mark: m.Resent) -> None:
-        """Void a file in `rejected/` that could not be deleted.
+        """Record by a mark that a file in `rejected/` is void, because the file could not be deleted.
 
         The records of the file must not be sent again, because this lane's log has them, too.
         """
@@ -175,7 +175,7 @@ class Rejecter:
 
 
 def _ask_again(batches: Sequence[Batch]) -> None:
-    """Let the journal send batches again that the cluster refused because of their destination.
+    """Let the journal send again the batches that the cluster refused because of their destination.
 
     1. The user lacks the permission to write to a topic. After `blocked_timeout_ms` the journal begins to reject the
        batches, but `rejected/` is full.

@@ -41,8 +41,8 @@ class Replay:
         blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. A lost
             mark may have changed the ids of batches before this position, so their ids do not show whether they were
             sent.
-        quiet: The QUIET mark of the previous incarnation: the time after which no broker can append the incarnation's
-            requests. None if the incarnation wrote no QUIET mark, or revoked it.
+        quiet: The QUIET mark of the previous incarnation, which says until when brokers may still append its requests.
+            None if the incarnation wrote no QUIET mark, or revoked it.
         parents: The batches that the group replaces, each with the indexes of its replacements.
     """
 
@@ -67,13 +67,13 @@ class Replay:
             self.parents.append((parent, children))
 
     def origin_from(self, first: int, default: int) -> int:
-        """The position where the records of the parts that begin at index `first` were originally written. Returns
-        `default` if no parts begin there.
+        """The position at which the records of some parts were first written. `first` is the index of the first part in
+        the group. Returns `default` if no parts begin there.
         """
         return next((at for at, children in self._origins if children.start == first), default)
 
     def divides_unit(self, first: int) -> bool:
-        """Whether the parts that begin at this index replace a batch of a unit."""
+        """Whether the parts of a unit's batch begin at this index."""
         return any(parent.unit is not None and children.start == first for parent, children in self.parents)
 
     def read_unit(self, unit: u.Unit, members: range) -> None:
@@ -89,7 +89,7 @@ class Replay:
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
-        """Record a QUIET mark, which gives the time after which no broker can append an incarnation's requests, or
+        """Record a QUIET mark. The mark either says until when brokers may still append an incarnation's requests, or
         revokes an earlier QUIET mark.
         """
         self.quiet = quiet if quiet.until_ms >= 0 else None

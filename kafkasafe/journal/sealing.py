@@ -58,8 +58,8 @@ class Sealer:
                 unit's last batch.
 
         Returns:
-            The batch. If its `identity` is set when the shell writes the batch, the shell puts the id into the written
-                bytes.
+            The batch. If its `identity` is set when the engine writes the batch, the engine puts the id into the
+            written bytes.
         """
         batch = self.make(destination, count, size_bytes, max_timestamp, given=given)
         if unit is not None:
@@ -133,7 +133,8 @@ class Sealer:
         # Recovery uses the order on disk, so write earlier batches that are only in memory first.
         queue = self._all[batch.destination].queue
         if not self._durable_first:
-            # Stop at a batch of an earlier unit, whose sealing has already written all batches before it.
+            # Stop at a batch of an earlier unit: the journal wrote all batches before this one when it sealed the
+            # earlier unit.
             plain = takewhile(lambda other: other.unit is None, queue.backwards())
             last = next((other for other in plain if not self._rests_on_disk(other)), None)
             self.spill([] if last is None else [last])
@@ -145,8 +146,8 @@ class Sealer:
         self._out.ready.persist.batches.append(batch)
 
     def rests(self, batch: Batch) -> bool:
-        """Whether the journal need not wait for the disk: the batch is on disk, or may stay in memory and is not being
-        written.
+        """Whether the journal can handle the batch now, without waiting for the disk. True if the batch is on disk.
+        Without `durable_first`, also true if the disk is not writing the batch.
         """
         return batch.durable or not (self._durable_first or batch.writing)
 

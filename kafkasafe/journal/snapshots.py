@@ -34,7 +34,7 @@ class Snapshots:
         return marks
 
     def newest(self, before_position: int) -> list[m.Mark]:
-        """The marks of the newest acknowledged batches, which must be durable before the spool deletes everything
+        """The marks of the newest acknowledged batches. These marks must be durable before the spool deletes everything
         before this position.
         """
         marks: list[m.Mark] = []
@@ -47,7 +47,7 @@ class Snapshots:
         return marks
 
     def doubt(self) -> None:
-        """Let `newest` return its marks again, because a group that may have had these marks could not be written."""
+        """Let `newest` return its marks again. A group could not be written, and it may have contained these marks."""
         for partition in self._destinations.partitions.values():
             partition.log.tell(-1)
 
@@ -92,7 +92,8 @@ def _newest(partition: Destination) -> Batch | None:
 
 
 def _newest_marks(partition: Destination) -> list[m.Mark]:
-    """The marks before the STATE mark, which keep the newest acknowledged batch's id when the spool deletes the batch.
+    """The marks before the STATE mark. They keep the id of the newest acknowledged batch when the spool deletes the
+    batch.
 
     The recorded leader epoch may be older than the epoch of the leader that acknowledged the batch. If the recorded
     epoch ends before the batch's offset, only a search for the batch's id shows whether the log still has the batch.

@@ -78,7 +78,8 @@ class SpoolIndex:
         self._batches: Ordered[Batch] = Ordered()
         # By destination, the position of its first packed batch.
         self._packed_from: dict[int, int] = {}
-        # The void files of `rejected/`, each with the position of the mark that voids it.
+        # The void files of `rejected/`: the lane's log has their records, too. Each with the position of the mark that
+        # says so.
         self._resent: dict[m.Resent, int] = {}
         self.suspected: dict[int, int] = {}
 
@@ -115,7 +116,7 @@ class SpoolIndex:
                 break
 
     def pack(self, batch: Batch) -> None:
-        """Remove a packed batch. Of packed batches, the index stores only each destination's first position
+        """Remove a packed batch. For packed batches, the index stores only the position of each destination's first one
         (`note_packed`).
         """
         self._batches.pop(batch.position)
@@ -193,7 +194,7 @@ class SpoolIndex:
     # -- what may be released ------------------------------------------------------------------------------------------
 
     def release_position(self, others: Sequence[int]) -> int:
-        """The position before which the spool may delete everything, because it is finished and no longer needed.
+        """The position before which everything is finished and no longer needed, so that the spool may delete it.
 
         Args:
             others: Other positions that the spool must keep.

@@ -21,7 +21,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Verdicts:
-    """Applies judgements and decisions to batches in doubt."""
+    """Applies judgements (answers of the cluster) and decisions of the user to batches in doubt."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Verdicts:
 
         Args:
             destination: Destination number.
-            judgement: The judgement about the batches in the `OutcomeAsk`, in the same order.
-            stable: Whether the batches that the engine found are below the high watermark, so that the journal sends no
+            judgement: The conclusion about the batches in `OutcomeAsk.doubt`, with their indexes there.
+            stable: Whether the batches that the engine found are below the high watermark. If so, the journal sends no
                 probe.
             shrunk_to: The log's end offset if the log ends before the offset of an acknowledged batch; else -1.
             read_from: The offset from which the log was read, if `shrunk_to` is given.
@@ -146,7 +146,7 @@ class Verdicts:
         self._stop_at(partition, first, FlowEvent.UNKNOWABLE, evidence)
 
     def _note_gap(self, partition: Partition, first: Batch, judgement: Judgement) -> None:
-        """Suspect that the log lost the batches before `first`, which later gets a new id."""
+        """Suspect that the log lost the batches before `first`. The batch `first` later gets a new id."""
         partition.ids.expire()
         if (
             judgement.missing
@@ -205,7 +205,7 @@ class Verdicts:
 
 
 def _is_passed(partition: Partition, newest: Batch) -> bool:
-    """Whether a later batch is acknowledged, which proves (as a probe would) that the replicas have `newest`."""
+    """Whether a later batch is acknowledged. That proves, as a probe would, that the replicas have `newest`."""
     last = partition.log.last_acked_id
     return newest.identity is not None and last is not None and last.follows(newest.identity)
 

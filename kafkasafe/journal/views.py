@@ -51,7 +51,9 @@ class Views:
 
     @property
     def doubted(self) -> list[int]:
-        """Destinations whose log may have lost acknowledged batches, until a survey decides. Any thread may read it."""
+        """Destinations whose log may have lost acknowledged batches, until a survey (a search of the log) has a result.
+        Any thread may read it.
+        """
         return list(self._index.suspected)
 
     def doubts(self) -> list[tuple[str, int, str]]:
@@ -231,8 +233,8 @@ class Views:
         return any(partition.queue for partition in self._destinations.unassigned.values())
 
     def portion_bytes(self, topic: str) -> int:
-        """Total size of a topic's waiting batches that are not packed, which the engine divides first when it knows the
-        topic's partitions.
+        """Total size of a topic's waiting batches that are not packed. The engine divides these batches first when it
+        knows the topic's partitions.
         """
         known = self._destinations.unassigned.get(topic)
         return 0 if known is None else sum(batch.size_bytes for batch in known.queue.near)

@@ -109,7 +109,7 @@ class SendWindow:
         self.confirmed, self.until = (-1, -1), 0.0
 
     def note_answer(self) -> None:
-        """Record that the leader acknowledged a batch while the partition is flowing."""
+        """Record that the leader acknowledged a batch while the partition's flow was FLOWING."""
         self.answered = True
 
     def use_answer(self) -> None:

@@ -276,8 +276,8 @@ def _logged_batches(
         header = entry.header
         waiting = unfinished.get(entry.position)
         identity = _identity(header) if waiting is None else waiting.identity
-        # A batch that no mark names is finished. The mark with its outcome existed once, but was deleted together with
-        # the segment that contained the mark.
+        # A batch that no mark names is finished. The mark with the batch's outcome existed once, but was deleted
+        # together with its segment.
         fate = known.get(entry.position, SpoolFate(SpoolOutcome.COMMITTED))
         fate = _completed(fate, identity, is_held=entry.position in held)
         yield SpooledBatch(

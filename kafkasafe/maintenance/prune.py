@@ -172,7 +172,8 @@ def prune_directory(directory: SpoolDirectory) -> bool:
                 return False
             for name in left:
                 shutil.rmtree(path / name)
-            # Delete FORMAT last. A directory without FORMAT looks as if FORMAT had been removed by mistake.
+            # Delete FORMAT last: this process may die before the end, and a directory with other files, but without
+            # FORMAT, looks as if FORMAT had been removed by mistake.
             for name in sorted(set(names) & _OURS, key=FORMAT_NAME.__eq__):
                 (path / name).unlink()
             path.rmdir()

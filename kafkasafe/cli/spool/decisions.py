@@ -238,7 +238,8 @@ class DecisionReport:
         foreign: Names of lanes that were skipped, because a process owns them.
         damaged: Names of damaged lanes, whose lost parts may have contained further batches.
         unreachable: Whether no broker could be used.
-        aborts: Whether the command aborts batches. If the command commits batches, `left` includes dropped batches.
+        aborts: Whether the command aborts batches. If it does, dropped batches have the intended outcome, and `left`
+            does not count them.
     """
 
     rows: Sequence[dict[str, Any]]

@@ -53,7 +53,7 @@ def spool_prune(
 
     Client ids that are no longer used, and workers that have ended, leave empty lanes and directories behind. The
     command never deletes waiting or rejected records, damaged data, or data in quarantine. A lane also remembers the
-    records that were acknowledged last. Without the lane, no producer notices if the cluster loses acknowledged
+    records that were acknowledged last. Once the lane is deleted, no producer notices if the cluster loses these
     records, and records that `retain_acked_*` kept cannot be sent again.
     """
     age_s = duration_s(older_than, "--older-than")
