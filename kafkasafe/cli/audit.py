@@ -129,7 +129,7 @@ def _reports(
         topics: The topics.
         count: Counts the records of a topic.
         master: Spark's master; None: count without Spark.
-        plot: The file for the plot, which needs a single topic; None: draw no plot.
+        plot: The file for the plot; None: draw no plot. There is a plot only for a single topic.
     """
     is_whole = True
     with contextlib.nullcontext() if master is None else _spark(master) as session:

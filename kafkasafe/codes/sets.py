@@ -57,9 +57,9 @@ GONE_CODES: Final = MISSING_CODES | {1}
 """MISSING_CODES, and OFFSET_OUT_OF_RANGE in Fetch: an offset or its topic does not exist any more."""
 REMOTE_CODES: Final = frozenset({-1, 7, 9})
 """Error codes of a leader whose remote storage is not ready (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT,
-REPLICA_NOT_AVAILABLE. A leader whose remote storage is not ready may also answer OFFSET_OUT_OF_RANGE, which is not in
-this set, for an offset that the log has. Each code also has other causes. The start of the leader's own part of the log
-shows whether remote storage is the cause.
+REPLICA_NOT_AVAILABLE. OFFSET_OUT_OF_RANGE is not in this set, although such a leader may answer with it for an offset
+that the log has. Each code also has other causes. The start of the leader's own part of the log shows whether remote
+storage is the cause.
 """
 
 # -- Produce -----------------------------------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ class AckedLog:
         released: Offsets of batches that have left the spool.
         known_from: Each acknowledged batch that the log has, but that the journal has forgotten, is before this offset.
             -1 when unknown.
-        told_position: Spool position of the last batch whose id the journal wrote into separate marks, which stay in
-            the spool when the batch is deleted. A higher spool position does not mean a later delivery: a part or a
+        told_position: Spool position of the last batch whose id the journal wrote into separate marks. These marks stay
+            in the spool when the batch is deleted. A higher spool position does not mean a later delivery: a part or a
             copy of a batch can be written after a batch that is delivered later.
         unwritten: How many baselines (values of `baseline_offset`) are being written to the disk now.
         void: How many of the `unwritten` baselines no longer count, because `forget` was called after them. These are
@@ -308,7 +308,7 @@ class Suspicion:
         last_acked_offset: The last offset that was acknowledged before the suspicion (inclusive).
         from_offset: The log may have lost the records from this offset on, or even earlier records; -1 when unknown.
         leader_epoch: Leader epoch of the last acknowledgement before the suspicion, -1 when unknown.
-        overlaps: The cluster acknowledged or found a batch at or before the last acknowledged offset.
+        overlaps: A batch was acknowledged, or found in the log, at or before the last acknowledged offset.
     """
 
     cause: Cause

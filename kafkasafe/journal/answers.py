@@ -222,8 +222,8 @@ class Answers:
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
-        """Record where the partition's log ended before our first batch, which the journal sends when this offset is
-        durable.
+        """Record where the partition's log ended before our first batch. The journal sends the first batch when this
+        offset is durable.
         """
         partition = self._partitions[destination]
         if partition.progress.flow is not Flow.ASKING_BASELINE:

@@ -75,7 +75,7 @@ class BatchEvent(enum.Enum):
     ABSENT = "absent"
     """The batch is not in the log."""
     ABSENT_CONDEMNED = "absent and condemned"
-    """The log does not have the batch, which the journal wants to reject or divide."""
+    """The log does not have the batch, and the journal wants to reject or divide the batch."""
     UNKNOWABLE = "unknowable"
     """The journal cannot determine whether the batch is in the log."""
     RESENT = "resent"
@@ -254,8 +254,8 @@ class Batch:
     durable.
     """
     owed: bool = False
-    """This batch replaces other batches with the same records, which are on disk. If the process ends before this batch
-    is durable, recovery restores the replaced batches. Invariant: never true for a batch that recovery read.
+    """This batch replaces other batches with the same records. The replaced batches are on disk: if the process ends
+    before this batch is durable, recovery restores them. Invariant: never true for a batch that recovery read.
     """
     former_life: bool = False
     """Recovery read the batch, so an earlier incarnation may have sent it. Never changes."""

@@ -96,7 +96,7 @@ class IdSequence:
     stale: bool = False
 
     def take(self, home: Home, count: int) -> BatchId:
-        """Take the id for the next batch, which has `count` records."""
+        """Take the id for the next batch. The batch has `count` records."""
         if self.producer_id != home.producer_id:
             self.producer_id, self.epoch, self.next_sequence = home.producer_id, home.epoch, 0
         identity = BatchId(self.producer_id, self.epoch, self.next_sequence, count)

@@ -487,8 +487,9 @@ def _is_remembered(
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:
         return False
     # If batches of this lane cover every suspected offset up to the last acknowledged one, the log has the last
-    # acknowledged batch. If the log has a batch of this lane wherever the spool has deleted a suspected batch, a
-    # remembered batch that ends at the last acknowledged offset is the last acknowledged batch.
+    # acknowledged batch. Otherwise, a remembered batch that ends at the last acknowledged offset may be another batch.
+    # It is the last acknowledged batch if the log has a batch of this lane at the offset of each suspected batch that
+    # the spool has deleted.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

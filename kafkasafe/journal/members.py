@@ -60,8 +60,8 @@ class UnitBatches:
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
-        """The STATE marks to write before the ENDED marks, with the topic ids of partitions whose baseline is not
-        known.
+        """The STATE marks to write before the ENDED marks. They record the topic ids of partitions whose baseline (end
+        offset before the first batch) is not known.
         """
         partitions = {
             destination: self._partitions[destination]

@@ -83,7 +83,7 @@ class Owed:
                 case m.Replaced(at, first, count):
                     origin = self.open.pop(at, (0, at))[1]
                     for index in range(first, first + count):
-                        # A merged batch gets the origin of the first batch that it replaces.
+                        # A merged batch gets the origin (first spool position) of the first batch that it replaces.
                         origins.setdefault(index, origin)
                     for unit_id, positions in self._units.items():
                         if at in positions:

@@ -291,7 +291,7 @@ class Resolution:
     """A batch with a final, durable outcome.
 
     Attributes:
-        batch: The batch, whose `base_offset` is -1 if unknown.
+        batch: The batch; its `base_offset` is -1 if unknown.
         fate: How it ended.
     """
 

@@ -193,8 +193,8 @@ class RereadBacklogs:
                 return
 
     def reach_sent(self, partition: Destination) -> None:
-        """Unpack the batches up to the last batch that can have been sent: the `sent_at_most`-th batch with an id,
-        which may follow batches without an id.
+        """Unpack the batches up to the last batch that can have been sent. This is the `sent_at_most`-th batch with an
+        id; batches without an id may be before it.
         """
         self.reach(partition)
         queue = partition.queue

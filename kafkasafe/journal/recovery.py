@@ -379,14 +379,15 @@ class Recovery:
             partition.loss.expect(partition.queue.identities(), partition.log.last_acked_id)
             begun = partition.log.has_begun
             if not (begun or blind):
-                # The journal sends batches outside units only after the partition's baseline is durable in the lane's
-                # log. This log has no baseline, so only batches of units may have been sent to this partition.
+                # The journal sends batches outside units only after the partition's baseline (its end offset before our
+                # first batch) is durable in the lane's log. The lane's log has no baseline, so only batches of units
+                # may have been sent to this partition.
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
             # The journal sends only batches at the front of a queue, so only the first few batches with an id can have
-            # been sent. Lost batches without an id, which must be sent again, may be before them. If marks are lost,
-            # any batch with an id can have been sent.
+            # been sent. Before them, there may be lost batches that must be sent again and have no id. If marks are
+            # lost, any batch with an id can have been sent.
             most = None if blind else self._backlogs.sent_at_most
             doubt = list(
                 islice((batch for batch in partition.queue.near if batch.identity is not None), most)

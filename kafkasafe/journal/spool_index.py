@@ -187,7 +187,7 @@ class SpoolIndex:
 
     def pin_everything(self) -> None:
         """Delete nothing from the spool while checks of leader epochs are pending. If the process dies, the next
-        incarnation needs the mark with the leader epoch, which may be in the first segment, to check again.
+        incarnation repeats the checks. It then needs the mark with the leader epoch, which may be in the first segment.
         """
         self.suspected = dict.fromkeys(self.suspected, 0)
 

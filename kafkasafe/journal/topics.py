@@ -27,7 +27,7 @@ class Topics:
         self._missing = state.missing
 
     def destination(self, topic: str, partition: int) -> int:
-        """The number of a destination, which is declared if it is new."""
+        """The number of a destination. Declares the destination if it is new."""
         number = self._destinations.number(topic, partition)
         if number is None:
             number = self._destinations.add(topic, partition)

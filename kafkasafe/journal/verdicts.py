@@ -120,7 +120,7 @@ class Verdicts:
         """
         if now - partition.doubt.asked_at > self._request_timeout_s:
             # The answer is too old, because the process was suspended. If the leader has dropped our producer state
-            # since its answer, the leader would append the probe as a new batch.
+            # since its answer, it would append the repeated batch as a new one.
             partition.progress.on(FlowEvent.STALE)
             self._packer.touch(partition)
             return
