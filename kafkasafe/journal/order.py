@@ -164,7 +164,7 @@ def holds(
 
 
 def held_from(held: Mapping[Address | None, int], topic: str, partition: int) -> int:
-    """The spool position from which on batches are not sent to the partition. `NEVER` if all may be sent.
+    """A spool position: batches at or after it are not sent to the partition. `NEVER` if all may be sent.
 
     Records whose partition is not chosen yet may go to any partition of the topic.
     """

@@ -307,7 +307,7 @@ class SurveyAsk:
         destination: Destination number.
         acked: The acknowledged batches that the journal remembers, oldest first.
         leader_epoch: Leader epoch of the last acknowledgement, -1 when unknown.
-        from_offset: Offset from which on the log may have changed, and may have batches that were appended a second
+        from_offset: At or after this offset, the log may have changed, and may have batches that were appended a second
             time; -1 when unknown.
         baseline_offset: The log has no batch of this lane before this offset; -1 when unknown.
         ours: Producer ids that only batches of this lane have.

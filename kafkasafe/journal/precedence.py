@@ -64,8 +64,8 @@ class Precedence:
     # -- held batches --------------------------------------------------------------------------------------------------
 
     def hold_back(self, held: Mapping[Address | None, int]) -> bool:
-        """Hold batches back. `held` maps each address to the spool position from which on its batches wait. Returns
-        whether anything changed.
+        """Hold batches back. `held` maps each address to a spool position: the address's batches at or after this
+        position wait. Returns whether anything changed.
         """
         if held == self._holds:
             return False

@@ -582,7 +582,7 @@ def _is_found_late(partition: Destination, batch: Batch) -> bool:
     2. The journal searches for batch 1, finds it at offset 11, and commits it after batch 2.
 
     Batches 1 and 2 have the right order in the log, so nothing suggests that offset 12 is lost. After a truncation of
-    the log, an acknowledgement may have a lower offset than the previous one, but also has another leader epoch, and
+    the log, an acknowledgement may have a lower offset than the previous one. But it also has another leader epoch, so
     the journal asks where the earlier epoch ends.
     """
     return partition.log.leader_epoch >= 0 and any(

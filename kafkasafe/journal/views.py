@@ -72,7 +72,7 @@ class Views:
 
     @property
     def held_position(self) -> int:
-        """The position from which on the spool keeps all batches, even if unfinished batches are copied forward."""
+        """The spool keeps all batches at or after this position, even if it copies unfinished batches forward."""
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
