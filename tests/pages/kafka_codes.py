@@ -38,10 +38,11 @@ CONTEXTS = [
 HEAD = """# Kafka's error codes
 
 This page lists the answers of `kafkasafe.classify(error_or_code, api, context)` and `kafkasafe classify`. [Errors of
-kafkasafe](kafkasafe-errors.md) lists the exceptions of kafkasafe itself. `python -m tests.pages` writes the page from the
-table in `kafkasafe/codes/rows.py`, and a test compares the two. The flags `retriable` and
-`refresh_metadata` equal those of the exception class in Apache Kafka 4.3's `Errors`; another test reads them from the
-Java classes. If kafkasafe's flags differ from Kafka's on purpose, the note in italics says why.
+kafkasafe](kafkasafe-errors.md) lists the exceptions of kafkasafe itself. `python -m tests.pages` writes this page from the
+table in `kafkasafe/codes/rows.py`, and `tests/test_pages.py` fails if the page does not match the table. The flags
+`retriable` and `refresh_metadata` equal those of the exception classes in Apache Kafka 4.3's `Errors`:
+`tests/codes/test_classify.py` reads Kafka's flags from the Java classes and compares them. If kafkasafe's flags differ
+from Kafka's on purpose, the note in italics says why.
 
 ```python
 from kafkasafe import RetryPolicy, classify
@@ -64,18 +65,20 @@ Kafka. For such a code, `classify` answers `retry_after_refresh`, and draws no o
 
 `retriable` is true for `retry`, `retry_after_refresh` and `reset_sequence`; `refresh_metadata` is true for
 `retry_after_refresh`. `data_at_risk` means that acknowledged records may be lost, or that a consumer may skip
-records. The tables below mark such errors with **!**. A retry alone is the wrong answer to such an error: an operator,
-or code that repairs the loss, must learn of it.
+records. The tables below mark such errors with **!**. Do not only retry after an error with **!**: report the error to
+an operator, or to code that repairs the loss.
 
-`RetryPolicy` repeats calls for `retry` and `retry_after_refresh` only. `examples/own_calls.py`
-shows such a policy. With `wait=`, the policy uses one of tenacity's wait strategies instead of its own.
-`kafkasafe.metrics.install(policy)` exports the policy's retries, pauses and abandoned calls to Prometheus. A program
-that uses tenacity itself can use `tenacity.retry(retry=kafkasafe.retry_if_kafka_retriable(), ...)`.
+`RetryPolicy` repeats a call only if the action is `retry` or `retry_after_refresh`. `examples/own_calls.py` uses one
+`RetryPolicy` for calls of kafka-python's clients. With `wait=`, a `RetryPolicy` uses one of tenacity's wait strategies
+instead of its own. `kafkasafe.metrics.install(policy)` exports the policy's retries, pauses and abandoned calls to
+Prometheus. A program that uses tenacity itself can use
+`tenacity.retry(retry=kafkasafe.retry_if_kafka_retriable(), ...)`.
 
 ## A record that the cluster rejected
 
 A `RejectedError` is also kafka-python's own exception for its code, so that `except` clauses written for KafkaProducer
-still work. Each code has a subclass: `isinstance(error, RejectedError)` is true, `type(error) is RejectedError` is not.
+still work. Each code has a subclass, so `isinstance(error, RejectedError)` is true, and `type(error) is RejectedError`
+is false.
 
 ```python
 from kafka.errors import MessageSizeTooLargeError
