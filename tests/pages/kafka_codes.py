@@ -38,8 +38,8 @@ CONTEXTS = [
 HEAD = """# Kafka's error codes
 
 This page lists the answers of `kafkasafe.classify(error_or_code, api, context)` and `kafkasafe classify`. [Errors of
-kafkasafe](kafkasafe-errors.md) lists the exceptions of kafkasafe itself. `python -m tests.pages` writes this page from the
-table in `kafkasafe/codes/rows.py`, and `tests/test_pages.py` fails if the page does not match the table. The flags
+kafkasafe](kafkasafe-errors.md) lists the exceptions of kafkasafe itself. `python -m tests.pages` writes this page from
+the table in `kafkasafe/codes/rows.py`, and `tests/test_pages.py` fails if the page does not match the table. The flags
 `retriable` and `refresh_metadata` equal those of the exception classes in Apache Kafka 4.3's `Errors`:
 `tests/codes/test_classify.py` reads Kafka's flags from the Java classes and compares them. If kafkasafe's flags differ
 from Kafka's on purpose, the note in italics says why.
