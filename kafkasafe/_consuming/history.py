@@ -145,7 +145,7 @@ class History:
     the lineage happen under a lock.
 
     Attributes:
-        lineage: Leader epochs of the records read.
+        lineage: Leader epochs of the records that were read.
         marks: The latest batches that were read, for logs that cannot be compared by leader epochs alone.
         topic_id: Id of the topic that was read. If the topic is recreated, the attribute keeps the old id until the
             application has decided where to continue.
@@ -197,8 +197,8 @@ class History:
         return HistoryCopy(lineage, self.marks.marks, topic_id, self.former.copy())
 
     def _read_before(self, offset: int) -> int:
-        """Return the end offset of the read records that are below `offset`. If a seek has skipped the records directly
-        below `offset`, the result is the start of the skipped range; otherwise the result is `offset` itself. Example:
+        """Return where the records that were read before `offset` end. If a seek has skipped the records directly below
+        `offset`, the result is the start of the skipped range; otherwise the result is `offset` itself. Example:
 
         1. The consumer reads up to offset 10, seeks to 35 and reads on. In the log, the leader epoch changes at offsets
            20 and 30.
@@ -297,7 +297,8 @@ class History:
                 self._skipped = []
 
     def observe(self, records: Any, fetched: int, *, marked: bool) -> bool:
-        """Record the leader epochs of fetched batches. Return False if the epochs contradict the records read before.
+        """Record the leader epochs of fetched batches. Return False if the epochs contradict the records that were read
+        before.
 
         Args:
             records: Bytes of the batches.

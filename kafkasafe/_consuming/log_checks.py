@@ -135,23 +135,23 @@ class LogChecks:
     def walk(self, tp: TopicPartition, read: HistoryCopy, position: int) -> Procedure[LogCompared]:
         """Compare the leader's log with the records that were read before `position`.
 
-        The walk requests new metadata. The new metadata and kafka-python's metadata may contain different topic ids. In
-        this case, the walk waits until both metadata contain the same id, because ids do not show which topic is newer:
+        This procedure requests new metadata. The new metadata and kafka-python's metadata may contain different topic
+        ids. Ids do not show which topic is newer. So the procedure waits until both contain the same id. Otherwise, the
+        consumer could stop reading for ever:
 
         1. The consumer has read the topic with id A. The topic is deleted and created again with id B, and again with
            id C.
-        2. kafka-python's metadata still contain id B. The walk's metadata contain id C. Suppose the walk accepts topic
-           C.
+        2. kafka-python's metadata still contain id B. The new metadata contain id C. Suppose the procedure accepts
+           topic C.
         3. The next check would use kafka-python's metadata, conclude that B is newer than C, and record C as a former
            topic. All later metadata contain id C and would count as outdated, so the consumer would never read the
            partition again.
 
-        The walk also waits if one of the two ids is the id of the topic that was read. For instance, another member of
-        the group has read the new topic and committed the position, but some metadata of this consumer still contain
-        the former id.
+        The procedure also waits if one of the two different ids is the id of the topic that was read. For instance,
+        another member of the group has read the new topic and committed the position, but some metadata of this
+        consumer still contain the former id.
 
-        The walk also waits while kafka-python's metadata and the walk's metadata contain the same former id.
-        `FormerTopics` limits this wait.
+        The procedure also waits while both contain the same id of a deleted topic. `FormerTopics` limits this wait.
         """
         topic_id = read.topic_id
         tries = 0
@@ -160,8 +160,7 @@ class LogChecks:
             # kafka-python's metadata may be minutes old.
             info = yield from self._fresh(tp.topic)
             leader = info.partitions.get(tp.partition)
-            # But the walk's metadata may be older than kafka-python's metadata, because they may come from another
-            # broker.
+            # But kafka-python's metadata may also be newer than `info`, which may come from another broker.
             fresh_id = info.topic_id if any(info.topic_id) else None
             ids = {fresh_id, leadership[0] if leadership else None} - {None}
             named = next(iter(ids)) if len(ids) == 1 else None

@@ -36,7 +36,7 @@ class OffsetLookUps:
     """The look-ups of one consumer. Any thread may call the methods.
 
     Args:
-        path: The option `offsets_path`: the file of the tracker.
+        path: The option `offsets_path`: the file in which `tracker` stores its offsets.
         timeout_ms: Time-out for calls without a `timeout_ms` of their own.
     """
 

@@ -1,7 +1,7 @@
 """If a consumer's batches are in several lanes, make sure that only one lane at a time can move the group's offsets.
 
-`kafkasafe.units` compares and orders the batches of one lane, but not batches of different lanes. Without this module,
-a program could write records to its output twice:
+A lane is the log of one producer in the spool. `kafkasafe.units` compares and orders the batches of one lane, but not
+batches of different lanes. Without this module, a program could write records to its output twice:
 
 1. A program closes its producer while a batch with the results of records 0 to 9 is in flight. The batch is left in the
    spool, and the consumer goes back to the group's offset, 0.
@@ -93,7 +93,8 @@ class OtherLanes:
         self._earlier.add(tp, claims)
 
     def make_way(self, readings: Mapping[TopicPartition, ReadingRun], mine: Carrier, group: str) -> Way:
-        """Make sure that no other lane can move the group's offsets in these partitions.
+        """Make sure that no batch of another lane (another producer's log) can still move the group's offsets in these
+        partitions.
 
         Args:
             readings: Maps each partition to its `ReadingRun`, which the next batch continues.

@@ -38,8 +38,8 @@ class PlaceLeft(NamedTuple):
     def is_in(self, topic_id: bytes | None) -> bool:
         """Return whether this position belongs to the topic with this id (None: unknown).
 
-        If one of the two ids is not known, return whether the consumer had read records. A position without read
-        records may belong to a deleted topic with the same name.
+        If one of the two ids is not known, return whether the consumer had read records. If no record was read before
+        the position, it may belong to a deleted topic with the same name.
         """
         if None in {topic_id, self.topic_id}:
             return self.was_read
@@ -47,15 +47,15 @@ class PlaceLeft(NamedTuple):
 
 
 class LogCompared(NamedTuple):
-    """The result of a walk, which compares the leader's log with the records that were read.
+    """The result of a comparison of the leader's log with the records that were read.
 
     Attributes:
         outcome: The result of the comparison.
-        epoch: Leader epoch of the log that was compared.
-        round_trips: Number of answers that the walk needed.
+        epoch: Epoch of the leader whose log was compared.
+        round_trips: Number of answers that the comparison needed.
         recreated: Whether the topic's name now belongs to another topic.
         topic_id: Id of the topic whose log was compared.
-        leadership: Topic id, leader and leader epoch in kafka-python's metadata when the walk began.
+        leadership: Topic id, leader and leader epoch in kafka-python's metadata when the comparison began.
     """
 
     outcome: Outcome
@@ -67,8 +67,8 @@ class LogCompared(NamedTuple):
 
 
 class LogRange(NamedTuple):
-    """The result of a check after the error OFFSET_OUT_OF_RANGE: the bounds of the log and, if a walk was necessary,
-    the result of the walk.
+    """The result of a check after the error OFFSET_OUT_OF_RANGE: the bounds of the log. If the check also compared the
+    log with the records that were read, `walked` is the result of the comparison; otherwise None.
     """
 
     start: int
@@ -170,7 +170,7 @@ class Failures:
         self.remote = remote
 
     def moved(self) -> None:
-        """Record a new position. Whether the new position is in remote storage is not known."""
+        """Record a new position. It is not known whether the new position is in remote storage."""
         self.remote = None
 
 

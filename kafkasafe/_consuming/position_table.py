@@ -10,11 +10,12 @@ consumer fetches nothing until it knows that the position is valid under the pre
 
 1. A position from a commit, a reset or a seek is IDLE and UNCHECKED.
 2. If the consumer has read records before the position (event CHECK_DUE), the position is WALKING while the consumer
-   compares these records with the leader's log. If the consumer has read no records (event UNREAD), the log cannot have
-   lost a read record.
-3. If the log has the read records (event AGREED), the position is IDLE and VALID until there is another leader
-   (CHECK_DUE again) or a batch contradicts the records read before (CONTRADICTED).
-4. If the log does not have the read records (event DIFFERED), the position is DIVERGED until the application chooses a
+   compares these records with the leader's log. If the consumer has read no records (event UNREAD), there is no record
+   that the log could have lost.
+3. If the log still has these records (event AGREED), the position is IDLE and VALID. It stays VALID until there is
+   another leader (CHECK_DUE again), or until a fetched batch contradicts the records that were read before
+   (CONTRADICTED).
+4. If the log no longer has these records (event DIFFERED), the position is DIVERGED until the application chooses a
    position (SOUGHT).
 
 If a broker says that the position is not in the log (OUT_OF_RANGE), the consumer verifies this: the position is RANGING
@@ -89,7 +90,7 @@ class PositionEvent(enum.Enum):
     NEW_TOPIC = "new topic"
     """Another topic now has the topic's name, and the consumer has read no record of the former topic."""
     CONTRADICTED = "contradicted"
-    """A batch or a broker contradicts the records read before."""
+    """A batch or a broker contradicts the records that were read before."""
     OTHER_TOPIC = "other topic"
     """The broker does not know the topic. If a topic with this name exists later, it may be another topic."""
     OUT_OF_RANGE = "out of range"
@@ -190,7 +191,7 @@ _A: Final = Activity
 _S: Final = Standing
 _E: Final = PositionEvent
 
-# Reactions to the answer to an earlier fetch, which may arrive while a procedure runs.
+# Reactions to the answer to an earlier fetch. The answer may arrive while a procedure runs.
 _CONTRADICTION: Final = (Action.HOLD, Action.REQUEST_METADATA)
 _DENIED: Final = (_A.RANGING, (Action.HOLD, Action.EXAMINE_RANGE))
 _DENIED_MEANWHILE: Final = (_A.RANGING, (Action.CANCEL, Action.HOLD, Action.EXAMINE_RANGE))
@@ -287,8 +288,8 @@ STANDING: Final[dict[Standing, dict[PositionEvent, tuple[Standing, tuple[Action,
     _S.SUSPECTED: {
         _E.SOUGHT: (_S.UNCHECKED, ()),
         _E.UNREAD: (_S.VALID, (Action.RESTART,)),
-        # The log agrees up to the position. So only records after the position can differ, which were read before a
-        # seek to a lower offset.
+        # The log agrees up to the position. So only records after the position can differ. The consumer read them, and
+        # then sought to a lower offset.
         _E.AGREED: (_S.VALID, (Action.CUT, Action.REPOSITION)),
         _E.DIFFERED: (_S.VALID, ()),
         _E.FAILED: (_S.VALID, ()),

@@ -171,8 +171,8 @@ class Positions:
         position = part.state.position.offset
         part.looked()
         # If nothing was read before the position, no record can be lost. But if another member has read a new topic
-        # with the same name and committed the position, the metadata may still show the former topic. The walk detects
-        # this case.
+        # with the same name and committed the position, the metadata may still show the former topic. `LogChecks.walk`
+        # detects this case.
         if part.history.reaches_below(position) or part.history.is_of_another(leadership[0]):
             part.place(position)
             self._moves.on(tp, part, PositionEvent.CHECK_DUE)

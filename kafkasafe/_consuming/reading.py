@@ -44,8 +44,8 @@ class Reading:
 
     Args:
         seek: `SafeConsumer.seek`, for the option `on_divergence`.
-        rewound: Called when a partition's position moves back. The callee must discard the records that were fetched
-            before the call.
+        rewound: Called when a partition's position moves back. The called function must discard the records that were
+            fetched before the call.
     """
 
     def __init__(

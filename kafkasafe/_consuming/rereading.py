@@ -24,10 +24,9 @@ committed afterwards:
 
 So after the consumer has gone back to the group's offset, `send_offsets` requests the group's offset again before it
 accepts the next batch. If the group's offset has changed, `send_offsets` refuses the batch. When `send_offsets`
-requests the offset, all earlier producers of the lane have ended. If the accepted batch is rejected later,
-`send_offsets` requests the offset before the following batch, too, because the batch in the spool may still be
-committed (`ReadingRun.is_unused`). These rules apply to the batches of one lane. `other_lanes` is about batches in
-several lanes.
+requests the offset, all earlier producers of the lane have ended. If the accepted batch is rejected later, the batch in
+the spool may still be committed. So before the following batch, `send_offsets` requests the offset once more
+(`ReadingRun.is_unused`). These rules apply to the batches of one lane. `other_lanes` is about batches in several lanes.
 
 Without atomic batches, the group's offset alone decides where the consumer continues in a partition that is assigned to
 it again. If the group's offset is lower than the consumer's former position, `Rereading.resumed` only emits an event.
@@ -65,11 +64,12 @@ metadata, it refuses the whole batch.
 
 
 class Rereading:
-    """Decides which partitions of one consumer are read again. Only the thread that polls uses this object.
+    """Decides which partitions of one consumer are read again. Only the thread that polls uses this object. A *reading*
+    is one run of the consumer through a partition (see `kafkasafe.delivery.readings`).
 
     Args:
-        rewound: Called when a partition's position moves back. The callee must discard the records that were fetched
-            before the call.
+        rewound: Called when a partition's position moves back. The called function must discard the records that were
+            fetched before the call.
         timeout_ms: How long `offer` may wait for the group's offsets.
     """
 
@@ -93,8 +93,8 @@ class Rereading:
         self._readings: Readings[TopicPartition] = Readings(NUMBERS)
         self._other_lanes = OtherLanes(group, timeout_ms)
         self._states: dict[TopicPartition, AssignmentState] = {}
-        """For each partition, kafka-python's state object at the start of the reading. A new object means a new
-        assignment.
+        """For each partition, kafka-python's state object when the present reading (run through the partition) began. A
+        new object means a new assignment.
         """
         self._restart: dict[TopicPartition, int] = {}
         """For each partition that must be read again: its position when `offer` raised BatchDroppedError."""
@@ -106,8 +106,8 @@ class Rereading:
         self._asked: dict[frozenset[TopicPartition], int] = {}
         """Maps the partitions of each unanswered request for the group's offsets to the number that `draw` returned."""
         self._undecided: set[TopicPartition] = set()
-        """Partitions whose group offset may still move, because another producer may deliver a batch of an earlier
-        reading.
+        """Partitions whose group offset may still move: a batch from an earlier reading (run through the partition) is
+        undecided, and another producer may deliver this batch.
         """
         self._generation: Any = None
         self._stale = False
@@ -121,7 +121,7 @@ class Rereading:
         return bool(self._held)
 
     def draw(self, partitions: Collection[TopicPartition]) -> int:
-        """Return a number for new readings. The caller then requests the group's offsets.
+        """Return a number for new readings (runs through a partition). The caller then requests the group's offsets.
 
         If a request is not answered in time, kafka-python keeps waiting for the answer. If the offsets of the same
         partitions are requested again, kafka-python sends no new request and uses the answer to the first request. In
@@ -145,18 +145,20 @@ class Rereading:
             run.place(offset)
 
     def unassigned(self) -> None:
-        """End the readings of partitions that are no longer assigned. Called after `assign` and `unsubscribe`."""
+        """End the readings (runs through a partition) of partitions that are no longer assigned. Called after `assign`
+        and `unsubscribe`.
+        """
         self._look()
         self._forget_requests()
 
     def handed_out_late(self) -> None:
-        """Record that the poll that revoked a partition, or moved its position back, returned records of this partition
-        to the program. These records will be read again.
+        """Record that the program received records of a partition while a poll revoked the partition or moved its
+        position back. These records will be read again.
         """
         self._stale = True
 
     def begin(self, tp: TopicPartition, number: int, offset: int | None) -> None:
-        """Begin a reading whose position comes from the group.
+        """Begin a reading (run through the partition) at the group's offset.
 
         Args:
             tp: The partition.
@@ -189,8 +191,8 @@ class Rereading:
         return left if self._assignments.is_subscribed() else None
 
     def moved(self, tp: TopicPartition) -> None:
-        """Record that the application chose a position. Begin a new reading, unless the position continues the last
-        batch.
+        """Record that the application chose a position. Begin a new reading (run through the partition), unless the
+        position is where the last accepted batch ends.
         """
         state = self._assignments.state(tp)
         if state is None:
@@ -201,8 +203,8 @@ class Rereading:
         run = self._readings.get(tp) if self._states.get(tp) is state else None
         if run is not None and state.position is not None and run.accepted == state.position.offset:
             # The program has sought to the first record that is in no batch yet, as programs do after an error.
-            # Continue the reading, and keep its earlier batches: if an earlier batch is dropped, its records are in no
-            # output and must be read again.
+            # Continue the present reading instead of beginning a new one, because the reading knows its earlier
+            # batches: if one of them is dropped, its records must be read again.
             run.step_back()
             return
         self._readings.begin(tp, self._readings.draw(), None)
@@ -253,21 +255,22 @@ class Rereading:
             if self._readings.goes_on(tp, NONE if found is None else found.offset):
                 self._release(tp, assigned[tp])
             else:
-                # Begin a new reading, which requests the group's offset once more.
+                # Start again at the group's offset, which is requested once more.
                 self._again(tp, assigned[tp], "rebalanced")
 
     def offer(
         self, fate: Callable[[], OffsetsFate], lane: ProducerLane, metadata: Callable[[], Any]
     ) -> tuple[Any, ...]:
-        """Return the data with which an atomic batch of this lane can commit this consumer's offsets.
+        """Return the data with which an atomic batch of this lane (one producer's log in the spool) can commit this
+        consumer's offsets.
 
         The result has four items. Item 1 maps partitions to the positions to commit; a partition is left out if all of
         its returned records are in batches already. Item 2 is the group's metadata. Item 3 maps the partitions of item
-        1 to their readings (see `kafkasafe.delivery.readings`). Item 4 is a list of claims. A claim states that this
-        batch moves the group's offset of one partition to the position in item 1.
+        1 to their readings (runs through a partition). Item 4 is a list of claims. A claim states that this batch moves
+        the group's offset of one partition to the position in item 1.
 
         Args:
-            fate: Returns the outcome of the batch so far. Any thread may call it.
+            fate: Returns how far the batch has come. Any thread may call it.
             lane: The lane of the batch's producer.
             metadata: Returns the group's metadata.
 
@@ -349,11 +352,10 @@ class Rereading:
     def _overtaken(
         self, moved: Collection[TopicPartition], *, is_assigned: bool
     ) -> Collection[TopicPartition] | None:
-        """Find partitions in which a batch of an earlier reading may have moved the group's offset since the present
-        reading began.
+        """Find partitions in which a batch from an earlier reading may have moved the group's offset since the present
+        reading (run through the partition) began.
 
-        Return None, without a request to the group, if no batch of an earlier reading can have moved the group's
-        offset.
+        Return None, without a request to the group, if no such batch can have moved a group offset.
 
         Args:
             moved: The partitions of the batch.
@@ -381,7 +383,7 @@ class Rereading:
         return overtaken
 
     def _look(self) -> dict[TopicPartition, AssignmentState]:
-        """Return the assignment, and end the readings of revoked partitions."""
+        """Return the assignment. End the readings (runs through a partition) of revoked partitions."""
         assigned = self._assignments.assigned()
         for tp, state in [each for each in self._states.items() if assigned.get(each[0]) is not each[1]]:
             # If the program still holds records of a revoked partition, a consumer will read these records again.
@@ -400,7 +402,7 @@ class Rereading:
 
     def _run(self, tp: TopicPartition) -> Any:
         run = self._readings.get(tp)
-        if run is None:  # pragma: no cover - callers pass only partitions with a reading
+        if run is None:  # pragma: no cover - callers pass only partitions that the consumer reads
             raise RuntimeError(f"nothing of {tp} is read")
         return run
 

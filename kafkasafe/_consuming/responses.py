@@ -51,8 +51,8 @@ class Responses:
         if part is None or _is_outdated(part, completed):
             return code == 0  # outdated; kafka-python discards it
         if isinstance(ahead := completed.fetched_offset, AheadOffset) and ahead.checked is not part.checked:
-            # The response may come from a former leader: the consumer has checked the position after this fetch was
-            # sent.
+            # The consumer has checked the position since it sent this fetch. So the response may come from a former
+            # leader.
             return False
         if code:
             if not self._followers.is_late(data):

@@ -125,7 +125,7 @@ class Results:
         part.check(self._metadata.leadership(tp))
         self._moves.on(tp, part, PositionEvent.FAILED)
         # A log record suffices: if the client lacks a permission, the fetches fail, too, and `poll` raises the fetches'
-        # error. The walk itself handles a broker that refuses OffsetForLeaderEpoch.
+        # error. `LogChecks.walk` itself handles a broker that refuses OffsetForLeaderEpoch.
         self._reports.log.limited(
             logging.WARNING,
             "not_comparable",
@@ -153,8 +153,9 @@ class Results:
         # 3. So set the position to the end of the records that were read. The check of this position then finds that
         #    the log has lost the records.
         is_gone = has_read and leadership is not None and history.is_of_another(leadership[0])
-        # Without an offset of the group, the position is reset. If an unclean election has truncated the log, do not
-        # reset to the log's new end: the log has the read records below its new end, so a check would find no loss.
+        # After an unclean election, the log may end before the last record that was read. A check of the position at
+        # the log's end would compare only the records below this end, and find no loss. So in this case, too, set the
+        # position to the end of the records that were read.
         ends_early = has_read and to.strategy == LATEST and to.offset < read_to
         offset = read_to if is_gone or ends_early else to.offset
         self._assignments.place(tp, offset)
@@ -208,8 +209,8 @@ class Results:
 
     def _apply_walk(self, tp: TopicPartition, part: AssignedPartition, walked: LogCompared) -> None:
         outcome = walked.outcome
-        # If the leader has changed since the walk began, `Positions` finds a newer leadership than `seen`, and checks
-        # the position again.
+        # If the leader has changed during the comparison of the logs, `Positions` finds a newer leadership than `seen`,
+        # and checks the position again.
         seen = walked.leadership
         part.check(None if seen is None else (seen[0], seen[1], walked.epoch))
         topic_id = part.history.topic_id
@@ -233,7 +234,7 @@ class Results:
         self._explain(tp, part, outcome, walked.epoch)
 
     def _explain(self, tp: TopicPartition, part: AssignedPartition, outcome: Outcome, epoch: int) -> None:
-        """Report a walk that could not compare all records."""
+        """Report that the leader's log could not be compared with all records that were read."""
         if not isinstance(outcome, Unknown):
             return
         self._reports.log.limited(

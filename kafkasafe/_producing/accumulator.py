@@ -285,8 +285,8 @@ class Accumulator:
         calls the method for each of them.
         """
         pairs, usual = map(_ROOM_AND_LEFT, list(self.open_batches.values())), self.open_batch_bytes
-        # An open batch keeps its room until it is sealed. So the sum includes the extra room of an open batch (room
-        # beyond the usual room) even while the open batch is empty. `left` is negative if a record did not fit.
+        # An open batch keeps its room until it is sealed. So the room beyond the usual room counts as taken even while
+        # the open batch is empty. `left` is negative if a record did not fit.
         taken = sum(room - min(left, usual) if left > 0 else room for room, left in pairs)
         return 2 * self.max_record_bytes + taken
 
@@ -319,14 +319,14 @@ class Accumulator:
             encoded = open_batch.encoded
             if encoded is NOT_ENCODED:
                 encoded = self._encoded(open_batch)
-                # If a signal handler has sealed the open batch meanwhile, the pump has the parcels and the head from
-                # the handler's encoding, which must not change.
+                # If a signal handler has sealed the open batch meanwhile, the pump already has the parcels and the head
+                # of the handler's encoding. They must not change.
                 own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
                 encoded = open_batch.keep(encoded)
-            # Submit the parcels before other threads can see them in `open_batch.parcels`, because these threads may
-            # wait for the parcels' results.
+            # Submit the parcels (encoded batches) before other threads can see them in `open_batch.parcels`, because
+            # these threads may wait for the parcels' results.
             head, parcels = encoded.head, encoded.parcels
             self._pump.ledger.submit(parcels if head is None else [head, *parcels])
             open_batch.submitted()
@@ -359,7 +359,8 @@ class Accumulator:
         One nested encoding is allowed, because a signal handler that interrupts the partitioner may also call `send`.
 
         Raises:
-            UsageError: The partitioner called the producer a second time, during the encoding for its first call.
+            UsageError: The partitioner called the producer again, while the producer encoded records for the
+                partitioner's first call.
             SpoolWriteError: There is not enough memory.
         """
         depth = len(self._being_encoded)
@@ -379,8 +380,8 @@ class Accumulator:
 def _most_room(config: ProducerConfig) -> int:
     """Return the largest room of an open batch, in bytes; 0 if no open batch may have more room than `batch_size`.
 
-    For each producer and partition, a broker remembers only the last few batches. With `delivery="transactional"`, a
-    unit contains at most as many open batches as a broker remembers batches. So each open batch may add at most one
+    For each producer and partition, a broker remembers only the last five batches. With `delivery="transactional"`, a
+    unit (the batches of one transaction) contains at most five open batches. So each open batch may add at most one
     batch for each partition, and gets no more room than `batch_size`.
     """
     if config.delivery == "transactional":
@@ -395,7 +396,9 @@ def _is_held(lock: Any) -> bool:
 
 
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
-    """Join parcels into one unit (`delivery="transactional"`). Return the parcel that represents the unit."""
+    """Join parcels (encoded batches) into one unit, which is delivered as a whole (`delivery="transactional"`). Return
+    the parcel that represents the unit.
+    """
     unit_handle = UnitHandle(joins=parcels[0].topic)
     for parcel in parcels:
         parcel.belong_to(unit_handle)

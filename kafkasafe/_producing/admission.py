@@ -27,8 +27,8 @@ _LOOK_EVERY_S: Final = 0.25
 _GIVE_WAY_S: Final = 1.0
 """A commit waits at most this many seconds until the pump has taken earlier batches."""
 STEP_S: Final = 0.05
-"""Interval, in seconds, at which a waiting sender checks the cluster's backlog. The sender has to poll, because no
-event reports that a partition has stopped answering.
+"""Interval, in seconds, at which a waiting sender checks how many bytes the cluster has not acknowledged yet. The
+sender has to poll, because no event reports that a partition has stopped answering.
 """
 _FRAMES: Final = 40
 """Upper bound for the number of stack frames that are necessary to accept and seal a record. Frames of the
@@ -130,8 +130,8 @@ class Admission:
         open_batch: OpenBatch | None = None,
         index: int = -1,
     ) -> tuple[OpenBatch, int]:
-        """Finish a `send` that could not use an open batch of its topic: the topic has no open batch, or the open batch
-        is full or sealed, or has too short lists.
+        """Finish a `send` that could not use an open batch of its topic: the topic has no open batch, the open batch is
+        full or sealed, or its lists are too short.
 
         Args:
             topic: Topic of the record.
@@ -320,7 +320,7 @@ class Admission:
                 ledger.ahead.expire()
 
     def submit_unit(self, unit: AcceptedUnit, size: int) -> None:
-        """Wait for room for an atomic batch, and accept it as one unit, unless it was dropped meanwhile."""
+        """Wait for room for an atomic batch. Then accept the whole batch, unless the batch was dropped meanwhile."""
         self._lifecycle.check_fork()
         pump = self._pump
         if pump.is_backlogged() and not pump.is_current_thread():

@@ -183,7 +183,7 @@ class BatchDecision(Generic[_Outcome]):
     def __init__(self) -> None:
         self.first: FirstDecision[BatchUnit] = FirstDecision()
         self._attempts: dict[BatchUnit, _Outcome] = {}
-        """For each attempted commit: its unit, and its outcome. At most one unit is accepted."""
+        """Maps the `BatchUnit` of each attempted commit to the commit's outcome. At most one of them is accepted."""
 
     @property
     def is_dropped(self) -> bool:

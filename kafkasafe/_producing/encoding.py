@@ -155,7 +155,7 @@ class Encoder:
         if not partitions and chosen < len(records.values):
             self.partitioning.leave_open(open_batch.topic)
         if not partitions and chosen and self.partitioning.left_open(open_batch.topic):
-            # Some records wait until their partitions are chosen. Records with a partition from the caller must not
+            # Some records wait until their partitions are chosen. Records whose partition the caller chose must not
             # overtake records without a partition.
             return Encoded([self._parcel(open_batch, UNCHOSEN, records)])
         by_record = records.keys is not None or self.partitioning.asks

@@ -40,11 +40,12 @@ class Encoded:
 
     Attributes:
         parcels: The parcels, each for one partition.
-        head: The parcel that represents all `parcels`, if the parcels are one unit; otherwise None. count, absent: The
-            records of the open batch have the numbers below `count`, except the numbers in `absent`.
-        sizes: Sizes of the keys and of the values. parcel_of, index_in: Two arrays, indexed by record number: the index
-            in `parcels` of the record's parcel, and the record's index in this parcel. Both arrays are None if a single
-            parcel contains all records, in the order of their numbers.
+        head: The parcel that represents all `parcels`, if the parcels are one unit; otherwise None.
+        count, absent: The records of the open batch have the numbers below `count`, except the numbers in `absent`.
+        sizes: Sizes of the keys and of the values.
+        parcel_of, index_in: Two arrays, indexed by record number: the index in `parcels` of the record's parcel, and
+            the record's index in this parcel. Both arrays are None if a single parcel contains all records, in the
+            order of their numbers.
     """
 
     parcels: list[Parcel]
@@ -91,7 +92,7 @@ class _WaitingCallbacks:
         return len(self.callbacks) + len(self.errbacks)
 
     def all_indexes(self) -> Indexes:
-        """Return the numbers of the records of the `callbacks` in one array."""
+        """Return one array with the record number of each of the `callbacks`."""
         return np.concatenate(self.indexes) if self.indexes else np.array([], np.int64)
 
 
@@ -110,9 +111,10 @@ class OpenBatch:
             batches.
         most: Largest number of records.
         left: Bytes of room left. Concurrent threads may exceed the room, which makes a larger batch.
-        numbers: Counter for record numbers. Some record numbers may stay unused: see `Encoded.absent`. keys, values:
-            Keys and values by record number. The lists have spare entries at the end. `keys` may be shorter than
-            `values`, because only records with a key extend it. Both lists are empty once the open batch is sealed.
+        numbers: Counter for record numbers. Some record numbers may stay unused: see `Encoded.absent`.
+        keys, values: Keys and values by record number. The lists have spare entries at the end. `keys` may be shorter
+            than `values`, because only records with a key extend it. Both lists are empty once the open batch is
+            sealed.
         special: Maps a record's number to (partition, headers, timestamp), if the caller gave at least one of the
             three.
         timestamp_ms: Timestamp of records for which the caller gave none: the time when the first record was added.
@@ -124,13 +126,12 @@ class OpenBatch:
             this attribute.
         firsts: List of the first callback of each record, by record number. Callbacks that are added after sealing are
             not in this list. The list may be shorter than the list of records. See `RecordFuture.add_callback`.
-            callbacks, errbacks: Other callbacks that wait, as a flat list: record number, function, record number,
-            function and so on. The garbage collector would need more time for a tuple for each callback than for the
-            records.
+        callbacks, errbacks: Other callbacks that wait, as a flat list: record number, function, record number, function
+            and so on. The garbage collector would need more time for a tuple for each callback than for the records.
         thread: The thread that calls the callbacks.
         guard: Function that raises UsageError while the open batch belongs to an uncommitted atomic batch, because only
-            the commit may seal the open batch. The function's argument, if given, is the end of the error message. None
-            for any other open batch.
+            the commit may seal the open batch. The function's optional argument replaces the end of the error message.
+            None for any other open batch.
         watched: Whether any callback was added.
     """
 
@@ -208,8 +209,8 @@ class OpenBatch:
         keys, values = self.keys, self.values
         for column, blank, wanted in ((keys, None, key is not None), (values, ABSENT, True)):
             while wanted and len(column) <= index:
-                # An extension for an earlier record never includes an entry for the last possible record. So the sender
-                # of the last possible record always gets here, and then seals the open batch.
+                # When the list is extended for an earlier record, it gets no entry for the last possible record. So the
+                # sender of the last possible record always gets here, and then seals the open batch.
                 room = min(max(4 * len(column), _FEW_RECORDS), self.most - 1)
                 column.extend([blank] * max(room - len(column), 1))
         if key is not None:
@@ -223,7 +224,7 @@ class OpenBatch:
         call and call it again.
 
         Returns:
-            The values by number, with `ABSENT` for missing values. Each call returns the same list.
+            The values by record number, with `ABSENT` for missing values. Each call returns the same list.
         """
         self.open = False
         # Read the attribute only once: a signal handler may seal the open batch now, and sealing stores another list in
@@ -574,7 +575,7 @@ def _all_there(firsts: Sequence[Any]) -> bool:
 
 
 def _speaks(parcel: Parcel) -> bool:
-    """Return whether the parcel itself stores the result of its records, rather than its parts or its parent."""
+    """Return whether this parcel itself stores the result of its records. Otherwise, its parts or its parent do."""
     if parcel.children is not None and parcel.error is None:
         return False
     above = parcel.parent

@@ -41,7 +41,9 @@ _CLOSE_MEMORY_IDLE_S: Final = 30.0
 undelivered records after the wait.
 """
 _CLOSE_PAUSES: Final = 2
-"""`close` waits for the end of a pause if the end is known, but for at most this many request time-outs."""
+"""If deliveries pause, and the end of the pause is known, `close` waits for this end, but for at most this many request
+time-outs.
+"""
 _CLOSE_DISK_S: Final = 30.0
 _CLOSE_DISK_LEAST_S: Final = 10.0
 """`close` waits for a slow disk for at least this many seconds, if necessary, because records that are not on disk
@@ -143,7 +145,9 @@ class Shutdown:
         self._close(timeout, Patience(self._idle_s, _CLOSE_PAUSES * self._config.request_timeout_s))
 
     def at_exit(self) -> None:
-        """Close the producer at the end of the process. Unlike `close`, do not wait for the ends of pauses."""
+        """Close the producer at the end of the process. Unlike `close`, do not wait until a pause of the deliveries
+        ends.
+        """
         self._close(None, Patience(self._idle_s, 0.0))
 
     @property

@@ -50,9 +50,9 @@ class UnitOffsets:
         (see `claim`). The entries are in the order in which the offsets were added.
         """
         self._replaced: list[OffsetClaim] = []
-        """Claims for the batch's earlier offsets, which new offsets have replaced. The batch may contain output that
-        was computed from the records before the earlier offsets. So if one of the replaced claims is void, the batch is
-        void.
+        """The claims (`OffsetClaim`) of offsets that were added to the batch and then replaced by later offsets. The
+        batch may contain output that was computed from records before the replaced offsets. So if a consumer voids one
+        of these claims, the whole batch is void.
         """
 
     def __bool__(self) -> bool:
@@ -70,7 +70,7 @@ class UnitOffsets:
     @property
     def readings(self) -> Mapping[u.GroupPartition, u.Reading]:
         """Maps (group, topic, partition) to the reading that the batch continues. A reading is one run of a consumer
-        through the partition. Partitions without a known reading are left out.
+        through the partition. If a partition's reading is not known, the partition is left out.
         """
         return {
             line: reading for source in self._sources.values() for line, reading in source.readings.items()
@@ -128,7 +128,7 @@ class UnitOffsets:
         readings: Mapping[TopicPartition, u.Reading],
         claims: list[OffsetClaim],
     ) -> None:
-        """Add the offsets of a SafeConsumer. The consumer has made the claims already."""
+        """Add the offsets of a SafeConsumer. `Rereading.offer` has made the `claims` already."""
         name = str(group.group_id)
         self._sources[name, giver] = _Source(fate, claims, None, {})
         if not positions:
@@ -201,9 +201,9 @@ def _joined(earlier: m.GroupOffsets, later: m.GroupOffsets) -> m.GroupOffsets:
     """Combine the offsets that two calls added for one group. If both calls added an offset for a partition, the later
     call's offset counts.
 
-    The result names the member and the generation of the offsets with the lower generation, so that a group with a
-    newer generation refuses all of the offsets. The batch must not be committed, because partitions of the older
-    generation may now belong to another member, which may read the same records again.
+    If the calls name different generations, the result names the lower generation and its member. So a group with a
+    newer generation refuses all of the offsets. It must refuse them: partitions of the older generation may now belong
+    to another member, which may read the same records again.
     """
     found = {(each.topic, each.partition): each for each in (*earlier.positions, *later.positions)}
     members = [each for each in (earlier, later) if each.generation_id >= 0]

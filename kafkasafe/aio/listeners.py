@@ -123,7 +123,9 @@ class Rebalances:
                 self._records.release()
 
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Execute a job on the consumer's thread; while a listener runs, on the thread of the listener call."""
+        """Execute a job on the consumer's thread. While a listener runs, execute the job on the thread of
+        `ListenerCall` instead.
+        """
         return (self._call or self._thread).submit(job)
 
 

@@ -44,7 +44,7 @@ class PollRequest:
     Attributes:
         left_out: Partitions from which the poll fetches nothing, because they have enough fetched records.
         paused: The live set of partitions that the program has paused. The set may change while the poll runs.
-        move: Number of the program's latest move.
+        move: Number of the program's latest move: a change of positions, of the subscription or of the assignment.
     """
 
     left_out: frozenset[TopicPartition]

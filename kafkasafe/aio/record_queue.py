@@ -100,19 +100,19 @@ class _MoveLog:
         self._restarted = self.count
 
     def has_moved(self, partition: TopicPartition, since: int) -> bool:
-        """Return whether the program has moved the partition's position after move number `since`."""
+        """Return whether the program has moved the partition's position after the move with the number `since`."""
         return self._moved.get(partition, 0) > since
 
     def has_subscribed(self, since: int) -> bool:
-        """Return whether the program has subscribed after move number `since`."""
+        """Return whether the program has subscribed after the move with the number `since`."""
         return self._subscribed > since
 
     def has_assigned(self, since: int) -> bool:
-        """Return whether the program has chosen an assignment after move number `since`."""
+        """Return whether the program has chosen an assignment after the move with the number `since`."""
         return self._assigned > since
 
     def has_restarted(self, since: int) -> bool:
-        """Return whether there was a restart after move number `since`."""
+        """Return whether there was a restart after the move with the number `since`."""
         return self._restarted > since
 
 

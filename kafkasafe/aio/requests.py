@@ -25,7 +25,7 @@ poll first.
 
 
 class RecordRequests:
-    """Returns fetched records. Without fetched records, lets the thread poll. Only one poll runs at a time.
+    """Returns fetched records. If there are none, lets the consumer's thread poll. Only one poll runs at a time.
 
     `SafeConsumer` describes `one` (`getone`) and `many` (`getmany`).
     """

@@ -62,8 +62,8 @@ class ThreadCalls:
         return at_start
 
     async def offer_positions(self, fate: Callable[[], OffsetsFate], lane: ProducerLane) -> tuple[Any, ...]:
-        """Return the data that an atomic batch of this lane needs to commit offsets. All returned records count as
-        finished.
+        """Return the data that an atomic batch of this lane (one producer's log in the spool) needs to commit offsets.
+        All returned records count as finished.
 
         See `kafkasafe._consuming.rereading.Rereading.offer`.
         """

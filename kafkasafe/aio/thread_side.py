@@ -168,7 +168,7 @@ class ThreadSide:
                 # a NoOffsetForPartitionError.
                 states = membership.states_of(consumer)
                 gone = self._leave_revoked(consumer, polls, states)
-                # A partition in `gone` that was assigned again now continues from the committed offset.
+                # If a partition in `gone` has been assigned again, it now continues from the committed offset.
                 polls.ended(states, gone, records)
                 paused = frozenset(tp for tp in gone if tp in states and states[tp].paused)
                 number = polls.number
@@ -214,7 +214,8 @@ class ThreadSide:
     def offering(
         self, fate: Callable[[], OffsetsFate], lane: ProducerLane, handed: HandedOut
     ) -> Callable[[], tuple[Any, ...]]:
-        """Return a job that collects the data with which an atomic batch of this lane can commit offsets.
+        """Return a job that collects the data with which an atomic batch of this lane (one producer's log in the spool)
+        can commit offsets.
 
         See `kafkasafe._consuming.rereading.Rereading.offer`.
         """

@@ -47,7 +47,7 @@ class BatchId:
 
     @property
     def fields(self) -> tuple[int, int, int]:
-        """Producer id, epoch and base sequence, as in marks."""
+        """Producer id, epoch and base sequence, as in the spool's marks (recorded decisions)."""
         return self.producer_id, self.producer_epoch, self.base_sequence
 
     @property
@@ -56,8 +56,8 @@ class BatchId:
         return self.producer_id, self.producer_epoch
 
     def follows(self, earlier: BatchId) -> bool:
-        """Whether `earlier` has the same producer id and epoch, and its last sequence is not after the last sequence of
-        this id.
+        """Whether `earlier` has the same producer id and epoch as this batch, and ends at or before this batch's last
+        sequence.
         """
         same = self.producer == earlier.producer
         return same and sequence_distance(earlier.last_sequence, self.last_sequence) >= 0
@@ -193,7 +193,7 @@ def judge_by_state(doubt: Sequence[BatchId], view: ProducerView | None, *, acked
         return Judgement(IdentityVerdict.DECIDED, present, seen)
     missing = sequence_distance(add_sequence(view.last_sequence, 1), doubt[present].base_sequence)
     if missing < 0:
-        # The leader's last batch is not ours: its last sequence is inside our batch, where none of our batches ends.
+        # The leader's last batch is not one of ours, because it ends in the middle of our batch.
         return Judgement(IdentityVerdict.UNDECIDABLE, present, f"{seen}: inside our batch {doubt[present]}")
     return Judgement(
         IdentityVerdict.GAP if missing else IdentityVerdict.DECIDED, present, seen, missing=missing
@@ -288,10 +288,10 @@ def judge_by_both(scan: Scan, view: ProducerView | None, *, acked_before: bool, 
     """Judge by the leader's producer state and by a scan that began after the state was read.
 
     The producer state may include a batch that was appended, but that the log no longer has. The leader derives the
-    state from its log, and only this incarnation uses the producer id. So the leader has appended all batches that the
-    state includes. A missing entry proves nothing. When the scan is finished, all batches that the state includes are
-    below the high watermark, because the caller looked up the scan's end after it read the state, and a scan reads only
-    batches below the high watermark.
+    state from its log, and only this run of the producer uses the producer id. So the leader has appended all batches
+    that the state includes. A missing entry proves nothing. When the scan is finished, all batches that the state
+    includes are below the high watermark, because the caller looked up the scan's end after it read the state, and a
+    scan reads only batches below the high watermark.
 
     Args:
         scan: A finished scan.

@@ -7,9 +7,9 @@ log with the acknowledged batches.
 
 A batch is **lost** when it is not in the log, and either another batch covers its offset, or its offset is at or after
 the log's end. If the exact offset of a batch was never known, the batch counts as lost only if the survey saw the whole
-log, without a gap, from the batch's lowest possible offset on. A batch is not lost if its offset is before the log's
-start, because retention deleted the batch. A batch is not lost either if no other batch covers its offset, because
-compaction removed the batch. The topic's configuration asks for both kinds of deletion.
+log, without a gap, from the batch's lowest possible offset on. Deletions that the topic's configuration asks for are no
+losses. If the offset of a batch is before the log's start, retention deleted the batch. If the offset is within the
+log, and no other batch covers it, compaction deleted the batch.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Released:
     """Offsets of released batches: acknowledged batches that the spool has deleted. The spool has kept their marks.
 
     Attributes:
-        complete_from: All released batches at or after this offset are known. `_BEYOND` if released batches may be
-            unknown at every offset.
+        complete_from: This object has all released batches at or after this offset. `_BEYOND`: it may lack released
+            batches at any offset.
     """
 
     __slots__ = ("_offsets", "complete_from")
@@ -80,11 +80,11 @@ class Released:
         self._offsets = array("q")
 
     def note(self, base_offset: int, forgotten_offset: int) -> None:
-        """Remember the offset of a released batch, from the batch's mark.
+        """Remember the offset of a released batch. The offset comes from the batch's mark in the spool.
 
         Args:
             base_offset: Base offset of the batch.
-            forgotten_offset: Before this offset, the log may have batches without a mark.
+            forgotten_offset: Before this offset, the log may have batches for which the spool has no mark.
         """
         offsets = self._offsets
         if not offsets:
@@ -97,7 +97,7 @@ class Released:
             self.complete_from = max(self.complete_from, offsets[0])
 
     def since(self, offset: int) -> Sequence[int] | None:
-        """The known offsets from `offset` on, ascending; None if there may also be batches at unknown offsets."""
+        """The offsets of released batches from `offset` on, ascending; None if this object may lack some of them."""
         if offset < self.complete_from:
             return None
         return self._offsets[bisect_left(self._offsets, offset) :]
@@ -129,11 +129,11 @@ class Loss:
         oldest_known: Whether the loss may include batches older than any that the survey searched for. True if the
             oldest batch that the survey searched for is lost, and the number of lost records before this batch is
             unknown.
-        released_there: True if the log has a batch of this lane at each known offset of suspected batches that the
-            spool has deleted.
-        ours_until: End (exclusive) of the offsets that batches of this lane cover without a gap, beginning at the first
-            suspected offset. -1 if the survey did not check this, or if no batch of this lane covers the first
-            suspected offset.
+        released_there: True if the log has a batch of this lane (this producer) at each offset in `Survey.released`
+            that is not before the log's start.
+        ours_until: End (exclusive) of the offsets that batches of this lane cover without a gap, beginning at
+            `Survey.doubted_from`. -1 if the survey did not check this, or if no batch of this lane covers
+            `Survey.doubted_from`.
     """
 
     indexes: tuple[int, ...]
@@ -160,11 +160,11 @@ class Survey:
             acknowledged batch.
         ours: Producer ids that only batches of this lane have. A transactional batch with an id in `ours` counts only
             if the commit marker of its transaction is in the log.
-        doubted_from: First offset of the part of the log in which the survey checks whether batches with a producer id
-            in `ours` cover every offset. -1: no check.
+        doubted_from: From this offset on, the survey checks whether batches with a producer id in `ours` cover every
+            offset. -1: no check.
         released: Base offsets, in ascending order, of the batches of this lane that the spool has deleted and that
             begin at or after `doubted_from`. None if some of the offsets are unknown.
-        complete: Whether the survey saw no gap between batches, so that compaction has removed no batch.
+        complete: Whether the survey saw no gap between batches. If so, compaction has removed no batch.
     """
 
     acked: Sequence[AckedBatch]
@@ -193,7 +193,8 @@ class Survey:
         if self.from_offset >= 0:
             oldest = min(oldest, self.from_offset)
         self._begin = max(self.log_start_offset, min(oldest, self.end_offset))
-        # Include the batch before the oldest batch, whose sequences show how many records are missing in between.
+        # Include the batch before the oldest batch. Its sequences show how many records are missing between the two
+        # batches.
         self.next_offset = max(self.log_start_offset, self._begin - 1)
         self._ours_until = self.doubted_from
         self._open = _Transactions()
@@ -241,8 +242,8 @@ class Survey:
         self.next_offset = max(self.next_offset, next_offset, self.log_start_offset)
 
     def _check_released(self, base_offset: int, last_offset: int) -> None:
-        """Compare a batch of the log with the released batches that begin before its end. Each of these released
-        batches must have the same base offset as the batch of the log.
+        """Compare a batch of the log with the next released batches (deleted from the spool), up to `last_offset`. Each
+        of them must begin where the batch of the log begins.
 
         `base_offset` is the base offset of the batch of the log; -1 if another producer wrote the batch.
         """

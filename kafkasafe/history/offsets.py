@@ -19,8 +19,8 @@ decides which value to believe (`EndOffsets.accept`).
 
 The same rule applies to the start of a log. To prove a lower start, the caller asks the leader for the end of one
 epoch: the leader epoch of the record at the remembered start. If this epoch ends below the remembered start, the log
-has lost the record at the remembered start, and all records that the log now has before this offset are new. Otherwise,
-the leader still has records that its predecessor had already deleted.
+has lost the record at the remembered start: another log has replaced the log, and its start counts. Otherwise, the log
+is the same, and the leader still has records that its predecessor had already deleted.
 
 Topic ids have no order. `EndOffsets` assumes that an unknown id belongs to a newer topic, but it may belong to an older
 topic:
@@ -420,7 +420,7 @@ _VERSION: Final = 1
 
 
 def _proves_nothing(remembered_epoch: int, requested_epoch: int, reply_epoch: int, end_offset: int) -> bool:
-    """Whether a response is about another epoch than the remembered epoch, or has no epoch."""
+    """Whether a response has no epoch, or answers a request about another epoch than the remembered epoch."""
     return requested_epoch != remembered_epoch or end_offset < 0 or not 0 <= reply_epoch <= requested_epoch
 
 

@@ -69,16 +69,16 @@ class RememberedOffsets:
         newest_epoch: Highest leader epoch of any answer; at or above `end_epoch`.
         start: Highest start offset of any answer; -1 before the first answer.
         start_epoch: Leader epoch of the record at `start`, -1 when not known.
-        start_before: `start` of the deleted topic, from a recreation of the topic until the new topic's start is
-            observed; otherwise -1.
+        start_before: After a recreation of the topic: `start` of the deleted topic. -1 again as soon as the new topic's
+            start is observed.
         lower_ends: Held answers about the end.
         lower_starts: Held answers about the start.
         found: Maps a requested timestamp to the first record at or after the timestamp.
         former_ids: Ids of deleted topics with the same name.
         former_named: The id in the latest answers, if a topic with this id counts as deleted; otherwise None.
         former_since: Time since which all answers have had the id `former_named`.
-        recreated: The proof that the topic was recreated, until the first end offset of the new topic is observed;
-            otherwise None.
+        recreated: After a recreation of the topic: the proof that it was recreated. None again as soon as the new
+            topic's end offset is observed.
         end_before: `end` of the deleted topic, while `recreated` is set.
     """
 
@@ -186,8 +186,8 @@ class RememberedOffsets:
         if old is None:
             return False
         self.former_ids = [*self.former_ids[1 - MAX_FORMER_IDS :], old]
-        # Keep the old end for a comparison with the next end offset: a look-up of another kind may have found the
-        # change of topics.
+        # Keep the old end. A look-up of a start or of a timestamp may have found the new topic, and a later look-up of
+        # the end then compares the new end with the old end.
         self.end_before = max(self.end, self.end_before) if self.recreated else self.end
         self.recreated = Proof(old_topic_id=old, topic_id=topic_id)
         self.start_before = max(self.start, self.start_before)

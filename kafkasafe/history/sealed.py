@@ -1,4 +1,4 @@
-"""Small text files that outlive an incarnation of a process: JSON with a version and a checksum.
+"""Small text files for the next run of a program: JSON with a version and a checksum.
 
 A damaged file must never count as intact, because kafkasafe later uses these files to find out whether a log lost
 records.

@@ -107,7 +107,7 @@ class Strategy(enum.Enum):
     """The protocols of KIP-279 between a follower and a leader: the accepted protocol and its alternatives."""
 
     KIP279 = "kip279"
-    """The accepted protocol: the response names the epoch of its end offset."""
+    """The accepted protocol: the response contains an end offset, and the epoch that ends there."""
     ALTERNATIVE1 = "alt1"
     """The leader returns an error for an epoch that it does not have; the follower asks about the next older epoch."""
     ALTERNATIVE2 = "alt2"
@@ -210,8 +210,8 @@ def compare(
 
 
 # KIP-279 counts 32 additional bits for the epoch in the response of its accepted protocol. For Alternative 2, KIP-279
-# counts 64 additional bits with one pair, and 160 bits with two pairs. A pair has 96 bits. So the pairs of Alternative
-# 2 replace the epoch (32 bits), without a length field.
+# counts 64 additional bits in the request with one pair, and 160 bits with two pairs. A pair has 96 bits. So the
+# request has pairs in place of one epoch (32 bits), and has no length field.
 _RESPONSE_BYTES: Final = {
     Strategy.KIP279: ERROR_BYTES + PARTITION_BYTES + EPOCH_BYTES + OFFSET_BYTES,
     Strategy.ALTERNATIVE1: ERROR_BYTES + PARTITION_BYTES + OFFSET_BYTES,

@@ -202,8 +202,8 @@ class Lineage:
         elif UNDEFINED in {known, epoch}:
             pass  # nothing to compare with
         elif epoch == following and offset > self._starts[at]:
-            # The recorded start came after a gap, and was only the first offset that was *seen* of the following epoch.
-            # That epoch begins earlier.
+            # There was a gap before the recorded start of the following epoch. The new batch shows that the epoch
+            # begins earlier, within the gap.
             self._starts[at + 1] = offset
         else:
             return False
@@ -213,8 +213,8 @@ class Lineage:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
         Also drop an epoch that begins at the end of the history and so contains no record, whatever `offset` is. An
-        elected leader that wrote nothing leaves an entry for an empty epoch. A later walk would ask about the empty
-        epoch, although the next leader may never have seen it.
+        elected leader that wrote nothing leaves an entry for an empty epoch. A later `EpochWalk` would ask the leader
+        about the empty epoch, although the next leader may never have seen it.
         """
         self._end = min(self._end, offset)
         keep = bisect_left(self._starts, self._end)

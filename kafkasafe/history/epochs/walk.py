@@ -1,4 +1,4 @@
-"""The requests of a consumer to a live leader, to find where the leader's log differs from the read records."""
+"""The requests with which a consumer finds where a live leader's log differs from the records that were read."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class Step:
     """One round trip.
 
     Attributes:
-        request: The (epoch, end offset) pairs in the request, newest first. Only Alternative 2 sends end offsets and
-            more than one pair.
+        request: The (epoch, end offset) pairs in the request, newest first. Only Alternative 2 of KIP-279 sends end
+            offsets and more than one pair.
         reply_epoch: The epoch in the answer, `UNDEFINED` when the leader knows no such epoch.
         reply_end_offset: The end offset of `reply_epoch` in the leader's log, `UNDEFINED` when the leader knows none.
         truncate_to: The offset to which our log would be truncated after this step.
-        kind: The kind of answer. Brokers send the same response for `UNKNOWN` and `UNDEFINED`; a live walk records both
+        kind: The kind of answer. Brokers send the same response for `UNKNOWN` and `UNDEFINED`; `EpochWalk` records both
             as `UNDEFINED`.
     """
 
@@ -145,7 +145,7 @@ class EpochWalk:
             log_end_offset: The leader's log end offset, if known. `Diverged.replaced` depends on this offset.
         """
         self._ours = lineage.copy()
-        # Truncate even without a position: the truncation then drops only epochs without records.
+        # Truncate even at the end of the history: this drops epochs without records.
         self._ours.truncate(lineage.end_offset if position is None else position)
         self._log_start = log_start_offset
         self._log_end = -1 if log_end_offset is None else log_end_offset
