@@ -66,7 +66,7 @@ class Followers(Generic[T]):
             self._left_until[partition] = now + LEADER_ONLY_S
 
     def leaves(self, partitions: Iterable[T], now: float) -> bool:
-        """Return whether at least one of these partitions is currently excluded from reading from followers."""
+        """Return whether the consumer now reads at least one of these partitions only from its leader."""
         with self._lock:
             return any(self._left_until.get(partition, now) > now for partition in partitions)
 
@@ -83,8 +83,8 @@ class Followers(Generic[T]):
             self._overdue.pop(node, None)
 
     def failed(self, node: int, now: float) -> frozenset[T]:
-        """Record that the Fetch to this follower has failed. Return the partitions of the Fetch, which the consumer
-        reads only from their leaders for a while.
+        """Record that the Fetch to this follower has failed. Return the partitions of the Fetch. For a while, the
+        consumer reads these partitions only from their leaders.
         """
         with self._lock:
             _, partitions = self._asked.get(node, (0.0, frozenset[T]()))

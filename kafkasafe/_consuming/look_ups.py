@@ -132,7 +132,7 @@ class OffsetLookUps:
             else:
                 answered[tp] = inquiry.result
         if missing and not partial:
-            # Prefer an error that is not a time-out: no retry can fix its cause.
+            # If there are several errors, raise one that is not a time-out, if possible: no retry can fix its cause.
             raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
         return answered, missing
 

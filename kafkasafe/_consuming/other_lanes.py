@@ -1,4 +1,4 @@
-"""If a consumer's batches are in several lanes, make sure that only one lane at a time can move the group's offsets.
+"""If a consumer's batches are in several lanes (producers' logs), let only one lane at a time move the group's offsets.
 
 A lane is the log of one producer in the spool. `kafkasafe.units` compares and orders the batches of one lane, but not
 batches of different lanes. Without this module, a program could write records to its output twice:
@@ -64,7 +64,7 @@ _LEFT: Final = (
 
 
 class Way(enum.Enum):
-    """Whether another lane may move the group's offsets."""
+    """Whether batches of another lane (another producer's log) could still move the group's offsets."""
 
     WAS_FREE = "was free"
     """No other lane had an undecided batch."""

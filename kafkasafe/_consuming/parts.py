@@ -141,7 +141,9 @@ class AssignedPartitions:
 
     @staticmethod
     def error(undecided: list[AssignedPartition]) -> Exception:
-        """Return the error that `poll` has not raised for the longest time. The caller raises the error."""
+        """Return one of the partitions' errors, for the caller to raise: the error that `poll` never raised, or raised
+        least recently.
+        """
         part = min(undecided, key=lambda part: part.raised_at)
         part.raised(time.monotonic())
         if part.error is None:  # pragma: no cover - each undecided partition has an error

@@ -133,8 +133,9 @@ class Reading:
         )
 
     def due_s(self) -> float | None:
-        """Return the seconds until the consumer has work: a partition's or a procedure's pause ends, a follower's
-        answer is overdue, or the next check whether an atomic batch is decided is due. Return None without such work.
+        """Return the seconds until the consumer has work: the pause of a partition or of a procedure ends, a follower's
+        answer is overdue, or the consumer must check again whether an atomic batch is decided. Return None without such
+        work.
         """
         now = time.monotonic()
         untils = [part.failures.rest_until for part in self.parts.values()]

@@ -43,8 +43,8 @@ _WAYS_OUT: Final = {
 
 
 class Admission:
-    """Accepts records and atomic batches, and begins open batches. All of these begin with the same checks, in the same
-    order.
+    """Accepts records and atomic batches, and makes open batches. Each of these operations begins with the same checks,
+    in the same order.
     """
 
     def __init__(

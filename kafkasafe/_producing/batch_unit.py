@@ -47,7 +47,7 @@ class BatchUnit:
     ends.
 
     Attributes:
-        parcels: The parcels of the batch's records, as soon as the records are encoded.
+        parcels: The parcels (encoded batches) of the atomic batch, as soon as its records are encoded.
         callbacks: Pairs (wanted, function). If `wanted` is true, the function is called when the batch is committed;
             otherwise, when the batch is dropped.
     """
@@ -104,7 +104,7 @@ class BatchUnit:
 
     def because(self) -> str:
         """Return a sentence that says which records the cluster blocks, and why; empty without blocked records. The
-        batch may contain blocked records, or wait for them.
+        batch itself may contain the blocked records, or the batch may wait for blocked records of other batches.
         """
         return because(self._delivery.pump.refused())
 

@@ -1,4 +1,4 @@
-"""Encode the records of an open batch into parcels. Each parcel is for one partition.
+"""Encode the records of an open batch into parcels. A parcel is one encoded batch of one partition.
 
 The encoding does not wait. After an interruption (Ctrl-C, lack of memory), the encoding can be repeated: it changes
 only the state of the `Partitioning`, and repeating these changes does no harm.

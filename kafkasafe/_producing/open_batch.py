@@ -1,8 +1,8 @@
 """The open batch: records of one topic that are sealed together, with their callbacks.
 
-An open batch depends on the callback thread and on parcels, but not on a producer. Other objects of the producer decide
-when an open batch is sealed and where its records go. The docstring of `OpenBatch` explains how threads and signal
-handlers use it without a lock.
+An open batch depends on the callback thread and on parcels (encoded batches), but not on a producer. Other objects of
+the producer decide when an open batch is sealed and where its records go. The docstring of `OpenBatch` explains how
+threads and signal handlers use it without a lock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Encoded:
     """The encoded records of an open batch.
 
     Attributes:
-        parcels: The parcels, each for one partition.
+        parcels: The parcels (encoded batches), each for one partition.
         head: The parcel that represents all `parcels`, if the parcels are one unit; otherwise None.
         count, absent: The records of the open batch have the numbers below `count`, except the numbers in `absent`.
         sizes: Sizes of the keys and of the values.

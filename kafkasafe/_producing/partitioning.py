@@ -105,8 +105,8 @@ class Partitioning:
         number = as_int(partition, "partition", _MAX_PARTITION)
         known = None if topic in self._recalled else self._counts.get(topic)
         if known is None and (info := self._cluster.topic(topic)) is not None and info.partitions:
-            # Use the cluster's metadata: `_counts` has no entry for a topic with records without a chosen partition,
-            # and a count from an earlier run may be out of date.
+            # Use the metadata: `_counts` has no entry for a topic that has records without a chosen partition, and a
+            # count from an earlier run may be out of date.
             known = max(info.partitions) + 1
         if known is not None and number >= known:
             raise ValueError(f"Unrecognized partition {number} for topic {topic}: it has {known}")

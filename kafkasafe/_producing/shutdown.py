@@ -116,9 +116,7 @@ class Shutdown:
         self._first = ends
 
     def begin(self, producer: object) -> None:
-        """Arrange that the producer is closed when the process ends, and that a forked child makes the producer
-        unusable.
-        """
+        """Arrange that the producer is closed when the process ends, and that a forked child cannot use it."""
         PRODUCERS[producer] = weakref.ref(self)
         if not self._config.in_memory:
             goes_live(self._pump, self.spool_path)
@@ -224,7 +222,7 @@ class Shutdown:
                 self._accumulator.seal_or_leave(open_batch)
 
     def _give_up_unsealed(self) -> SpoolWriteError | None:
-        """Give up the records that could not be encoded, which are lost with this producer. Return the error that
+        """Give up the records that could not be encoded. They are lost with this producer. Return the error that
         becomes the result of these records.
         """
         records = self._accumulator.unsealed()

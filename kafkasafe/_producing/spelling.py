@@ -94,7 +94,7 @@ class _Bound:
 
 
 def called(function: F) -> F:
-    """Decorates a method that is an attribute, and not a method, in kafka-python. A program that forgets the
+    """Decorates a method for which kafka-python has an attribute of the same name. A program that forgets the
     parentheses, as in `if future.done:`, gets an error, because `bool()` of the decorated method raises an error.
     """
     return cast("F", _Method(function))

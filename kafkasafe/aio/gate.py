@@ -59,8 +59,8 @@ class _Turn:
     def wake(self) -> bool:
         """Wake the task if it waits. Return whether it waited.
 
-        Do not wake a task of a closed loop, which cannot run. When the task is garbage-collected, `SendGate._leave`
-        removes the task from its line and wakes the next tasks.
+        If the task's loop is closed, the task cannot run, so do not wake it. When such a task is garbage-collected,
+        `SendGate._leave` removes the task from its line and wakes the next tasks.
         """
         if self._waiter is None or self._waiter.done() or self._waiter.get_loop().is_closed():
             return False

@@ -100,8 +100,8 @@ class RecordRequests:
         return found
 
     async def _attend(self, end: float = math.inf) -> bool:
-        """Do what the group membership requires, such as joining in a rebalance, before records are returned, because
-        the program may process the records for a long time.
+        """Before records are returned, do what the group membership requires, such as joining in a rebalance: the
+        program may process the records for a long time.
 
         Returns:
             Whether the consumer can return records: not during a rebalance, because another member may get the

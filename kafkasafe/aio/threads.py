@@ -48,8 +48,8 @@ async def call_in_thread(
         call: Function to run. If this coroutine is cancelled, the function still runs to its end.
         undo: Called with the result of `call` after a cancellation.
         daemon: Whether the interpreter may exit before the call ends.
-        otherwise: The worker that runs the call if the process can start no more threads. Without a worker, this
-            function raises the RuntimeError.
+        otherwise: The worker that runs the call if the process can start no more threads. If no worker is given, this
+            function raises Python's RuntimeError.
     """
     loop = running_loop()
     done: asyncio.Future[T] = loop.create_future()

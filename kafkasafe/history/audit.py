@@ -183,7 +183,7 @@ def runs(headers: Iterable[BatchHeader]) -> list[SequenceRun]:
 
 
 def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Producer]:
-    """Judge the runs of a partition, by producer id.
+    """Judge the runs (batches with contiguous sequences) of a partition, by producer id.
 
     Args:
         found: The runs of all parts of the log, in any order.

@@ -117,7 +117,7 @@ class IdentityVerdict(enum.Enum):
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
-    """The log has the first `present` batches. Whether the log has the next batch cannot be determined."""
+    """The log has the first `present` batches. It cannot be determined whether the log has the next batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ class Judgement:
         offsets: Base offsets of batches that were found in the log itself, by index.
         missing: Number of records that are missing between the producer's last record at the leader and the first
             absent batch, if the verdict is GAP.
-        of_state: Whether the judgement is based on the leader's producer state, which shows whether the leader lacks a
-            batch.
+        of_state: Whether the judgement is based on the leader's producer state. This state also shows whether the
+            leader lacks a batch.
     """
 
     verdict: IdentityVerdict

@@ -156,10 +156,10 @@ class Survey:
         end_offset: End of the log (exclusive), which may be above the high watermark.
         log_start_offset: The log's start.
         from_offset: First offset at which the log may have changed; -1 when unknown. Lost batches may have been
-            appended a second time at or after this offset, which may be lower than the offset of the oldest
+            appended a second time at or after this offset. This offset may be lower than the offset of the oldest
             acknowledged batch.
-        ours: Producer ids that only batches of this lane have. A transactional batch with an id in `ours` counts only
-            if the commit marker of its transaction is in the log.
+        ours: Producer ids that only batches of this lane (the producer's log in the spool) have. A transactional batch
+            with an id in `ours` counts only if the commit marker of its transaction is in the log.
         doubted_from: From this offset on, the survey checks whether batches with a producer id in `ours` cover every
             offset. -1: no check.
         released: Base offsets, in ascending order, of the batches of this lane that the spool has deleted and that
@@ -269,7 +269,7 @@ class Survey:
 
     @property
     def any_left(self) -> bool:
-        """Whether a batch from before the loss is still at its offset, so the topic was not recreated."""
+        """Whether a batch from before the loss is still at its offset. If so, the topic was not recreated."""
         end = 0
         for index, batch in enumerate(self.acked):
             if batch.base_offset < end:
@@ -313,7 +313,7 @@ class Survey:
 
 
 class _Transactions:
-    """Finds batches of this lane's transactions for which the log contains no commit marker.
+    """Finds the batches whose transactions have no commit marker in the log. Only this lane's transactions count.
 
     The survey must not mistake a batch of an aborted transaction for the acknowledged batch that was at the same
     offset:

@@ -1,4 +1,4 @@
-"""Exit handlers in a process that `multiprocessing` started, which does not run the handlers of `atexit`."""
+"""Exit handlers for processes that `multiprocessing` starts: such a process does not run the handlers of `atexit`."""
 
 from __future__ import annotations
 

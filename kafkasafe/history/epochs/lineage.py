@@ -64,8 +64,8 @@ class Lineage:
 
         Args:
             entries: (epoch, first offset), oldest first.
-            end: Offset after the last record. None: the newest epoch has no records yet, so the history ends at its
-                first offset.
+            end: Offset after the last record. None: the newest epoch has no records yet, so the history ends at the
+                first offset of this epoch.
             limit: How many epochs are kept.
 
         Raises:
@@ -212,7 +212,7 @@ class Lineage:
     def truncate(self, offset: int) -> None:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
-        Also drop an epoch that begins at the end of the history and so contains no record, whatever `offset` is. An
+        With any `offset`, also drop an epoch that begins at the end of the history, because it contains no record. An
         elected leader that wrote nothing leaves an entry for an empty epoch. A later `EpochWalk` would ask the leader
         about the empty epoch, although the next leader may never have seen it.
         """

@@ -219,7 +219,7 @@ class EpochWalk:
         if self._log_start is not None and end_offset <= self._log_start:
             # All records in the leader's log have newer epochs than the requested epoch, even if the response names the
             # requested epoch with the log start as its end. So the leader has none of our records from the log start
-            # on. Whether the leader had our records before the log start is unknown.
+            # on. It is unknown whether the leader had our records before the log start.
             if self._log_start < ours.end_offset:
                 # Records that we read below the start of the leader's log may have differed, too, but can no longer be
                 # compared.
