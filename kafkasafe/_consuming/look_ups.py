@@ -132,7 +132,7 @@ class OffsetLookUps:
             else:
                 answered[tp] = inquiry.result
         if missing and not partial:
-            # If there are several errors, raise one that is not a time-out, if possible: no retry can fix its cause.
+            # Prefer an error other than a time-out: a retry may cure a time-out, but none of the other errors.
             raise min(missing.values(), key=lambda error: isinstance(error, kafka_errors.KafkaTimeoutError))
         return answered, missing
 

@@ -63,7 +63,7 @@ NOT_ENCODED: Final = Encoded([])
 
 @dataclass(slots=True)
 class _WaitingCallbacks:
-    """Callbacks and errbacks of records of one parcel.
+    """Callbacks and errbacks of the records in one parcel (encoded batch).
 
     Attributes:
         indexes: Arrays of record numbers. Together, the arrays have one record number for each of the `callbacks`, in

@@ -202,8 +202,8 @@ def _joined(earlier: m.GroupOffsets, later: m.GroupOffsets) -> m.GroupOffsets:
     call's offset counts.
 
     If the calls name different generations, the result names the lower generation and its member. So a group with a
-    newer generation refuses all of the offsets. It must refuse them: partitions of the older generation may now belong
-    to another member, which may read the same records again.
+    newer generation refuses all of the offsets. The group must refuse them: partitions of the older generation may now
+    belong to another member, which may read the same records again.
     """
     found = {(each.topic, each.partition): each for each in (*earlier.positions, *later.positions)}
     members = [each for each in (earlier, later) if each.generation_id >= 0]
