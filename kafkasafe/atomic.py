@@ -35,7 +35,7 @@ __all__ = ["AtomicBatch", "BatchMetadata", "BatchOutcome"]
 
 
 class BatchOutcome(metaclass=Tidy):
-    """The result of a whole atomic batch. Attributes and methods have the names of kafka-python's futures.
+    """The result of a whole atomic batch. Attributes and methods have the same names as in kafka-python's futures.
 
     Attributes:
         batch_id: Id of the batch, as `kafkasafe spool ls` shows it: 32 hexadecimal digits.

@@ -1,4 +1,4 @@
-"""Check that no record of a topic is missing or repeated, by counting over the raw log, as Uber's Chaperone does.
+"""Count the records in the log of a topic to check that none is missing or repeated, as Uber's Chaperone does.
 
 `audit` always counts the sequence numbers of idempotent producers, for which it reads only batch headers. With `ids`,
 `audit` also counts ids that the records themselves contain. `audit` counts in this process or, for large topics, in
@@ -190,8 +190,8 @@ def audit(
         topic: Topic name.
         connection: kafka-python's connection options.
         ids: Where each record carries an id. If given, the ids are counted as well.
-        committed: Whether to count the ids of committed records only. Sequence numbers are always counted over the raw
-            log.
+        committed: Whether to count the ids of committed records only. The count of sequence numbers always includes the
+            records of aborted transactions.
         timeout_s: Give up if the brokers send nothing new for this many seconds.
         spark: Run the count as tasks of this SparkSession.
         on_progress: Called with (number of offsets counted so far, number of all offsets). Not called with Spark.

@@ -1,16 +1,17 @@
-"""`SafeConsumer`: a KafkaConsumer whose offsets never go back silently. It notices if records that it read are lost.
+"""`SafeConsumer`: a KafkaConsumer whose offsets never go back silently. If the log loses records after the consumer has
+read them, the consumer reports the loss.
 
 kafka-python manages the group, fetches, decodes and commits. SafeConsumer replaces kafka-python's decisions about
-*positions*: where a log ends, whether the records that were read are still in it, what an error of one partition means,
-and when to reset a position.
+*positions*: where a log ends, whether the log still contains the records that the consumer has read, what an error of
+one partition means, and when to reset a position.
 
 This module has the public methods. The objects in `_consuming` decide about positions; `Reading` creates these objects.
 kafka-python's `poll` asks its fetcher to reset positions, to validate positions, and to fetch. For the first two
 requests, kafkasafe's subclass of the fetcher calls `Results.carry_on`. `carry_on` starts at most one check per
 partition (`Positions.begin`), and applies the results of finished checks. The consumer does not fetch from a partition
 that is being checked (`Assignments.hold`). `Responses.accept` gets each fetch response before kafka-python does. All
-decisions are made on the polling thread. Commits contain the history of the records that were read (the lineage);
-encoding it may also run on kafka-python's I/O thread, under the lock of the `History` object.
+decisions are made on the polling thread. Commits contain the history of the records that were read (the lineage).
+kafka-python's I/O thread may also encode this history, under the lock of the `History` object.
 """
 
 from __future__ import annotations
@@ -83,12 +84,13 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
     Differences from KafkaConsumer:
 
-    - A result of `end_offsets`, `beginning_offsets` or `offsets_for_times` is lower than before only if it is proven
-      that the log changed (for example, that records were lost), or after `offsets_hold_timeout_ms`. Look-ups retry if
-      a new attempt may help, and accept `partial=True`.
-    - If the log has lost records that were read, the consumer says which (`LogDiverged`), even after a restart. The
-      consumer stores the leader epochs of the records that it has read in the metadata of committed offsets, unless the
-      application commits with metadata of its own.
+    - `end_offsets` and `beginning_offsets` do not return a lower offset than before, unless it is proven that the log
+      changed (for example, that records were lost). After `offsets_hold_timeout_ms`, a lower start offset needs no
+      proof. If `offsets_for_times` has found a record, a later call does not return None, unless the log has lost or
+      deleted the record. Look-ups retry if a new attempt may help, and accept `partial=True`.
+    - If the log has lost records that were read, the consumer says which (`LogDiverged`), even after a restart. For
+      this purpose, the metadata of committed offsets contain the leader epochs of the records that the consumer has
+      read, unless the application commits with metadata of its own.
     - A temporary error of one partition does not end `poll`: the consumer goes on with the other partitions.
     - No position is reset without an event.
     - `poll_arrow` and `poll_batches` return whole Arrow tables.
@@ -235,8 +237,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         partitions.
 
         Args:
-            timeout_ms: How long to wait for records; at most a second while a partition waits for the application's
-                decision.
+            timeout_ms: How long to wait for records. While a partition waits for the application's decision, the call
+                waits a second at most.
             max_records: Largest number of records to return.
             update_offsets: As in kafka-python.
 
@@ -263,7 +265,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                     timeout_ms, max_records, update_offsets
                 )
             if self._safe.lineage_path is not None and self._memory.is_due:
-                # With `update_offsets=False`, the caller is an iterator, which returns the records one by one later. So
+                # With `update_offsets=False`, the caller is an iterator. It returns the records later, one by one, so
                 # do not count them as returned yet.
                 reading.parts.keep({} if update_offsets else records)
                 self._memory.save_if_possible(self._reports)
@@ -340,7 +342,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                         call(self)
 
     def save_lineage(self) -> None:
-        """Write the history of the records that were read to `lineage_path`. The file is durable on return.
+        """Write the file `lineage_path`: the history of the records that the consumer has read. The file is durable on
+        return.
 
         Does nothing without the option `lineage_path`. `poll` writes the file too, but at most once a second. If your
         program stores positions itself, call `save_lineage` each time before the program stores them, so that the file
@@ -363,7 +366,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         *,
         partial: bool = False,
     ) -> Offsets:
-        """Return the end offset of each log. A result is lower than an earlier one only if a loss is proven.
+        """Return the end offset of each log. A result is lower than an earlier one only if a loss is proven, or
+        if a reset of a position had to accept the lower end (`EndOffsetRegressed` with the reason "accepted").
 
         While a new leader catches up (KIP-207), the method waits. If an answer is lower than before, the method checks
         it against the leader's epochs. If records were lost, the method returns the lower value and emits an
@@ -399,12 +403,13 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         """Return the start offset of each log. A result is lower than an earlier one only if the log or the topic was
         replaced, or after `offsets_hold_timeout_ms`.
 
-        A new leader may answer with a lower offset because it has not yet deleted as many records as the former leader.
-        So the method checks a lower answer against the leader's epochs. If the log or the topic was replaced, the
-        method returns the lower value and emits an `EndOffsetRegressed` event. If nothing was replaced, the method
-        returns the old value and emits an `EndOffsetHeld` event. For brokers without leader epochs, which cannot give a
-        proof, the method returns the old value for `offsets_hold_timeout_ms`, and then the lower one. Position resets
-        skip these checks and use the current start of the leader's log.
+        The former leader may have deleted more records than the new leader. Then the new leader answers with a lower
+        offset, although nothing was replaced. So the method compares the leader's epochs before it trusts a lower
+        answer. If the log or the topic was replaced, the method returns the lower value and emits an
+        `EndOffsetRegressed` event. If nothing was replaced, the method returns the old value and emits an
+        `EndOffsetHeld` event. Brokers without leader epochs cannot give a proof: for `offsets_hold_timeout_ms`, the
+        method returns the old value, and then the lower one. A reset of a position skips these checks and uses the
+        current start of the leader's log.
 
         Arguments and errors: see `end_offsets`.
         """
@@ -423,7 +428,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
 
         If an answer left out the remote part of a log, the method ignores the answer and asks again. If a broker finds
         no record where an earlier look-up found one, the method returns the former result and emits an `EndOffsetHeld`
-        event, unless the log now begins after that record or its loss is proven.
+        event. Exceptions: the log now begins after that record, or it is proven that the log lost the record.
 
         Args:
             timestamps: Ms since the epoch, by partition.
@@ -458,8 +463,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `subscribe`. Without a group, the subscription takes effect once brokers have answered.
 
-        KafkaConsumer applies a new subscription to topics that it already knows only when partitions change in the
-        cluster, and reads the former topics (after `unsubscribe`, nothing) until then.
+        KafkaConsumer does not apply such a subscription at once if it already knows the topics. Until partitions change
+        in the cluster, KafkaConsumer reads the former topics (after `unsubscribe`, nothing).
 
         Raises:
             IllegalStateError: The consumer used `assign`, or subscribed in the other way (topics or pattern): call
@@ -484,7 +489,7 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         self._reading.rereading.unassigned()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Like KafkaConsumer's `seek`, also to continue after a `LogDivergedError`.
+        """Like KafkaConsumer's `seek`. After a `LogDivergedError`, this call decides where the consumer continues.
 
         Raises:
             ValueError: The partition is not assigned, or the offset is not an int from 0 to 2**63-1.
@@ -501,13 +506,13 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `commit`. Without `offsets`, `commit` commits the same positions as automatic commits.
 
-        These commits skip a position until the application decides where to continue, if the topic was recreated, or if
-        no leader epoch distinguishes a truncated log from the former log. Otherwise a later consumer would take the
-        position for one in the new log.
+        In two cases, these commits leave out a position until the application has decided where to continue: the topic
+        was recreated, or no leader epoch distinguishes the truncated log from the former one. Otherwise a later
+        consumer would take the position for one in the new log.
 
         Raises:
-            LogDivergedError: `offsets` contains an offset above `event.divergent_offset` for a partition whose position
-                automatic commits skip. Nothing was committed; call `seek` first.
+            LogDivergedError: In one of these two cases, an offset in `offsets` is above `event.divergent_offset`.
+                Nothing was committed; call `seek` first.
             ValueError: An offset is not an int from 0 to 2**63-1. KafkaConsumer commits a negative offset, which later
                 counts as no offset, and retries any other invalid offset until the commit times out.
         """
@@ -520,7 +525,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None,
         callback: Callable[..., object] | None = None,
     ) -> Future:
-        """Like KafkaConsumer's `commit_async`. Without `offsets`, it skips the same positions as `commit`.
+        """Like KafkaConsumer's `commit_async`. Without `offsets`, `commit_async` leaves out the same positions as
+        `commit`.
 
         Raises:
             LogDivergedError: As for `commit`.
@@ -542,14 +548,14 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
                 raise reading.parts.error(undecided)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Like KafkaConsumer's `seek_to_beginning`, also to continue after a `LogDivergedError`."""
+        """Like KafkaConsumer's `seek_to_beginning`. After a `LogDivergedError`, the consumer then continues there."""
         parent: Any = super()
         parent.seek_to_beginning(*partitions)
         for tp in partitions or self.assignment():
             self._reading.positions.sought(tp)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Like KafkaConsumer's `seek_to_end`, also to continue after a `LogDivergedError`."""
+        """Like KafkaConsumer's `seek_to_end`. After a `LogDivergedError`, the consumer then continues there."""
         parent: Any = super()
         parent.seek_to_end(*partitions)
         for tp in partitions or self.assignment():
@@ -590,10 +596,11 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
             reading.runner.wait(min(left_s, 0.1))
 
     def health(self) -> ConsumerHealth:
-        """Return whether the program polls, whether all its partitions are read, and whether a broker is connected.
+        """Return the consumer's health: whether the program polls, which partitions `poll` does not read, and whether a
+        broker is connected.
 
-        Meant for probes (docs/operations.md): `health` never waits for a broker or a lock. Any thread may call `health`
-        at any time, even after `close`.
+        `health` never waits for a broker or a lock (docs/operations.md). Any thread may call `health` at any time, even
+        after `close`.
         """
         return self._reading.status.health(closed=self._is_closed())
 

@@ -120,8 +120,8 @@ class RejectedError(KafkaSafeError):
 class BatchDroppedError(KafkaSafeError):
     """An atomic batch (`SafeProducer.batch`) was dropped: `read_committed` consumers see none of its records.
 
-    The producer keeps the records in `rejected/`, unless the batch commits a consumer's offsets and this consumer will
-    read the batch's input again, for example because the group refused the offsets.
+    The producer keeps the records in `rejected/`, with one exception: the batch commits a consumer's offsets, and this
+    consumer will read the batch's input again (for example because the group refused the offsets).
 
     If `commit_transaction` raises this error with an error code, the error is, like a `RejectedError`, also an instance
     of kafka-python's exception for that code.
@@ -145,7 +145,7 @@ def _dropped(message: str, code: int) -> BatchDroppedError:
 
 
 def dropped_for_code(message: str, code: int) -> BatchDroppedError:
-    """Return a BatchDroppedError; for a positive code, also an instance of kafka-python's class for the code."""
+    """Return a BatchDroppedError; for a positive code, it is also an instance of kafka-python's class for the code."""
     made: BatchDroppedError = (_refusal(BatchDroppedError, code) if code > 0 else BatchDroppedError)(
         message, code=code
     )

@@ -564,7 +564,7 @@ class LogDiverged:
 
     @property
     def resume_offset(self) -> int:
-        """The offset to seek to in order to skip the records that replaced the lost ones.
+        """A `seek` to this offset skips the records that replaced the lost ones.
 
         This offset is never past the end of the log. `position` may be past the end, because an unclean election often
         leaves the log shorter than before.
@@ -580,9 +580,9 @@ class PositionReset:
         topic: Topic name.
         partition: Partition number.
         reason: "no_position": no offset was committed (or the consumer has no group). "retention": the log begins after
-            the position. "beyond_end": the log ends before the position, and no record that was read is known to be
-            missing. "recreated": the topic was deleted and created again, and the consumer had read nothing before the
-            position.
+            the position. "beyond_end": the log ends before the position, and nothing shows that the log has lost
+            records that the consumer read. "recreated": the topic was deleted and created again, and the consumer had
+            read nothing before the position.
         strategy: The value of `auto_offset_reset`: "earliest" or "latest". Always "earliest" if `reason` is
             "recreated", because all records of the new topic are newer than the old position.
         previous: The position before; None if the partition had no position. With "no_position", this is the consumer's
@@ -605,9 +605,9 @@ class PositionReset:
 class PositionRewound:
     """The consumer's position went back to the group's committed offset, from which the consumer reads again.
 
-    After a rebalance, the group's offset is lower than the consumer's earlier position if the consumer had not
-    committed the records between the two. With "rebalanced", the event is emitted only if the same consumer read the
-    partition before: not at the first assignment of a new consumer, and not when the program calls `assign`.
+    If the consumer has not committed its latest records, the group's offset after a rebalance is lower than the
+    consumer's earlier position. With "rebalanced", the event is emitted only if the same consumer read the partition
+    before: not at the first assignment of a new consumer, and not when the program calls `assign`.
 
     Attributes:
         topic: Topic name.
@@ -707,7 +707,7 @@ class EndOffsetRegressed:
             log that began at `previous` was replaced by a new log that begins at a lower offset.
         reason: "truncated", "unclean_election" or "recreated": this reason is proven. "accepted": no reason is proven,
             but the brokers' answers were lower than `previous` for `offsets_hold_timeout_ms`. A lower end offset is
-            accepted without proof only when a position is reset to the log's end, and the log now ends before
+            accepted without proof in one case only: a position is reset to the log's end, which is now before
             `previous`.
         look_up: "latest" (an end) or "earliest" (a start).
     """

@@ -58,8 +58,8 @@ class KafkaHandler(logging.Handler):
 
     `logging.config.dictConfig` can create the handler. The root logger can use the handler at any level, until the
     interpreter exits. Each forked child opens a producer of its own when it logs for the first time. The handler does
-    not send the log records of handlers' producers, or what kafka-python logs on the threads of these producers: each
-    such record would cause another one. Log records of all other producers are sent.
+    not send log records of a handler's own producer, or of kafka-python on that producer's threads: each such record
+    would cause another one. Log records of all other producers are sent.
 
     If the spool is full and the queue holds `queue_records` records, a call that logs waits for room, at most
     `block_ms`. If no room appears in time, the handler drops the log record, and drops further records at once until
@@ -213,7 +213,8 @@ class KafkaHandler(logging.Handler):
             return True
         if self._stuck and room <= 0:
             return False
-        # Serve threads in order of arrival, so that later threads cannot take each free place before this thread does.
+        # Serve threads in order of arrival. Otherwise later threads could take every free place, and this thread would
+        # wait in vain.
         place = object()
         line.append(place)
         try:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 WINDOW_S: Final = 10.0
-"""After an event about a subject is logged, it is not logged again for this many seconds."""
+"""How many seconds pass before an event is logged again for the same subject (such as a partition)."""
 _PER_WINDOW: Final = 10
 _REMEMBERED: Final = 1000
 _QUEUED: Final = 10_000
@@ -209,8 +209,8 @@ def as_own_thread(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def limit_foreign() -> None:
-    """Limit the records that kafka-python logs on kafkasafe's threads, and let the writer's thread handle its records
-    from the context `apart()`. kafka-python's log records from other threads are not changed.
+    """Limit the records that kafka-python logs on kafkasafe's threads. In the context `apart()`, also let the writer's
+    thread handle kafka-python's records. kafka-python's log records from other threads are not changed.
     """
     for name in _FOREIGN:
         logger = logging.getLogger(name)

@@ -127,8 +127,8 @@ class EndOffsetTracker:
             topic: Topic name.
             partition: Partition number.
             offset: End offset: the next offset to be written (with read_committed: the last stable offset).
-            leader_epoch: Leader epoch in the answer, or, without one, of the leader that answered; -1 if neither is
-                known. Without an epoch, nothing can prove that a lower answer is correct.
+            leader_epoch: Leader epoch in the answer. If the answer has none: the epoch of the leader that answered. -1
+                if neither is known. Without an epoch, nothing can prove that a lower answer is correct.
             topic_id: Id of the topic, if known.
             isolation_level: Isolation level of the look-up.
 
@@ -156,8 +156,8 @@ class EndOffsetTracker:
     ) -> dict[_Partition, int]:
         """Store the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
 
-        Both dicts have (topic, partition) as keys. An end offset is lower than before only if another method has
-        returned Regressed for this partition, or has received another topic id.
+        Both dicts have (topic, partition) as keys. A returned end offset is never lower than before. Exception:
+        another method has returned Regressed for this partition, or has received another topic id.
         """
         ends: dict[_Partition, int] = {}
         for at, offset in answered.items():
@@ -230,7 +230,7 @@ class EndOffsetTracker:
     def accept_start(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Accept, without a proof, the lower start offset that was held back. Return None if none is held back.
+        """Accept the lower start offset of a Held or Unproven result without a proof. Return None if there is none.
 
         A start offset that is too low does no harm. But if the log was replaced, the old start offset may be too high:
         a reader that begins there misses records.
@@ -267,9 +267,9 @@ class EndOffsetTracker:
             isolation_level: See `observe_start`.
 
         Returns:
-            Held if an earlier answer found a record, this answer finds none, and no earliest offset shows that the
-            record was deleted. After a Held result, look up again: the broker may be a new leader that does not know
-            the record yet (KIP-207). Otherwise Value.
+            Held if the answer is about a deleted topic. Also Held if this answer finds no record, but an earlier answer
+            found one at or after the log's start. After a Held result, look up again: the broker may be a new leader
+            that does not know the record yet (KIP-207). Otherwise Value.
 
         Raises:
             ValueError: See `observe_start`.
@@ -337,7 +337,7 @@ class EndOffsetTracker:
     def accept(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Accept, without a proof, the lower end offset that was held back. Return None if none is held back."""
+        """Accept the lower end offset of a Held or Unproven result without a proof. Return None if there is none."""
         key = _key(topic, partition, isolation_level)
         with self._lock:
             regressed = self._ends.accept(key)

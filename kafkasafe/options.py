@@ -415,8 +415,8 @@ class _OfConsumers(ConnectionOptions, total=False):
     without proof: they report it as unproven, and return the old value.
     """
     lineage_path: _Path | None
-    """A file that keeps the leader epochs of the records that were read, for positions that are not committed to a
-    group. Each consumer needs a file of its own. None: only committed offsets carry leader epochs.
+    """A file for positions that are not committed to a group: it keeps the leader epochs of the records that the
+    consumer has read. Each consumer needs a file of its own. None: only committed offsets carry leader epochs.
     """
     remote_storage_timeout_ms: float | None
     """If a broker could not read a partition's remote segments for this many milliseconds, `poll` raises

@@ -88,8 +88,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             `send` and `flush`, until `resolve_undecidable`), "resend" (the batch may be in the log twice) or "skip" (it
             may be missing).
         on_corrupt (str): "raise": raise SpoolCorruptError if the spool is damaged. "quarantine": copy the damaged bytes
-            to another file and go on. If the producer finds damage during delivery, only the partition of the damaged
-            records stops: with "raise", until the file is restored.
+            to another file and go on. If the producer finds damage during delivery, it stops only the partition of the
+            damaged records. With "raise", the partition waits until the file is restored.
         on_rejected (callable): Called with topic, partition, key, value, headers, timestamp_ms and error of each record
             that the cluster rejected. The function may send the record to a dead-letter topic, but through another
             producer.
@@ -329,9 +329,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         """Handle a producer that was dropped without `close()`: its thread continues to deliver for as long as
         `close()` would have waited.
 
-        Like KafkaProducer's `__del__`, this method waits for a second at most. Records that are delivered during this
-        second come before the records of the program's next producer. The method takes no lock, because the garbage
-        collector may call it at any time.
+        Like KafkaProducer's `__del__`, this method waits for a second at most. Meanwhile, it lets the thread deliver
+        records, so that they come before the records of the program's next producer. The method takes no lock, because
+        the garbage collector may call it at any time.
         """
         if "parts" in vars(self) and self.parts.shutdown.drop(self):
             with contextlib.suppress(Exception):
@@ -382,7 +382,7 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
 
         Returns:
             The result of the last transaction for which an earlier producer called `commit_transaction`; None if this
-            spool contains no such transaction. (Without that call, a transaction was never sent.) A second call of
+            spool contains no such transaction. (A transaction is never sent before that call.) A second call of
             `init_transactions` does nothing and returns None.
 
         Raises:

@@ -212,7 +212,7 @@ class RetryPolicy:
     def on(
         self, partition: Hashable | Callable[..., Hashable] | None, *, api: str | None = None
     ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """Returns a decorator that works like the policy, but limits the rate for a partition or for any other key.
+        """Returns a decorator that works like the policy. Its rate limit applies to a partition, or to any other key.
 
         Args:
             partition: The key, or a function that gets the arguments of the call and returns the key.

@@ -1,8 +1,8 @@
 """The counters of producers and consumers. `metric_definitions` defines the metrics that are made from these counters.
 
-Counters are plain numbers in dicts. An increment takes no lock, because one thread writes them (the producer's delivery
-thread, or the thread that polls a consumer), and any thread may read a copy. Prometheus's own objects, which take a
-lock for each increment, are made from these counters during a scrape.
+Counters are plain numbers in dicts. An increment takes no lock, because only one thread writes the counters: the
+producer's delivery thread, or the thread that polls a consumer. Any thread may read a copy. Prometheus's own objects,
+which take a lock for each increment, are made from these counters during a scrape.
 
 Other sources (such as a Spark query) have their own `Definition`s and yield `Sample`s of them.
 """
@@ -140,8 +140,9 @@ class Stats(RetryStats):
         replayed_records: Number of undelivered records of earlier runs that were found when a lane was opened.
         corrupt: Number of damaged ranges that were found when a lane was opened.
         fsync: Time to write a group of batches to the spool and make it durable.
-        durable: Time from sealing a record's batch until the batch is durable.
-        ack: Time from sealing a record's batch until the spool has durably marked the record as acknowledged.
+        durable: Time from the moment when a record's batch is complete, until the batch is durable.
+        ack: Time from the moment when a record's batch is complete, until the spool has durably marked the record as
+            acknowledged.
     """
 
     def __init__(self) -> None:
@@ -261,8 +262,8 @@ class PartitionProgress:
         position: Next offset that the consumer will return; None if not known yet.
         end_offset: Highest known end offset; None if not known yet.
         not_ready_s: Number of seconds for which fetches have been failing; None if they work.
-        undecided: Whether the application must choose another position, because the log no longer contains records that
-            had been read, or because the position is out of range.
+        undecided: Whether the application must choose another position. Either the log no longer contains records that
+            the consumer has read, or the position is out of range.
         remote: Whether fetches fail and the position is known to be in remote storage.
     """
 

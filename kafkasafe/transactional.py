@@ -149,7 +149,8 @@ class TransactionFuture(RecordFuture):
         return _RecordOfTransaction(self.producer.parts, self._transaction, self.open_batch, self.index)
 
     def _enlisted(self, calls: list[Any], call: Callable[..., Any]) -> bool:
-        # The records of an aborted transaction are never sealed, so the callback thread does not handle them.
+        # The callback thread handles only batches that take no more records. The batch of an aborted transaction never
+        # reaches this state, so the caller makes the call itself.
         return not self._transaction.aborted and super()._enlisted(calls, call)
 
     def _raise_aborted(self) -> None:
@@ -233,8 +234,8 @@ class ProducerTransactions:
         self._open: _Transaction | None = None
         pump = parts.delivery.pump
         self._log = log.bind(client_id=parts.config.client_id)
-        # List these batches before the pump starts, because a batch may end as soon as the pump runs. A list made later
-        # would lack it.
+        # List these batches before the delivery thread (`pump`) starts: as soon as it runs, a batch may end, and a
+        # later list would lack this batch.
         self._earlier: list[Parcel] = [
             head
             for head in pump.ledger.parcels.open.values()
@@ -245,7 +246,8 @@ class ProducerTransactions:
         self._ended = pump.earlier(self._id)
         self._asked = False
         self._checked_topics: set[str] = set()
-        """Topics whose partitions `send` has looked up, for the first record of the topic with a `partition` argument.
+        """Topics whose partitions `send` has looked up. `send` does this when a record first names a partition of the
+        topic.
         """
 
     # -- the methods -------------------------------------------------------------------------------------------------

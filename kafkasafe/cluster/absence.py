@@ -47,7 +47,7 @@ class Absence:
         self._since = now
         self._topic_id = b""
         self._witnesses: dict[int, int] = {}
-        """For each broker that reports the partition as missing: the topic's number of partitions by its report."""
+        """For each broker that reports the partition as missing: how many partitions the topic has by its report."""
         self._asked: dict[int, float] = {}
 
     def due(self, brokers: Sequence[int], now: float) -> list[int]:
@@ -65,7 +65,7 @@ class Absence:
         return chosen
 
     def answered(self, node: int, topic_id: bytes, partitions: int, now: float) -> None:
-        """Takes the report of broker `node` about the topic: its id, and its number of partitions."""
+        """Takes the report of broker `node` about the topic: the topic's id, and its number of partitions."""
         if partitions > self._partition or topic_id != (self._topic_id or topic_id):
             # The partition exists, or the topic was recreated: the proof begins again.
             self._since = now

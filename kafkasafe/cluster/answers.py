@@ -163,9 +163,9 @@ class ProduceRequest(Generic[Token]):
         data: The bytes of exactly one RecordBatch with base offset 0. The bytes are not copied, so they must not change
             before the reply.
         fence: The newest `fence` that the caller has received for this partition; 0 before the first reply; None for no
-            check. If the caller does not know yet that another batch of the partition has failed, the cluster refuses
-            this batch (`Failure` with `StaleFenceError`, not sent). Without the check, this batch could overtake the
-            failed batch.
+            check. If the caller does not know yet that another batch of the partition has failed, `Cluster` refuses
+            this batch and does not send it (`Failure` with `StaleFenceError`). Without the check, this batch could
+            overtake the failed batch.
         patience_s: Seconds to add to the request's time-out. On a slow connection, a batch may stay in the system's
             buffers long after it was written to the socket.
         transaction: The identity whose producer id and epoch are in `data`; None if the batch belongs to no
@@ -192,8 +192,8 @@ class ProduceReply:
         log_start_offset: First offset of the log; -1 if the broker does not report it (< 1.0).
         record_errors: (index in the batch, message) of each record for which the broker refused the batch.
         error_message: The broker's description of the error, if it sent one.
-        leader_hint: (node id, leader epoch) of the leader that the broker names (KIP-951); None without a hint. The
-            cluster has already updated its metadata from the hint.
+        leader_hint: (node id, leader epoch) of the leader that the broker names (KIP-951); None without a hint.
+            `Cluster` has already updated its metadata from the hint.
         fence: Number of batches of this partition that have failed so far (see `ProduceRequest.fence`).
     """
 
@@ -209,8 +209,8 @@ class ProduceReply:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The answer to `Cluster.reach`: the cluster would write a request to the partition's leader at once. `node` is the
-    leader's node id.
+    """The answer to `Cluster.reach`: from now on, the client can write a request to the partition's leader without a
+    wait. `node` is the leader's node id.
     """
 
     node: int

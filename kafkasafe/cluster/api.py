@@ -1,21 +1,21 @@
 """The interface between a client and its brokers: one protocol, and the answers as plain data.
 
-Producers, look-ups and `kafkasafe doctor` send all their requests to a Kafka cluster through `Cluster`. So tests can
-replace the brokers with simulated brokers, which fail on command and run in virtual time. `cluster/client/` implements
-`Cluster` for real brokers.
+Producers, look-ups and `kafkasafe doctor` send all their requests to a Kafka cluster through a `Cluster` object. So
+tests can replace the brokers with simulated brokers, which fail on command and run in virtual time. `cluster/client/`
+implements `Cluster` for real brokers.
 
 The rules, for callers and implementations:
 
-- *Every request gets exactly one reply*: the cluster calls the request's `reply` once, with the answer or with a
-  `Failure`. Methods do not raise errors for network failures, for time-outs or because the cluster is closed. A method
+- *Every request gets exactly one reply*: `Cluster` calls the request's `reply` once, with the answer or with a
+  `Failure`. Methods do not raise errors for network failures, for time-outs or because `Cluster` is closed. A method
   raises only if the caller made a mistake in the call itself.
 - *An error code is an answer.* Each answer has an `error_code`: 0 for success, or one of the codes that
   `kafkasafe.codes` describes. The other fields have a meaning only if the code is 0. Some methods turn an error code
   into a `Failure`, as their docstrings say.
-- *The cluster's own thread calls the `reply` callbacks.* There are two exceptions: if the cluster is closed, or if the
+- *`Cluster` calls the `reply` callbacks on its own thread.* There are two exceptions: if `Cluster` is closed, or if the
   arguments cannot be sent, the called method itself calls `reply` before it returns. A simulated cluster without
   threads calls `reply` while a test advances its time. A callback must only store the answer and return: while a
-  callback blocks, the cluster can send nothing to any broker. If a callback raises an exception, the cluster logs the
+  callback blocks, `Cluster` can send nothing to any broker. If a callback raises an exception, `Cluster` logs the
   exception, and does not pass it on. The same rules hold for listeners.
 - *For one partition, the callbacks are called in the order in which the broker answered.* Requests of the same kind
   that all succeed are answered in the order in which they were made.
@@ -26,10 +26,10 @@ The rules, for callers and implementations:
   this wait has `sent=False`. Then the time-out limits how long the request waits for the answer; a `Failure` of this
   wait has `sent=True`. The wait for the answer begins when the last byte of the request is written to the socket. While
   some bytes of the request are unwritten, the time-out counts from the latest write that made progress.
-- *The cluster tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
+- *`Cluster` tracks leaders itself*: it finds the leader of a partition, watches each topic that a request names, and
   refreshes its metadata when an answer shows that the metadata are out of date. A request for a partition whose leader
   is unknown waits for the next metadata answer. If the next metadata answer names no leader either, the request gets a
-  `Failure` with `sent=False`. The cluster never repeats a request that may have reached a broker.
+  `Failure` with `sent=False`. `Cluster` never repeats a request that may have reached a broker.
 """
 
 from __future__ import annotations
@@ -149,13 +149,13 @@ class Cluster(Protocol):
         """
 
     def close(self, timeout_s: float) -> bool:
-        """Closes the cluster. Every outstanding and every later request gets a `Failure` at once. Idempotent.
+        """Closes this client. Every outstanding and every later request gets a `Failure` at once. Idempotent.
 
         After a call that returned True, no reply or listener is called any more, and nothing more is written to a
         socket.
 
         Args:
-            timeout_s: How long to wait for the cluster's thread to end, in seconds.
+            timeout_s: How long to wait for the client's thread to end, in seconds.
 
         Returns:
             Whether the thread has ended. False if a callback blocks the thread, which will end after the callback.
@@ -169,7 +169,7 @@ class Cluster(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the cluster was closed and its thread has ended, so that every request fails."""
+        """Whether `close` was called and the client's thread has ended. Then every request fails."""
 
     @property
     def last_error(self) -> BaseException | None:
@@ -212,17 +212,17 @@ class Cluster(Protocol):
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Adds a listener for each metadata answer.
 
-        When a metadata answer arrives, the cluster first calls the `reply` of each waiting `refresh_metadata` call.
-        Next, the cluster sends the requests that waited for metadata, or fails the requests that still cannot be sent.
-        At last, the cluster calls the listener. Requests that waited for metadata are answered later.
+        When a metadata answer arrives, the client first calls the `reply` of each waiting `refresh_metadata` call.
+        Next, the client sends the requests that waited for metadata. A request that still cannot be sent fails. At
+        last, the client calls the listener. The answers to the sent requests come later.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:
         """Sets which missing topics the brokers may create, if they create topics at all. Call before `start`.
 
-        Ordinary metadata requests do not create topics. If a topic is missing and may be created, the cluster sends a
-        separate metadata request that makes the broker create it. With the option `allow_auto_create_topics=False`
-        nothing is created.
+        Ordinary metadata requests do not create topics. If a topic is missing and may be created, the client sends a
+        separate metadata request that makes the broker create it. With the option `allow_auto_create_topics=False`, no
+        topic is created.
 
         Args:
             may_create: Listener that gets the name of a missing topic, and returns whether the topic may be created.
@@ -240,8 +240,8 @@ class Cluster(Protocol):
     def refresh_metadata(self, topics: Sequence[str], reply: Reply[MetadataRefreshed]) -> None:
         """Watches these topics from now on and asks for metadata.
 
-        Topics that no metadata request has named yet are requested immediately. Other topics are requested at most once
-        per `retry_backoff_ms`.
+        Topics that no metadata request has named yet are requested immediately. Topics that an earlier request has
+        named are requested at most once per `retry_backoff_ms`.
 
         Args:
             topics: Names to watch, in addition to the topics watched already.
@@ -250,8 +250,8 @@ class Cluster(Protocol):
         """
 
     def unwatch(self, topic: str) -> None:
-        """Stops watching a topic; `topic` then returns None. If a later request names the topic, the cluster watches
-        the topic again.
+        """Stops watching a topic; `topic` then returns None. If a later request names the topic, the client watches the
+        topic again.
         """
 
     def topic_at(self, node: int, topic: str, reply: Reply[TopicInfo]) -> None:
@@ -324,9 +324,9 @@ class Cluster(Protocol):
     def reach(self, topic: str, partition: int, reply: Reply[Reached]) -> None:
         """Connects to the partition's leader if necessary, and sends no request.
 
-        The reply comes as soon as a request to the leader would be written without a wait. So the caller can load a
-        batch's bytes just before they are written. If a produce request could not be sent, `reach` fails with the same
-        error, and after the same delay, as the produce request.
+        The reply comes as soon as a request to the leader could be written at once. So the caller can load a batch's
+        bytes just before they are written. If a produce request could not be sent, `reach` fails with the same error,
+        and after the same delay, as the produce request.
         """
 
     # -- questions to a partition's leader -----------------------------------------------------------------------
@@ -403,7 +403,7 @@ class Cluster(Protocol):
         *,
         isolation_level: int = 0,
     ) -> None:
-        """Asks for one offset of each log, for many logs. One request covers up to 500 partitions of a leader.
+        """Asks many logs for one offset each. One request covers up to 500 partitions of a leader.
 
         Args:
             partitions: (topic, partition), each at most once.

@@ -19,11 +19,11 @@ _deferred: Final = _DeferredWakes()
 
 
 def at_once(work: Callable[[], None]) -> None:
-    """Calls `work`, whose requests on this thread do not wake a network thread. At the end, wakes each network thread
-    that got requests once.
+    """Calls `work`. While `work` runs, requests of this thread wake no network thread. At the end, wakes each network
+    thread that got requests, once.
 
-    `work` must not wait for an answer. This function is no context manager, because Ctrl-C may raise at the beginning
-    of `__exit__`, so that later requests of this thread would wake no network thread.
+    `work` must not wait for an answer. This function is no context manager: Ctrl-C may raise at the beginning of
+    `__exit__`, and then later requests of this thread would wake no network thread.
     """
     if _deferred.wakes is not None:
         work()
@@ -39,7 +39,7 @@ def at_once(work: Callable[[], None]) -> None:
 
 
 def is_deferred(wake: Callable[[], None], key: int) -> bool:
-    """Returns whether this thread is in a call of `at_once`, which will call `wake` at its end, once for each `key`."""
+    """Returns whether this thread runs `at_once`. If so, `at_once` calls `wake` at its end, once for each `key`."""
     if _deferred.wakes is None:
         return False
     _deferred.wakes[key] = wake

@@ -107,7 +107,7 @@ class Question:
         fields: The request's fields by name. Structs are dicts, and arrays of structs are lists of dicts.
         parse: Turns the answer, whose fields are attributes, into the result.
         minimum: Oldest usable version.
-        maximum: Newest version that the caller can use, because the request may have another meaning in later versions.
+        maximum: Newest version that the caller can use. In later versions, the request may have another meaning.
     """
 
     name: str

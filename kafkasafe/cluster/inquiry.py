@@ -160,7 +160,7 @@ class ProcedureRunner:
 
     def wait(self, timeout_s: float) -> None:
         """Waits until there is work, but at most for `timeout_s` seconds."""
-        # If a procedure calls this method, send the unsent requests of other procedures, so that they do not wait too.
+        # A procedure may call this method. Then the other procedures must not wait, so send their unsent requests.
         self._send()
         due = self.due_s()
         if not self._arrived:

@@ -120,7 +120,7 @@ class Leaders:
     ) -> bool:
         """Stores the new leader that a former leader has named (the hint). Ignores a hint that is old, that is about a
         former topic of this name, or that names an unknown broker. (A deleted topic of the same name may have had
-        higher epochs, with which later metadata of the new topic would seem outdated.)
+        higher epochs. After such a hint, later metadata of the new topic would seem outdated.)
 
         Args:
             target: The partition.

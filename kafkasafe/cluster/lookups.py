@@ -5,10 +5,10 @@ can help, and returns the offset to use. An answer without an error can be wrong
 
 - A new leader may be behind its predecessor, so that its answer is out of date (KIP-207). So `end`, `start` and
   `at_time` check each answer by the tracker's rules. If the rules require a proof, `end`, `start` and `at_time` ask the
-  leader for it. `listed` returns an answer unchecked.
+  leader for it. `listed` returns answers without a check.
 - If a leader does not find its remote segments, it searches only its own disk for a timestamp (KIP-1007), and answers
-  with the first matching record on this disk, or with none. So `at_time` asks whether the log has a remote part. If
-  there is a remote part, `at_time` reads the last remote batch, and then asks again: see `_beside_remote`.
+  with the first matching record on this disk, or with none. So `at_time` asks whether a part of the log is only in
+  remote storage. If so, `at_time` reads the last batch of this part, and then asks again: see `_beside_remote`.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ Note = Callable[[Exception], None]
 """Gets the error of each failed attempt."""
 
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
-# Maximum number of attempts whose answers come from a former leader or from the leader of a deleted topic. After the
-# last attempt, the look-up returns the remembered offset, if there is one.
+# An answer may come from a former leader, or from the leader of a deleted topic. At this attempt, the look-up no longer
+# asks again, and returns the remembered offset, if there is one.
 _OLD_ANSWERS: Final = 3
 # A value that is larger than any offset.
 _NOWHERE: Final = 2**63
@@ -331,7 +331,7 @@ class LookUps:
                     self.listed(topic, partition, EARLIEST, note),
                 )
             )
-            # Check even an answer below `local`, because the local start may have moved since the answer.
+            # Check even an answer below `local`: after the answer, the start of the local part may have moved.
             if local is not None and start.offset < local:
                 sure = yield from self._beside_remote(
                     topic, partition, timestamp, answer, range(start.offset, local), note
@@ -376,8 +376,8 @@ class LookUps:
         is asked again after the fetch, and the lower of the two answers counts. A single outage that falsified both
         answers would also make the fetch between them fail. But remote storage may fail twice, once for each look-up.
         After two failures of remote storage, the fetched batch can show that the answer is wrong: if the batch has a
-        record that is at least as new as `timestamp`, the correct answer is in the batch or before it. This check of
-        the batch needs a complete batch, and may find nothing if timestamps are out of order.
+        record that is at least as new as `timestamp`, the correct answer is in the batch or before it. This check needs
+        a complete batch. If timestamps are out of order, the check may miss a wrong answer.
         """
         fetched = yield from self._read_remote(topic, partition, remote[-1], note)
         if fetched is None:

@@ -3,8 +3,8 @@
 A *procedure* is a generator that yields an `Ask` (one request to a broker), a `Pause`, or several procedures
 `Together`. A driver sends the answer into the generator. When the generator ends, its return value is the result of the
 query. So the code of a query with retries and decisions reads from top to bottom, and one thread can run many queries
-concurrently. `inquiry.ProcedureRunner` drives procedures on a thread that waits for them, and `engine/leader.py` drives
-the engine's procedures.
+concurrently. `inquiry.ProcedureRunner` drives procedures on a thread that waits for them. The producer's delivery
+engine drives its own procedures (`delivery/engine/leader.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Ask:
 
     Attributes:
         send: Function that sends the request, and takes a callback for the answer.
-        name: Name of the request in the engine's transcripts. Other drivers do not use it.
+        name: Name of the request in the transcripts of the delivery engine's tests. Other drivers do not use it.
     """
 
     send: Callable[[Reply[Any]], None]

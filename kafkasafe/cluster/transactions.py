@@ -21,9 +21,9 @@ and answers a repeated EndTxn as before.
 
 Rules in addition to the rules of `Cluster`:
 
-- *The cluster finds coordinators itself*, like leaders. `Cluster` looks for a coordinator again when an answer or a
-  failure shows that the coordinator may have moved. `Cluster` repeats no request: the caller gets the codes 14, 15, 16
-  and 51, and tries again after a pause. If the search for the coordinator returns an error code, the answer has this
+- *`Cluster` finds coordinators itself*, as it finds leaders. `Cluster` looks for a coordinator again when an answer or
+  a failure shows that the coordinator may have moved. `Cluster` repeats no request: the caller gets the codes 14, 15,
+  16 and 51, and tries again after a pause. If the search for the coordinator returns an error code, the answer has this
   code, and the request was not sent.
 - *Each answer has an `error_code`*; no method turns codes into failures.
 """
@@ -100,7 +100,7 @@ class GroupMember:
 
 
 NO_MEMBER: Final = GroupMember("", -1)
-"""Stands for no member: the coordinator accepts offsets without a check of the membership."""
+"""Used if the group has no members: the coordinator accepts the offsets without a check of the membership."""
 
 
 @dataclass(frozen=True, slots=True)

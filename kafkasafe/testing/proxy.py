@@ -13,8 +13,9 @@ with FaultProxy() as proxy, KafkaCluster(brokers=1, proxy_ports=proxy.ports) as 
 ```
 
 kafka-python's protocol classes decode the frames, so fields have kafka-python's names. Without a matching rule, a frame
-passes byte for byte (with `bootstrap`, except for brokers' addresses). Frames of APIs and versions that kafka-python
-does not know also pass byte for byte. `TcpProxy` is for network faults that do not depend on Kafka's protocol.
+passes byte for byte. Exception: with `bootstrap`, the proxy replaces the brokers' addresses. Frames of APIs and
+versions that kafka-python does not know also pass byte for byte. `TcpProxy` is for network faults that do not depend on
+Kafka's protocol.
 """
 
 from __future__ import annotations

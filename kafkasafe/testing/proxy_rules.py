@@ -318,8 +318,8 @@ class Rule:
         """Like `answer`, but no broker gets the request. If the request also names partitions that the rule does not
         match, the broker gets the request for only these other partitions.
 
-        A Metadata request is always forwarded, because the answer must name the brokers, but the proxy removes the
-        topics that the rule matches from the request.
+        The proxy always forwards a Metadata request, because the answer must name the brokers. But first it removes
+        from the request the topics that the rule matches.
         """
         self._does.answer(code, level, fields)
         self._does.hold_back("answer")

@@ -19,9 +19,7 @@ from kafkasafe.cluster.terms import TopicPartition, safely
 
 
 class Call:
-    """One request to one broker, and its single outcome. Each subclass has its own flag for whether the outcome is
-    known.
-    """
+    """One request to one broker, and its single outcome. Each subclass stores for itself whether it has an outcome."""
 
     __slots__ = ("_wait_s", "deadline", "targets", "timeout_s", "written_at")
 

@@ -170,8 +170,8 @@ class ProduceRouter:
 
 
 class RequestOrder:
-    """Stops batches that would overtake others. For each partition, stores the fence, the broker to which the
-    unanswered batches were sent, and the topic id in these batches' requests. Pure.
+    """Finds batches that would overtake others. For each partition, stores the fence. If batches are unanswered, also
+    stores the broker to which they were sent, and the topic id in their requests. Pure.
     """
 
     __slots__ = ("_fences", "_pending")
@@ -187,8 +187,8 @@ class RequestOrder:
         return self._fences.get(target, 0)
 
     def raise_fence(self, target: TopicPartition) -> int:
-        """Counts a failed batch, and returns the new fence. Batches that a thread submits before it learns of the
-        failure have an older fence, and must not be sent.
+        """Counts a failed batch, and returns the new fence. A thread that does not know of the failure yet submits
+        batches with an older fence. These batches must not be sent.
         """
         fence = self._fences.get(target, 0) + 1
         self._fences[target] = fence
@@ -210,7 +210,7 @@ class RequestOrder:
         return None
 
     def enter(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> None:
-        """Records that a batch is being sent to this node, and is unanswered. `topic_id` is the topic's id when the
+        """Adds a batch that is being sent to this node to the unanswered batches. `topic_id` is the topic's id when the
         request was made; `NO_TOPIC_ID` if it was unknown.
         """
         count = self._pending[target][2] if target in self._pending else 0

@@ -425,8 +425,8 @@ class _Offsets:
 
 
 def _next_offset(records: Buffer, offset: int) -> int:
-    """Returns the offset after the last complete batch; but `offset` if it is larger, or if no batch is complete. The
-    batches may have old formats.
+    """Returns the offset after the last complete batch, but never less than `offset`. If no batch is complete, returns
+    `offset`. The batches may have old formats.
     """
     at = 0
     while len(records) - at > _MAGIC_AT:

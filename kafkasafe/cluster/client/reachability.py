@@ -14,8 +14,8 @@ class Reachability:
     """Tracks whether the cluster answers, and logs when an outage begins and ends.
 
     Attributes:
-        connected: Whether the cluster is reachable: True after an answered metadata request; False after a failed
-            metadata request, unless a broker is still usable.
+        connected: Whether the cluster is reachable. True after a metadata request was answered. False after a metadata
+            request failed and no broker was usable.
         last_error: Why the latest attempt found no usable broker; None while the cluster answers, and before the first
             attempt.
         answered: Whether the cluster has answered at least once.
@@ -33,12 +33,12 @@ class Reachability:
         """When the first warning about the present outage was logged; None if no outage has been logged."""
 
     def request_failed(self, error: BaseException, now: float, *, alive: bool) -> None:
-        """Counts a metadata request that failed. The cluster becomes unreachable, unless `alive` is true.
+        """Counts a metadata request that failed. Unless `alive` is true, marks the cluster as unreachable.
 
         Args:
             error: Why the request failed.
             now: Time of the failure.
-            alive: Whether a usable connection is left to a broker that is not suspected to hang.
+            alive: Whether the client still has a usable connection to a broker that it does not suspect to hang.
         """
         self.failed += 1
         if not alive:

@@ -41,7 +41,7 @@ class _ParkedRequest:
     """A request that can be routed only after the next metadata answer.
 
     Attributes:
-        route: Routes the request again. Its argument says whether this is the last try.
+        route: Routes the request again. The argument of `route` says whether this is the last try.
         fail: Called with the reason, instead of `route`, if the request cannot be sent.
     """
 
@@ -51,7 +51,7 @@ class _ParkedRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The replies and the parked requests that wait for one metadata request.
+    """What waits for one metadata request: callbacks (`reply`) and parked requests.
 
     Attributes:
         replies: The `reply` of each caller that asked for metadata.
@@ -63,7 +63,7 @@ class _Waiting:
 
 
 class _AwaitingMetadata:
-    """The replies and the parked requests that wait for the next metadata request."""
+    """What waits for the next metadata request: callbacks (`reply`) and parked requests."""
 
     def __init__(self) -> None:
         self._replies: list[Reply[Any]] = []
@@ -81,8 +81,8 @@ class _AwaitingMetadata:
         return parked
 
     def take(self, *, of_new: bool) -> _Waiting:
-        """Removes and returns the replies and requests that wait for the metadata request that begins now: only the
-        replies about new topics if the request asks only about new topics.
+        """Removes and returns what waits for the metadata request that begins now. If the request asks only about new
+        topics, takes only the callbacks that wait for new topics.
         """
         replies, self._replies_of_new = self._replies_of_new, []
         if of_new:
@@ -97,7 +97,7 @@ class _Attempt:
 
     Attributes:
         of_new: Whether the request asks only about topics that no earlier request has named.
-        waiting: The replies and the parked requests that wait for this metadata request.
+        waiting: The callbacks and the parked requests that wait for this metadata request.
     """
 
     link: BrokerLink
@@ -106,7 +106,7 @@ class _Attempt:
 
 
 class Refresher:
-    """Sends metadata requests, and parks requests that cannot be routed before the next metadata answer.
+    """Sends metadata requests. If a request cannot be routed yet, parks it until the next metadata answer.
 
     Args:
         options: `retry_backoff_ms`, `allow_auto_create_topics`.

@@ -16,8 +16,8 @@ class RefreshSchedule:
     """One timer for the next metadata request. At most one metadata request is in progress.
 
     Args:
-        retry_backoff_s: Shortest time between the last metadata request and a request about all topics that is not
-            urgent.
+        retry_backoff_s: Shortest time between the last metadata request and a request about all topics. Urgent requests
+            do not wait.
     """
 
     def __init__(self, network: Network, mailbox: Mailbox, retry_backoff_s: float) -> None:

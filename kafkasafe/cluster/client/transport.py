@@ -164,7 +164,8 @@ class Transport:
 
     def repin(self, cluster_id: str) -> None:
         def run() -> None:
-            # Connections to the former cluster may have opened before the caller decided to call `repin`.
+            # Some connections may still lead to the former cluster, because they opened before the caller called
+            # `repin`.
             self._links.leave(self._pin.repin(cluster_id))
             self._links.connect_at_once()
             self._schedule.want(urgent=True)

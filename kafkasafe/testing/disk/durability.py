@@ -30,8 +30,8 @@ with four missing bytes also copes with more.
 @dataclass(slots=True)
 class _Layer:
     """A change of a file that is not part of the file's durable content yet. If the sync of a change fails, the change
-    is *doubtful*. If the sync succeeds, the change is *certain*: it survives a crash. A change that is certain stays a
-    layer only if an earlier change is doubtful.
+    is *doubtful*. If the sync succeeds, the change is *certain*: it survives a crash. If all earlier changes are
+    certain, too, the change becomes part of the durable content, and its layer is removed.
     """
 
     at: int
@@ -109,8 +109,8 @@ class DurableData:
                     for start, end in _sectors(offset, len(data)):
                         if rng.random() < choice.data:
                             torn = rng.randint(start, end) if rng.random() < choice.torn else end
-                            # When the kernel writes a sector, it reads memory in units of several bytes. So a torn
-                            # sector lacks several bytes.
+                            # The kernel copies a sector from memory in units of several bytes. So a torn sector lacks
+                            # several bytes.
                             torn = end if end - torn < _LEAST_MISSING_BYTES else torn
                             put(content, start, data[start - offset : torn - offset])
                     if counts:

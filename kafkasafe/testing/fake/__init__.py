@@ -6,7 +6,7 @@ The cluster's core is a pure state machine without I/O, thread or clock (each ca
 other modules. `request_handler` turns bytes into requests.
 
 There are two ways to use the cluster. Programs use `cluster.FakeCluster`, which speaks Kafka's protocol on 127.0.0.1 in
-real time (`wire`). Tests of engines use `virtual.VirtualCluster`, whose clients implement
+real time (`wire`). Tests of the delivery engine use `virtual.VirtualCluster`, whose clients implement
 `kafkasafe.cluster.api.Cluster` in virtual time, without a thread. `control` has the methods that both clusters share.
 `weather` has the network faults that both clusters simulate.
 """

@@ -22,7 +22,7 @@ NOT_ENOUGH_REPLICAS_AFTER_APPEND: Final = 20
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
 
 _OF_THE_LOG: Final = frozenset({19, 32, 45, 47, 48, 87})
-"""Error codes with which a Produce answer contains the log start offset, unless the broker refused the batch without
+"""With these error codes, a Produce answer contains the log start offset, unless the broker refused the batch without
 reading the log.
 """
 

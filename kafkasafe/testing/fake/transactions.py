@@ -278,7 +278,8 @@ class Transactions:
         return numbered(self._centre, group, "offsets.topic.num.partitions")
 
     def check_log_of_offsets(self, group: str, producer_id: int, epoch: int) -> None:
-        """Checks that the producer has not added offsets with a newer epoch before. Old brokers make no other check.
+        """Refuses offsets if the producer has already added offsets with a newer epoch. Old brokers make no other
+        check.
 
         Raises:
             RefusedError: With code 47.

@@ -62,8 +62,8 @@ class VirtualBrokers(Protocol):
 class VirtualNetwork:
     """See `kafkasafe.cluster.network.Network`.
 
-    This network runs each posted job before the posting thread continues, like an infinitely fast network thread. So a
-    test that kills the client right after a request still notices that the request was sent too early.
+    This network runs each posted job before the posting thread continues, like an infinitely fast network thread. A
+    slower network would hide a request that the client sends too early, if the test kills the client right afterwards.
 
     Args:
         cluster: Has the brokers and the time.
