@@ -8,7 +8,7 @@
 
 docs/staged.md shows how to use atomic batches, and docs/staged-protocol.md explains how they work. Kafka commits
 partition by partition. If the leader of one partition is unavailable, readers may see the batch's records in that
-partition some seconds after its other records.
+partition some seconds later than the records in the other partitions.
 """
 
 from __future__ import annotations

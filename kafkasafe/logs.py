@@ -343,6 +343,6 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-# Exit handlers run in reverse order of registration: first those of producers, which register later than `drain`, then
-# `drain`, then that of `logging`, which registered earlier.
+# Exit handlers run in reverse order of registration. Producers register after `drain`, `logging` registered before it.
+# So the order is: producers, `drain`, `logging`.
 atexit.register(drain, _EXIT_S)

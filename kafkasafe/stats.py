@@ -119,8 +119,8 @@ class Stats(RetryStats):
         losses: How often acknowledged records were found to be lost, by reason.
         lost_records: By topic: number of acknowledged records that were lost.
         healed_records: By topic: number of lost records that are in the log again.
-        history_trimmed: By topic: number of elections after which a loss of acknowledged records could not be ruled
-            out. These records had already been deleted when the log was checked.
+        history_trimmed: By topic: number of elections that may have lost acknowledged records. No check can decide
+            whether they did, because the records were deleted before the check.
         units: By outcome: number of atomic batches.
         atomic_batches_asked: How often the cluster was asked about the transaction of an atomic batch.
         unit_failures: By kind of request for an atomic batch: how often such a request failed.
@@ -225,8 +225,8 @@ class ConsumerStats(RetryStats):
         held: By (topic, reason): how often a lower end offset was ignored because nothing proved a loss.
         divergences: By topic: how often the log no longer contained records that had been read.
         diverged_records: By topic: number of offsets that were read and are missing from the log.
-        history_trimmed: By topic: number of elections after which a loss of records that had been read could not be
-            ruled out. These records had already been deleted when the log was checked.
+        history_trimmed: By topic: number of elections that may have lost records that the consumer had read. No check
+            can decide whether they did, because the records were deleted before the check.
         unavailable_s: By topic: seconds for which offset look-ups waited because the leader was not ready (error codes
             78 and 5).
         not_ready_s: By topic: seconds during which fetches failed. They are added when fetches work again.

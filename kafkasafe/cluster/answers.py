@@ -209,7 +209,7 @@ class ProduceReply:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """The answer to `Cluster.reach`: from now on, the client can write a request to the partition's leader without a
+    """The answer to `Cluster.reach`: at this moment, the client can write a request to the partition's leader without a
     wait. `node` is the leader's node id.
     """
 

@@ -253,7 +253,7 @@ def ask_until_answered(
 
 
 def coded(code: int, message: str) -> KafkaError:
-    """Creates the error of an answer, which keeps the error code even if kafka-python has no class for the code."""
+    """Creates an error for a broker's error code. Its `errno` is the code, even if kafka-python has no class for it."""
     made: Any = for_code(code)(message)
     made.errno = code
     error: KafkaError = made

@@ -58,8 +58,8 @@ Note = Callable[[Exception], None]
 """Gets the error of each failed attempt."""
 
 _OLD: Final = frozenset({HeldReason.FORMER_LEADER, HeldReason.FORMER_TOPIC})
-# An answer may come from a former leader, or from the leader of a deleted topic. At this attempt, the look-up no longer
-# asks again, and returns the remembered offset, if there is one.
+# An answer may come from a former leader, or from the leader of a deleted topic. From this attempt on, the look-up
+# returns the remembered offset, if there is one.
 _OLD_ANSWERS: Final = 3
 # A value that is larger than any offset.
 _NOWHERE: Final = 2**63
@@ -273,7 +273,7 @@ class LookUps:
             )
             tries += 1
             if isinstance(result, Held) and not is_fresh:
-                # With outdated metadata, the log start of a recreated topic would be taken for the deleted topic's.
+                # If the metadata are outdated, the start of a recreated topic would pass for the deleted topic's start.
                 yield Ask(functools.partial(self._network().refresh_metadata, [topic]))
                 is_fresh = True
                 continue

@@ -78,7 +78,7 @@ class Mailbox:
         return closing
 
     def reopen(self) -> None:
-        """Prepares for a new event loop, which is woken when it starts, and then runs the jobs that came before."""
+        """Prepares for a new event loop. The new loop is woken when it starts. Then it runs older jobs, too."""
         self._woken = False
         self.closing = False
 

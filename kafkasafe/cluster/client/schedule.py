@@ -50,8 +50,8 @@ class RefreshSchedule:
     def want_new(self) -> None:
         """Schedules a metadata request about the new topics, to be sent as soon as possible.
 
-        The request does not include the other topics, because a program may begin to use thousands of topics, one after
-        the other, and would parse the metadata of all topics for each new topic (KIP-526).
+        The request does not include the other topics (KIP-526): a program may begin to use thousands of topics, one
+        after the other. For each of them, it would otherwise parse the metadata of all topics.
         """
         if not self._mailbox.closing and not self._under_way:
             self.no_later(self._network.now())

@@ -212,8 +212,8 @@ class Nodes:
         wanted = {node.id for node in nodes if node.serves}
         if not wanted:
             return
-        # Ask the brokers that were just started. Other brokers may still list a restarted broker only because its
-        # previous process was registered.
+        # Ask the brokers that were just started. Other brokers may list a restarted broker although only its
+        # previous process has registered.
         servers = [f"127.0.0.1:{self._layout.inner_ports[node]}" for node in sorted(wanted)]
         answer = "no answer"
         while time.monotonic() < deadline:

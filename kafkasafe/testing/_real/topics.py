@@ -189,7 +189,7 @@ class Topics:
         return self._admin.run(poll, deadline, f"read the metadata of {topic}")
 
     def _until_led(self, partitions: Iterable[TopicPartition], deadline: float) -> None:
-        """Returns when the leaders of these partitions know that they lead, which other brokers may report earlier."""
+        """Returns when the leaders of these partitions know that they lead. Other brokers may name a leader earlier."""
         newest = dict.fromkeys(partitions, OffsetSpec.LATEST)
         # If a broker does not know yet that it leads, it returns a retriable error, and `run` asks again.
         self._admin.run(

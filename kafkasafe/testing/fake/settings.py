@@ -29,8 +29,8 @@ class Profile:
         settings: The brokers' settings by Kafka's names.
         features: Finalized features and their levels.
         creating_code: Error code in the Metadata answer for a topic that this request has created.
-        brokers_control: Whether one of the brokers is the controller, so that the death of the last broker is not
-            noticed.
+        brokers_control: Whether one of the brokers is the controller. Then nothing notices the death of the last
+            broker.
         verifies_transactions: Whether brokers accept a transaction's batches only for partitions that were added to it.
         caps_in_sync: True for Kafka 4 and later: `min.insync.replicas` is capped at the number of replicas, and the
             high watermark advances only while at least the capped number of replicas is in sync.
