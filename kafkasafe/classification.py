@@ -261,7 +261,7 @@ def classify(
             exception of kafka-python, kafkasafe, the operating system or TLS. For tenacity's `RetryError`, the verdict
             is about the last attempt's exception.
         api: The request that failed, such as `"produce"` or `"ListOffsets"`; None for any.
-        context: Facts on which the verdict on some codes depends, as `ErrorContext` or as a mapping of its fields. Code
+        context: For some codes, the verdict depends on these facts: an `ErrorContext`, or a mapping of its fields. Code
             59: whether retention removed the records or the cluster lost them (KAFKA-5793). Code 45: whether the batch
             was sent before. Codes 1 and 9: whether the topic is tiered (KIP-1007).
 

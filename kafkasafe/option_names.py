@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-# Format of each line: `kafkasafe's option: note = other names`, or without a note. A hint contains the option and the
-# note.
+# Each line contains kafkasafe's option, a note (may be missing) and the option's other names: `option: note = names`.
+# A hint contains the option and the note.
 _ALIASES: Final = """
 bootstrap_servers = bootstrap_server metadata_broker_list broker_list brokers servers hosts
 spool_dir = spool_path spool_directory spool_folder spool_location data_dir queue_dir state_dir

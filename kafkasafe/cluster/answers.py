@@ -25,8 +25,8 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 """The last offset in remote storage (Kafka 3.9 and later)."""
 LIST_OFFSETS_VERSIONS: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
-"""Special timestamp -> the first version of ListOffsets that supports it (KIP-734, 405, 1005). Older versions read the
-constant as an ordinary timestamp.
+"""Special timestamp -> the first version of ListOffsets that supports it (KIP-734, 405, 1005). Older versions take the
+constant for an ordinary timestamp.
 """
 
 NO_TOPIC_ID: Final = bytes(16)

@@ -240,7 +240,7 @@ class Centre:
         return not self.brokers[node].fenced
 
     def serves(self, node: int) -> bool:
-        """Whether a broker answers requests and replicates."""
+        """Whether a broker is active: it answers requests, and it replicates."""
         return self.brokers[node].serves
 
     @property
