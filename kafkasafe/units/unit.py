@@ -45,8 +45,7 @@ class Unit(UnitContent):
         resting: The unit waits for the end of a pause.
         code: The code of the refusal: Kafka's error code, `GIVEN_UP` or `SUPERSEDED`.
         reason: Why the unit was refused, or why its last attempt failed, human-readable.
-        dropped: Whether the unit was dropped: it was refused, and its records are not kept, because consumers read its
-            input again.
+        dropped: The unit was refused, and its records are not kept, because consumers read its input again.
         ended: The unit's fate is decided.
         transaction: The unit's transaction. None if the unit waits in its lines, or was refused.
         group_lines: The group partitions whose offsets the unit moves.
@@ -277,8 +276,7 @@ class Transaction(UnitContent):
         phase: See `TRANSITIONS`. All units of the transaction have the same phase.
         placed: The number of appended batches.
         issued: Whether the engine got all batches to send.
-        alone: Whether all earlier entries for the transaction's destinations were committed or refused before the
-            engine got the batches.
+        alone: All earlier entries for the destinations were committed or refused before the engine got the batches.
         notes_left: The number of groups whose offsets are not written yet. The marker counts as a group.
         next_note: Index, in `offsets`, of the group whose offsets are written next; -1: none.
         end_refused: Whether the coordinator refused EndTxn because of the epoch.
@@ -400,9 +398,7 @@ class Transaction(UnitContent):
         return not self.notes_left and self.placed >= len(self.batches)
 
     def explain(self, reason: str) -> None:
-        """Record for the unit why a request failed. Does nothing if several units share the transaction, because any of
-        them may be the cause.
-        """
+        """Record why a request failed, unless several units share the transaction: any may be the cause."""
         if not self.is_shared:
             self.units[0].explain(reason)
 
@@ -522,9 +518,7 @@ class TransactionalId:
         self.fresh = True
 
     def begin_again(self, *, staged: bool) -> None:
-        """Finish recovery. This incarnation may now take over the id, even if another producer has raised the id's
-        epoch.
-        """
+        """Finish recovery. This incarnation may now take over an id whose epoch another producer has raised."""
         self.former = None
         if not staged:
             self.grant = None
