@@ -226,8 +226,11 @@ class Collector(PrometheusCollector):
         """Collect one more source."""
         with self._lock:
             self._retire_gone()  # without scrapes, nothing else removes dead sources
-            if all(seen.source() is not source for seen in self._sources):
+            if not self._has(source):
                 self._sources.append(_Seen(source))
+
+    def _has(self, source: Source) -> bool:
+        return any(seen.source() is source for seen in self._sources)
 
     def discard(self, source: Source) -> None:
         """Stop collecting a source, and forget its counts."""

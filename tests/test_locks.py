@@ -1,4 +1,4 @@
-"""What stands in the body of `with lock` (or of a `try` that ends with `lock.release()`), so that Ctrl-C cannot leave the lock taken.
+"""Ctrl-C in the body of `with lock`, or of a `try` that ends with `lock.release()`, must not leave the lock taken.
 
 CPython 3.13 compiles a jump back to the head of a loop, if the jump has a condition, as two instructions. The second one
 is outside the range of instructions for which the lock is released. Python looks for signals there:
@@ -7,7 +7,8 @@ is outside the range of instructions for which the lock is released. Python look
 2. The condition is false, so the thread jumps back to the head of the loop. Ctrl-C is pressed.
 3. The KeyboardInterrupt leaves the body without calling the lock's `__exit__`. Every other thread waits for ever.
 
-A loop in a function of its own, or in a generator, is safe: the error leaves the call of this function.
+A loop in a function of its own, or in a generator, is safe: the error leaves the call of this function. But CPython 3.14
+compiles `any` and `all` of a generator as such a loop.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ def conditional_loops(node: ast.AST) -> Iterator[int]:
             yield each.lineno
         elif isinstance(each, ast.ListComp | ast.SetComp | ast.DictComp):
             if any(loop.ifs for loop in each.generators):
+                yield each.lineno
+        elif isinstance(each, ast.Call) and ast.unparse(each.func) in {"any", "all"}:
+            if isinstance(each.args[0], ast.GeneratorExp):
                 yield each.lineno
         elif isinstance(each, ast.For) and (
             jumps_back(each.body) or any(isinstance(one, ast.Continue) for one in inside(each))
@@ -95,6 +99,8 @@ with self._lock:
     names = [each for each in found if each]
     names = [each.name for each in found]
     names = list(each for each in found if each)
+    assert any(names)
+    assert all(each for each in found)
     def later():
         while True:
             pass
@@ -108,4 +114,4 @@ with open(path) as file:
         pass
 """
     )
-    assert loops_under_locks(tree) == [3, 8, 12, 14, 16, 23]
+    assert loops_under_locks(tree) == [3, 8, 12, 14, 16, 20, 25]

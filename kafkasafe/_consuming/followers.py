@@ -68,7 +68,10 @@ class Followers(Generic[T]):
     def leaves(self, partitions: Iterable[T], now: float) -> bool:
         """Return whether the consumer now reads at least one of these partitions only from its leader."""
         with self._lock:
-            return any(self._left_until.get(partition, now) > now for partition in partitions)
+            return self._leaves(partitions, now)
+
+    def _leaves(self, partitions: Iterable[T], now: float) -> bool:
+        return any(self._left_until.get(partition, now) > now for partition in partitions)
 
     def asked(self, node: int, partitions: Iterable[T], now: float) -> None:
         """Record that the consumer sends a Fetch for these partitions to a follower."""
@@ -118,7 +121,10 @@ class Followers(Generic[T]):
     def is_late(self, row: Any) -> bool:
         """Return whether this part of a response is an error from a follower that answered too late."""
         with self._lock:
-            return any(each is row for each in self._late)
+            return self._is_late(row)
+
+    def _is_late(self, row: Any) -> bool:
+        return any(each is row for each in self._late)
 
     def due_s(self, now: float) -> float:
         """Return the seconds until a follower's answer is overdue. If no answer is awaited, return the time-out for a

@@ -86,7 +86,7 @@ class Endings:
             self._context.progress.note()
             for parcel in finished:
                 self._ledger.durable(parcel)
-            given_up = any(parcel.done for parcel in finished)
+            given_up = _any_done(finished)
         # `Ledger.finish` wakes no callers for parcels that already failed with `delivery_timeout_ms`, so wake these
         # callers here.
         if given_up and self._ledger.waiters:
@@ -401,3 +401,7 @@ def _drop_error(batch: j.Batch) -> BatchDroppedError:
         f" records: {'' if batch.unit is None else batch.unit.reason}",
         code=0 if batch.unit is None else batch.unit.code,
     )
+
+
+def _any_done(parcels: Sequence[Parcel]) -> bool:
+    return any(parcel.done for parcel in parcels)

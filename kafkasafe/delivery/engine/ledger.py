@@ -141,7 +141,7 @@ class Ledger:
         """
         with self.lock:
             failure = self.failure
-            if failure is None and any(not parcel.taken for parcel in parcels):
+            if failure is None and not _are_taken(parcels):
                 self._accept(parcels)
                 self._post(Submitted(parcels))
             self._remove_finished(parcels)
@@ -341,3 +341,7 @@ class Ledger:
             self.waiters.notify_all()
         for parcel in undone:
             self.abort(parcel, error if parcel.durable or final else lost)
+
+
+def _are_taken(parcels: Sequence[Parcel]) -> bool:
+    return all(parcel.taken for parcel in parcels)
