@@ -164,7 +164,7 @@ MUTANTS = {
         "test_the_next_life_sends_the_same_commit",
     ),
     "begun before its partitions are chosen": Mutant(
-        source(Precedence, "is_in_front", "return False  # its topic's", "return True  # its topic's"),
+        source(Precedence, "is_in_front", "return False  # the topic's", "return True  # the topic's"),
         "test_what_comes_to_disk_when_its_topic_is_known_is_divided_before_it_is_begun",
     ),
     "a turn is where the mark is": Mutant(
