@@ -463,8 +463,8 @@ class SafeConsumer(OfOneProcess, ExtendedConsumer):
     ) -> None:
         """Like KafkaConsumer's `subscribe`. Without a group, the subscription takes effect once brokers have answered.
 
-        KafkaConsumer does not apply such a subscription at once if it already knows the topics. Until partitions change
-        in the cluster, KafkaConsumer reads the former topics (after `unsubscribe`, nothing).
+        KafkaConsumer does not apply such a subscription at once if it already knows the topics. KafkaConsumer continues
+        to read the former topics (after `unsubscribe`, no topics) until a partition is added or removed in the cluster.
 
         Raises:
             IllegalStateError: The consumer used `assign`, or subscribed in the other way (topics or pattern): call

@@ -285,7 +285,7 @@ class _RateLimit:
         """Reserves a time for the next attempt with `key`, and returns the seconds until that time. If the next free
         time is more than `limit_s` seconds away, reserves nothing and returns None.
         """
-        # Look without the lock first: usually no partition fails, so that no lock is needed.
+        # Look without the lock first: usually no partition fails, so no lock is needed.
         if key not in self._next_turn:
             return 0.0
         with self._lock:

@@ -88,7 +88,8 @@ ROWS: Final[Mapping[type[Any], Row[Any]]] = dict(
         _row(LogDiverged, logging.ERROR, _divergence),
         _row(LossCheckInconclusive, logging.INFO, _inconclusive),
         _row(PositionReset, _level_of_reset, _reset),
-        # A rewound position loses and skips no record. The producer has a metric for dropped batches.
+        # When a position is rewound, the consumer neither loses nor skips a record. The producer has a metric for
+        # dropped batches.
         _row(PositionRewound, logging.INFO, None),
         _row(PartitionNotReady, logging.INFO, None),  # `PartitionReady` has the metric
         _row(PartitionReady, logging.INFO, _ready),

@@ -141,8 +141,8 @@ class HistoryCopy(NamedTuple):
 class History:
     """Describes the records that were read from one partition.
 
-    The polling thread changes the history. kafka-python's I/O thread copies it for commits (`copied`), so changes of
-    the lineage happen under a lock.
+    The polling thread changes the history. For commits, kafka-python's I/O thread copies the history (`copied`), so the
+    polling thread holds a lock while it changes `lineage`.
 
     Attributes:
         lineage: Leader epochs of the records that were read.

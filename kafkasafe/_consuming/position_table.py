@@ -74,8 +74,8 @@ class PositionEvent(enum.Enum):
     SOUGHT = "sought"
     """The application has chosen a position."""
     MOVED = "moved"
-    """The position has changed, but not by the application's choice. The procedure or the error concerns the former
-    position.
+    """The position has changed, but not by the application's choice. A running procedure, or an error that waits for
+    the application, is about the former position, and does not apply any more.
     """
     LEADER_UNKNOWN = "leader unknown"
     """The metadata name no leader, or they name a topic that was deleted."""

@@ -24,9 +24,10 @@ committed afterwards:
 
 So after the consumer has gone back to the group's offset, `send_offsets` requests the group's offset again before it
 accepts the next batch. If the group's offset has changed, `send_offsets` refuses the batch. When `send_offsets`
-requests the offset, all earlier producers of the lane have ended. If the accepted batch is rejected later, the batch in
-the spool may still be committed. So before the following batch, `send_offsets` requests the offset once more
-(`ReadingRun.is_unused`). These rules apply to the batches of one lane. `other_lanes` is about batches in several lanes.
+requests the offset, all earlier producers of the lane have ended. If the group's offset has not changed, `send_offsets`
+accepts the batch. If this batch is rejected later, the first batch, which was left in the spool, may still be
+committed. So before the following batch, `send_offsets` requests the offset once more (`ReadingRun.is_unused`). These
+rules apply to the batches of one lane. `other_lanes` is about batches in several lanes.
 
 Without atomic batches, the group's offset alone decides where the consumer continues in a partition that is assigned to
 it again. If the group's offset is lower than the consumer's former position, `Rereading.resumed` only emits an event.
@@ -93,8 +94,8 @@ class Rereading:
         self._readings: Readings[TopicPartition] = Readings(NUMBERS)
         self._other_lanes = OtherLanes(group, timeout_ms)
         self._states: dict[TopicPartition, AssignmentState] = {}
-        """For each partition, kafka-python's state object when the present reading (run through the partition) began. A
-        new object means a new assignment.
+        """For each partition: kafka-python's state object at the time when the consumer began its present run through
+        the partition (its reading). A new object means a new assignment.
         """
         self._restart: dict[TopicPartition, int] = {}
         """For each partition that must be read again: its position when `offer` raised BatchDroppedError."""
@@ -104,7 +105,9 @@ class Rereading:
         the records of these partitions.
         """
         self._asked: dict[frozenset[TopicPartition], int] = {}
-        """Maps the partitions of each unanswered request for the group's offsets to the number that `draw` returned."""
+        """For each unanswered request for the group's offsets, by the partitions of the request: the number that `draw`
+        returned.
+        """
         self._undecided: set[TopicPartition] = set()
         """Partitions whose group offset may still move: a batch from an earlier reading (run through the partition) is
         undecided, and another producer may deliver this batch.
@@ -407,7 +410,7 @@ class Rereading:
         return run
 
     def _again(self, tp: TopicPartition, state: AssignmentState, reason: Any) -> None:
-        """Treat a partition as newly assigned, so that its position is set to the group's offset."""
+        """Treat a partition as newly assigned. Its position is then set to the group's offset."""
         position = None if state.position is None else int(state.position.offset)
         self._stale |= self._holds_records(tp, state)
         if not self._assignments.renew(tp, state):

@@ -72,8 +72,8 @@ class Accumulator:
         open_batches: The open batches, by topic. `send` reads this dict without a lock. No other dict ever replaces it.
         lock: Held while an open batch is sealed, because the order of sealing is the order of delivery.
         max_record_bytes: Largest size of a record.
-        open_batch_bytes: Usual room of a new open batch, in bytes. If an open batch has more room, it may be divided
-            into several batches for one partition. Each batch has at most `open_batch_bytes`.
+        open_batch_bytes: How many bytes of records a new open batch usually has room for. If an open batch has more
+            room, it may be divided into several batches for one partition. Each batch has at most `open_batch_bytes`.
         most_room: Maximum room of a single open batch, in bytes; 0: no open batch gets more room than
             `open_batch_bytes`. Also the maximum for the sum of all open batches' extra room (room beyond
             `open_batch_bytes`).
@@ -319,14 +319,14 @@ class Accumulator:
             encoded = open_batch.encoded
             if encoded is NOT_ENCODED:
                 encoded = self._encoded(open_batch)
-                # If a signal handler has sealed the open batch meanwhile, the pump already has the parcels and the head
-                # of the handler's encoding. They must not change.
+                # A signal handler may have encoded and sealed the open batch meanwhile. Then the pump already has the
+                # handler's parcels (encoded batches) and their head, and both must not change.
                 own = open_batch.encoded is NOT_ENCODED
                 if own and self._config.delivery == "transactional" and encoded.parcels:
                     encoded = replace(encoded, head=_as_unit(encoded.parcels))
                 encoded = open_batch.keep(encoded)
-            # Submit the parcels (encoded batches) before other threads can see them in `open_batch.parcels`, because
-            # these threads may wait for the parcels' results.
+            # Submit the parcels before other threads can see them in `open_batch.parcels`, because these threads may
+            # wait for the parcels' results.
             head, parcels = encoded.head, encoded.parcels
             self._pump.ledger.submit(parcels if head is None else [head, *parcels])
             open_batch.submitted()

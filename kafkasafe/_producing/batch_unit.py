@@ -183,7 +183,7 @@ class BatchDecision(Generic[_Outcome]):
     def __init__(self) -> None:
         self.first: FirstDecision[BatchUnit] = FirstDecision()
         self._attempts: dict[BatchUnit, _Outcome] = {}
-        """Maps the `BatchUnit` of each attempted commit to the commit's outcome. At most one of them is accepted."""
+        """The outcome of each attempted commit, by the commit's `BatchUnit`. At most one commit is accepted."""
 
     @property
     def is_dropped(self) -> bool:

@@ -339,8 +339,8 @@ class Shutdown:
             return False
         self._lifecycle.end(ProducerClosedError("The producer was collected by the garbage collector"))
         self._kept = producer
-        # First write DROPPED, then read LIVE (in `goes_first`). A new producer first writes LIVE, then reads DROPPED.
-        # So at least one of the two producers finds the other.
+        # Write the dict `DROPPED` before `goes_first` reads the dict `LIVE`. A new producer does the reverse: it writes
+        # `LIVE`, then reads `DROPPED`. So at least one of the two producers finds the other.
         DROPPED[self._pump] = self.spool_path
         goes_first(self._pump, self.spool_path)
         self._pump.retire(Patience(self._idle_s, 0.0), self._dropped)

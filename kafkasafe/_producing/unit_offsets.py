@@ -27,9 +27,9 @@ class _Source:
 
     Attributes:
         fate: The outcome of the batch for these offsets.
-        claims: The batch's claims: for each partition, the offset to which the batch moves the group.
+        claims: For each partition, the offset to which the batch moves the group if it is committed.
         offsets: The offsets; None if the consumer has not moved since its last batch.
-        readings: Maps (group, topic, partition) to the reading that the batch continues. A reading is one run of a
+        readings: For each (group, topic, partition): the reading that the batch continues. A reading is one run of a
             consumer through the partition.
     """
 
@@ -46,8 +46,8 @@ class UnitOffsets:
         self._parts = parts
         self._decision = decision
         self._sources: dict[tuple[str, Hashable], _Source] = {}
-        """Maps (group, giver) to the offsets that the giver added for the group. A giver is a consumer or the program
-        (see `claim`). The entries are in the order in which the offsets were added.
+        """By (group, giver): the offsets that the giver added for the group. A giver is a consumer or the program (see
+        `claim`). The entries are in the order in which the offsets were added.
         """
         self._replaced: list[OffsetClaim] = []
         """The claims (`OffsetClaim`) of offsets that were added to the batch and then replaced by later offsets. The

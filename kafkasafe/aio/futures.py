@@ -45,7 +45,9 @@ class Owner(Protocol):
 
 
 class NamedAsInAsyncio(metaclass=Tidy):
-    """A result with the method names of asyncio's futures. Method names of kafka-python's futures raise an error."""
+    """A result with the method names of asyncio's futures. Using a name that only kafka-python's futures have, such as
+    `get`, raises an error.
+    """
 
     __slots__ = ()
     __dir__ = tidy_dir

@@ -3,9 +3,9 @@
 Each public method of `LookUps` is a procedure (`inquiry`) about one partition, which repeats its requests while a retry
 can help, and returns the offset to use. An answer without an error can be wrong in two ways:
 
-- A new leader may be behind its predecessor, so that its answer is out of date (KIP-207). So `end`, `start` and
-  `at_time` check each answer by the tracker's rules. If the rules require a proof, `end`, `start` and `at_time` ask the
-  leader for it. `listed` returns answers without a check.
+- A new leader may be behind its predecessor. Then its answer is out of date (KIP-207). So `end`, `start` and `at_time`
+  check each answer by the tracker's rules. If the rules require a proof, `end`, `start` and `at_time` ask the leader
+  for it. `listed` returns answers without a check.
 - If a leader does not find its remote segments, it searches only its own disk for a timestamp (KIP-1007), and answers
   with the first matching record on this disk, or with none. So `at_time` asks whether a part of the log is only in
   remote storage. If so, `at_time` reads the last batch of this part, and then asks again: see `_beside_remote`.

@@ -58,8 +58,8 @@ GONE_CODES: Final = MISSING_CODES | {1}
 REMOTE_CODES: Final = frozenset({-1, 7, 9})
 """Error codes of a leader whose remote storage is not ready (KIP-1007): UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT,
 REPLICA_NOT_AVAILABLE. OFFSET_OUT_OF_RANGE is not in this set, although such a leader may answer with it for an offset
-that the log has. Each code also has other causes. The start of the leader's own part of the log shows whether remote
-storage is the cause.
+that the log has. Each code also has other causes. To find out whether remote storage is the cause, compare the offset
+with the first offset that the leader stores on its own disk.
 """
 
 # -- Produce -----------------------------------------------------------------------------------------------------------

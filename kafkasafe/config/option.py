@@ -31,7 +31,7 @@ class Option:
 
     Attributes:
         check: Function that gets all options and the option's name. Returns the field's value, or raises ConfigError.
-        files_only: Whether the option concerns files, so that it cannot be combined with `spool="never"`.
+        files_only: Whether the option concerns files. Such an option cannot be combined with `spool="never"`.
         in_memory: The value that the field has if `spool="never"`.
         unset: Function that computes the field's value if the option is None, from the fields in earlier rows of the
             table.

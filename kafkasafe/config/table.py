@@ -186,7 +186,7 @@ class ProducerConfig:
 
     @property
     def in_memory(self) -> bool:
-        """Whether `spool` is "never", so that unacknowledged records exist only in memory."""
+        """Whether `spool` is "never". If so, unacknowledged records exist only in memory."""
         return self.spool == "never"
 
     @property

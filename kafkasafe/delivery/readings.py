@@ -3,17 +3,17 @@ undecided, or if anything but its batches has moved the group's offset.
 
 A *reading* is one run of a consumer through a partition: from the position where the run begins until the consumer
 moves to another position. Each atomic batch with the consumer's offsets continues the previous batch. If a batch is
-dropped, `units` also drops the later batches of the reading. The consumer then has to return to the group's offset,
-where a new reading begins.
+dropped, the package `kafkasafe.units` also drops the later batches of the reading. The consumer then has to return to
+the group's offset, where a new reading begins.
 
 A consumer that gets a partition back in a rebalance keeps its position. But in between, another member may have owned
 the partition and moved the group's offset. So after a rebalance, `Readings.goes_on` compares the group's offset with
 the offsets that the reading's own batches committed.
 
 A batch may outlive its reading: if the program has closed the batch's producer, another process may deliver the batch
-at any time. `units.ReadingOrder` compares the batches of one lane with one another, but not with batches of other
-lanes. So before a consumer commits a batch through another lane, it makes sure that no undecided batch of a closed
-producer can still be committed (`Earlier`).
+at any time. `kafkasafe.units.ReadingOrder` compares the batches of one lane with one another, but not with batches of
+other lanes. So before a consumer commits a batch through another lane, it makes sure that no undecided batch of a
+closed producer can still be committed (`Earlier`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ProducerLane(Protocol):
 
     @property
     def in_memory(self) -> bool:
-        """Whether the lane exists only in memory, so that it ends with its producer."""
+        """Whether the lane exists only in memory. Such a lane ends with its producer."""
 
     def __hash__(self) -> int: ...
 
@@ -126,7 +126,7 @@ class OffsetClaim:
         offset: Offset of the next record to be read.
         fate: Returns the outcome of the batch. Callable from any thread.
         carrier: Carrier of the batch; None: not known.
-        void: Whether the consumer was moved back, so that the batch must not be committed any more.
+        void: Whether the consumer was moved back. If so, the batch must not be committed any more.
     """
 
     offset: int
@@ -331,15 +331,15 @@ class Readings(Generic[_Partition]):
         return found
 
     def waits(self, partition: _Partition) -> bool:
-        """Whether a batch with the consumer's offsets has no outcome yet, so that it may still change the group's
+        """Whether a batch with the consumer's offsets has no outcome yet. Such a batch may still change the group's
         offset.
         """
         run = self._runs.get(partition)
         return run is not None and run.waits
 
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
-        """Whether the reading continues: none of its batches was dropped or left undecided, and only its own batches
-        have moved the group's offset.
+        """Whether the reading continues. It does if none of its batches was dropped or left undecided, and if nothing
+        but its own batches has moved the group's offset.
 
         If the reading does not continue, a new reading has to begin at the group's offset, even if the consumer's
         position is already this offset. The consumer may have returned records that are in no batch, and other members

@@ -23,7 +23,7 @@ class Remembered:
     Attributes:
         topic_id: 16 bytes; None if brokers report no topic ids (before 2.8).
         lineage: The history of the records that the consumer returned to the program.
-        marks: The newest batches that were read, oldest first; empty if leader epochs suffice.
+        marks: The batches that the consumer read last, in the order of their offsets; empty if leader epochs suffice.
         skipped: Ranges of offsets that a seek has skipped: the first offset, and the offset after the last. The
             consumer does not know the leader epochs of the skipped records.
     """

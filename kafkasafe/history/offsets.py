@@ -96,7 +96,7 @@ class EndOffsets:
         leader_epoch: int = UNDEFINED,
         topic_id: bytes | None = None,
     ) -> Result:
-        """Judge a latest offset that was looked up, or a high watermark from another source.
+        """Judge an answer to a look-up of the latest offset, or a high watermark from another source.
 
         Args:
             key: The partition.
@@ -106,8 +106,8 @@ class EndOffsets:
             topic_id: Id of the topic that was asked about, None when not known.
 
         Returns:
-            Value: `offset` is the end. Held: the answer is not accepted yet, and the remembered value stays valid.
-            Regressed: the topic was recreated, and the new topic's end is lower. Unproven: for `hold_timeout_s`
+            `Value`: `offset` is the end. `Held`: the answer is not accepted yet, and the remembered value stays valid.
+            `Regressed`: the topic was recreated, and the new topic's end is lower. `Unproven`: for `hold_timeout_s`
             seconds, all answers were lower than the remembered value, and there are no epochs to prove the reason.
 
         Raises:
@@ -178,8 +178,8 @@ class EndOffsets:
             leader_epoch: Epoch of the leader that answered: the `current_leader_epoch` of the request.
 
         Returns:
-            Regressed: the log lost records. Held: the log lost no records, or the response does not show whether the
-            log lost records. Value: no answer is held.
+            `Regressed`: the log lost records. `Held`: the log lost no records, or the response does not show whether
+            the log lost records. `Value`: no answer is held.
         """
         known = self._of(key)
         if known.lower_ends.since is None:
@@ -253,10 +253,10 @@ class EndOffsets:
             topic_id: Id of the topic that was asked about, None when not known.
 
         Returns:
-            Value: `offset` is the start; the start of a recreated topic may be lower than before. Held: the answer is
-            not accepted yet, because it is lower than before or about a deleted topic. Unproven: for `hold_timeout_s`
-            seconds, all answers were lower than the remembered value, and nothing shows whether the log is still the
-            same log.
+            `Value`: `offset` is the start; the start of a recreated topic may be lower than before. `Held`: the answer
+            is not accepted yet, because it is lower than before or about a deleted topic. `Unproven`: for
+            `hold_timeout_s` seconds, all answers were lower than the remembered value, and nothing shows whether the
+            log is still the same log.
 
         Raises:
             ValueError: `offset` is negative.
@@ -288,8 +288,8 @@ class EndOffsets:
         The arguments are those of `prove`.
 
         Returns:
-            Regressed: another log has replaced the log. Held: the log is the same log, or the response does not show
-            whether the log is the same. Unproven: see `observe_start`. Value: no answer is held.
+            `Regressed`: another log has replaced the log. `Held`: the log is the same log, or the response does not
+            show whether the log is the same. `Unproven`: see `observe_start`. `Value`: no answer is held.
         """
         known = self._of(key)
         if known.lower_starts.since is None:
@@ -369,8 +369,8 @@ class EndOffsets:
             found_timestamp_ms: Timestamp of the record that was found, -1 when not known.
 
         Returns:
-            Held if the answer is about a deleted topic. Also Held if this look-up finds no record, but an earlier
-            look-up found a record that retention cannot have removed. Otherwise Value.
+            `Held` if the answer is about a deleted topic, or if this look-up finds no record although an earlier
+            look-up found a record that retention cannot have removed. Otherwise `Value`.
 
         Raises:
             ValueError: `offset` is negative.

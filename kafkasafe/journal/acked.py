@@ -99,8 +99,8 @@ class AckedLog:
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Record that the oldest unwritten baseline is now durable. Returns False if `forget` was called meanwhile, so
-        that the baseline belongs to a former log.
+        """Record that the oldest unwritten baseline (see `begin`) is now durable. Returns False if this baseline
+        belongs to a former log, because `forget` was called meanwhile.
         """
         self.unwritten -= 1
         if not self.void:
@@ -109,8 +109,9 @@ class AckedLog:
         return False
 
     def begin_before(self, first_offset: int) -> None:
-        """Lower the baseline to the offset of a unit's batch, if no batch is acknowledged yet. The journal sends units
-        without waiting for the baseline, so the log may have batches of units before the baseline.
+        """Lower the baseline (see `begin`) to the offset of a unit's batch, if no batch is acknowledged yet. The
+        journal sends units (atomic batches) without waiting for the baseline, so the log may have their batches before
+        the baseline.
         """
         if self.last_acked_offset < 0 <= first_offset < self.baseline_offset:
             self.baseline_offset = first_offset
@@ -256,7 +257,9 @@ class AckedLog:
             self.forgotten_offset = ANYWHERE
 
     def read_ended(self, base_offset: int, count: int, *, clear: bool) -> None:
-        """Record the offset that a mark gives for a batch of an ended unit. See `read_released` for `clear`."""
+        """Record a batch's base offset from the mark that ended the batch's unit (atomic batch). See `read_released`
+        for `clear`.
+        """
         self.know_from(base_offset)
         self.last_acked_offset = base_offset + count - 1
         if clear:
@@ -268,8 +271,8 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop the lost batches (after the log's `last_offset`) that the spool has deleted, so that they cannot be sent
-        again.
+        """Drop the lost batches (after the log's `last_offset`) that cannot be sent again, because the spool has
+        deleted them.
         """
         self.released.cut(last_offset + 1)
         self.acked = deque(
@@ -333,10 +336,10 @@ class LossCase:
             the journal reports no further gap.
         hole: A notice for the user about a gap. The journal gives the notice if a survey finds no loss of acknowledged
             batches.
-        gaps: The sequence gaps that the journal expects, each before a waiting batch of an earlier incarnation. Maps
-            the id of the first batch after the gap (producer id, epoch, base sequence) to the first missing sequence.
-            Each new segment repeats the gaps, because the spool may delete the marks that explain a gap before the
-            batch after the gap is delivered.
+        gaps: The sequence gaps that the journal expects, each before a waiting batch of an earlier incarnation. For
+            each gap, by the id of the first batch after it (producer id, epoch, base sequence): the first missing
+            sequence. Each new segment repeats the gaps, because the spool may delete the marks that explain a gap
+            before the batch after the gap is delivered.
     """
 
     suspicion: Suspicion | None = None
@@ -348,7 +351,7 @@ class LossCase:
 
     @property
     def is_open(self) -> bool:
-        """Whether a suspicion or a check is open, so that the journal may have to send acknowledged batches again."""
+        """Whether a suspicion or a check is open. If so, the journal may have to send acknowledged batches again."""
         return self.suspicion is not None or self.asked is not None or bool(self.due)
 
     def open(self, suspicion: Suspicion) -> None:

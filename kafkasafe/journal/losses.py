@@ -176,7 +176,7 @@ class Losses:
         self._heal_recreated = state.settings.heal_recreated
 
     def released(self, before_position: int) -> None:
-        """Record that the spool deleted all batches before this position, so that they cannot be sent again."""
+        """Record that the spool deleted all batches before this position. They cannot be sent again."""
         if before_position == self._index.released:
             return
         self._index.release(before_position)

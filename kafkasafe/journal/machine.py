@@ -349,8 +349,8 @@ class Machine:
                 tuple(batch.identity for batch in doubt if batch.identity is not None),
                 start,
                 acked_before=last is not None and first is not None and last.producer == first.producer,
-                # After a truncation, the leader may have appended a late request out of order, so that the producer
-                # state wrongly suggests that the log has the earlier batches.
+                # After a truncation, the leader may have appended a late request out of order. Then the producer state
+                # wrongly suggests that the log has the earlier batches.
                 read_log=cut or any(self._clock.is_old(batch, turn.now_ms) for batch in doubt),
                 fenced=partition.doubt.fenced,
                 cut=cut,

@@ -37,10 +37,10 @@ class Owed:
 
     Attributes:
         lane_id: Id of the lane, empty before the first group.
-        damaged: Whether a part of the lane cannot be read, so that its batches are unknown.
+        damaged: Whether a part of the lane cannot be read. The batches in this part are unknown.
         synced_position: Everything in the lane before this position is known to be durable; a crash may have torn later
             batches.
-        open: Maps the position of an unfinished batch to (destination, position where its records were first written).
+        open: For each unfinished batch, by its position: (destination, position where its records were first written).
     """
 
     lane_id: bytes = b""
@@ -49,7 +49,7 @@ class Owed:
     open: dict[int, tuple[int, int]] = field(default_factory=dict)
     _addresses: dict[int, Address] = field(default_factory=dict)
     _units: dict[bytes, set[int]] = field(default_factory=dict)
-    """Maps the id of an unfinished unit to the positions of its batches."""
+    """By the id of an unfinished unit (atomic batch): the positions of its batches."""
 
     def copy(self) -> Owed:
         """An independent copy."""
@@ -151,8 +151,8 @@ def holds(
             are not known.
 
     Returns:
-        Maps an address to a position: the lane's batches at this position or later are not sent to the address. The key
-        None applies to every address.
+        For each address, a position: the lane's batches for this address at this position or later are not sent yet.
+        The key None applies to every address.
     """
     held: dict[Address | None, int] = {}
     for after in afters:

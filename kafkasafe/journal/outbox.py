@@ -272,10 +272,10 @@ class Divide:
 
     @property
     def is_due(self) -> bool:
-        """Whether the batch still has to be divided: the journal may have sent it again, or rejected it as a whole.
-        While the disk writes the batch, the division is not due; the journal requests it again when the batch is
-        durable. A batch of a unit must not be divided while the unit is in a transaction. If the broker then refuses
-        the batch again, the journal requests the division again.
+        """Whether the engine must still divide the batch. It must not if the journal has meanwhile sent the batch
+        again, or rejected it as a whole. While the disk writes the batch, the division is not due; the journal requests
+        the division again when the batch is durable. A batch of a unit (an atomic batch) must not be divided while the
+        unit is in a transaction. If the broker then refuses the batch again, the journal requests the division again.
         """
         unit = self.batch.unit
         if unit is not None and unit.transaction is not None:

@@ -220,7 +220,8 @@ class Recovery:
                     pass  # the cluster may know more now, so the journal asks the cluster again before it asks the user
 
     def _is_orphan(self, mark: m.Mark) -> bool:
-        """Whether the group that declared the mark's destination is lost, so that the destination's topic is not known.
+        """Whether the spool group that declared the mark's destination is lost. If so, the destination's topic is not
+        known.
 
         The batches of a destination without a known topic also count as damaged.
         """
@@ -235,7 +236,8 @@ class Recovery:
 
         Args:
             mark: The mark.
-            ended: Maps positions to batches: the batches of units that earlier marks of this group have ended.
+            ended: By position: the batches of the units (atomic batches) that earlier marks of this spool group have
+                ended.
             repeats: Whether the mark is about the newest acknowledged batch, and only repeats an earlier mark that the
                 spool may have deleted.
         """
@@ -289,7 +291,9 @@ class Recovery:
             self._revivals.finish(done)
 
     def _recover_unit(self, mark: m.Unit, position: int) -> None:
-        """Take a UNIT mark, unless it repeats the mark of a unit whose batches were divided."""
+        """Take a UNIT mark, which declares a unit (atomic batch), unless the mark is a repetition for a unit whose
+        batches were divided.
+        """
         first = mark.first
         if self._replay.divides_unit(first):
             return
@@ -379,9 +383,9 @@ class Recovery:
             partition.loss.expect(partition.queue.identities(), partition.log.last_acked_id)
             begun = partition.log.has_begun
             if not (begun or blind):
-                # The journal sends batches outside units only after the partition's baseline (its end offset before our
-                # first batch) is durable in the lane's log. The lane's log has no baseline, so only batches of units
-                # may have been sent to this partition.
+                # Unless a batch belongs to a unit (atomic batch), the journal sends it only after the partition's
+                # baseline (its end offset before our first batch) is durable in the lane's log. Here, the lane's log
+                # has no baseline, so only batches of units may have been sent to this partition.
                 self._topics.note_topic(partition)
                 self._packer.touch(partition)
                 continue
@@ -430,7 +434,9 @@ class Recovery:
             known.loss.explain()
 
     def _recover_ended(self, mark: m.Ended, following: Sequence[m.Mark]) -> list[Batch]:
-        """End a unit. COMMITTED marks later in the group have the leader epochs of the unit's batches."""
+        """End a unit (atomic batch). COMMITTED marks later in the spool group have the leader epochs of the unit's
+        batches.
+        """
         unit = self._units.replay.recover_ended(mark)
         if unit is None:
             return []
@@ -513,8 +519,8 @@ class Recovery:
         partition = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(partition, max((entry.position for entry in mark.entries), default=-1))
         if mark.void_from == 0:
-            # The mark voids the ids of all waiting batches, and gives new ids only to batches that are not packed any
-            # more.
+            # The mark voids the ids of all waiting batches. The batches to which the mark gives new ids have just been
+            # unpacked, so every batch that is still packed loses its id.
             partition.queue.packed.forget_identities()
         elif mark.void_from > 0:
             self._backlogs.reach(partition, ANYWHERE)

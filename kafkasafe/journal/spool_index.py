@@ -194,7 +194,7 @@ class SpoolIndex:
     # -- what may be released ------------------------------------------------------------------------------------------
 
     def release_position(self, others: Sequence[int]) -> int:
-        """The position before which everything is finished and no longer needed, so that the spool may delete it.
+        """The spool may delete everything before this position, because it is finished and no longer needed.
 
         Args:
             others: Other positions that the spool must keep.

@@ -77,7 +77,7 @@ class _InterruptibleNet(NetworkSelector):
     """kafka-python's event loop, which Ctrl-C in a caller's thread cannot block.
 
     With kafka-python 3.0.12, a caller waits for a `threading.Event`. If Ctrl-C interrupts the wait, the Event's lock
-    may stay locked, so that the I/O thread and each later call wait for the lock for ever.
+    may stay locked, and the I/O thread and each later call would wait for the lock for ever.
     """
 
     config: dict[str, Any]
@@ -92,7 +92,7 @@ class _InterruptibleNet(NetworkSelector):
         self._pid = os.getpid()
 
     def check_process(self) -> None:
-        """Raise ForkedProcessError in a forked child, which has no I/O thread, so that a call would wait for ever."""
+        """Raise ForkedProcessError in a forked child, which has no I/O thread: a call would wait for ever."""
         if os.getpid() != self._pid:
             raise ForkedProcessError(
                 "This consumer belongs to the parent process. Open another one in this process"

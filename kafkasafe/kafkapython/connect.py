@@ -46,8 +46,8 @@ def over_sockets(options: Mapping[str, Any]) -> Transport:
 
 @contextlib.contextmanager
 def announced(servers: str, made: Connect) -> Iterator[None]:
-    """In this context, a client with one of these servers as bootstrap server is connected to the simulated cluster of
-    `made`. `servers` is a comma-separated list of 'host:port'.
+    """Within this context, `made` replaces the network for clients that have one of these servers as bootstrap server.
+    `servers` is a comma-separated list of 'host:port'.
     """
     names = [name.strip() for name in servers.split(",")]
     taken = [name for name in names if name in _doubles]

@@ -197,7 +197,7 @@ class Coordinator(ConsumerCoordinator):
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], callback: Any = None
     ) -> Future:
         """Send a commit from the I/O thread. kafka-python would send the commit from the caller's thread, and add
-        callbacks to a future there. Ctrl-C on the caller's thread may leave the future's lock locked, so that the I/O
+        callbacks to a future there. Ctrl-C on the caller's thread may leave the future's lock locked, and the I/O
         thread would wait for ever.
         """
         if not all(isinstance(tp, TopicPartition) for tp in offsets) or not all(

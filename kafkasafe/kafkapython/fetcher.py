@@ -452,8 +452,8 @@ class Fetcher(KafkaFetcher):
                 raise
 
     def _forget_session(self, node_id: int, error: Exception) -> None:
-        """Forgets the fetch session with a broker, because a request of the session was not sent, so that the next
-        request names all partitions.
+        """Forgets the fetch session with a broker, because a request of the session was not sent. The next request then
+        names all partitions.
         """
         if node_id in self._session_handlers:
             self._session_handlers[node_id].handle_error(error)

@@ -60,7 +60,7 @@ class HeldRecords:
                 self._subscriptions.place(state, end.position)
 
     def forget(self) -> None:
-        """Forgets all records, because the application has called `seek`, so that the positions have changed."""
+        """Forgets all records, because the application has called `seek` and so changed the positions."""
         self._held = {}
 
     def has(self, tp: TopicPartition) -> bool:

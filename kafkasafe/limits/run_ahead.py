@@ -94,8 +94,8 @@ class RunAhead:
         """Return whether a waiting sender should continue.
 
         The threshold is lower than the threshold of `is_reached`: with equal thresholds, each small delivery would wake
-        senders, which would soon wait again. The difference is small, so that senders do not wait for long: a waiting
-        sender encodes no records, and the cluster might have to wait for encoded batches.
+        senders, which would soon wait again. The difference is small, so senders do not wait for long: a waiting sender
+        encodes no records, and the cluster might have to wait for encoded batches.
         """
         return self._outstanding_bytes + more_bytes < self._ceiling_bytes - min(
             self._limit_bytes // 4, _EASED_BYTES

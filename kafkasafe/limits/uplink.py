@@ -27,8 +27,8 @@ _SHARE: Final = 0.25
 _SAMPLES: Final = 16
 _SAMPLES_S: Final = 10.0
 """The rate of a link is the highest rate among its last `_SAMPLES` samples; most samples include time in which the link
-was idle, so their rates are too low. Each new sample drops the samples that are older than this many seconds, but
-always keeps one of the former samples.
+was idle, so their rates are too low. Before a sample is added, samples older than `_SAMPLES_S` seconds are dropped, but
+the newest sample always stays.
 """
 _FEW_BYTES: Final = 256 * 1024
 """Until a request has timed out, this many bytes may be in flight even if the measured rate is low: a slow broker also
@@ -142,7 +142,6 @@ class UplinkBudget:
         self.out_bytes -= ticket.size_bytes
         self.ready = False
         if timed_out:
-            # Forget all measurements, so that only one batch or a few small batches can be in flight until the next
-            # measurement.
+            # Forget all measurements. Until the next one, only one batch or a few small batches can then be in flight.
             self._samples.clear()
             self._few_bytes //= 2

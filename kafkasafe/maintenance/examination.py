@@ -105,8 +105,8 @@ class LaneContent:
         missing: For each file of `rejected/` that was deleted, but not by `spool resend` or `spool discard`: maps the
             file's name to its number of records.
         extent: The problem with the lane's `extent`; empty if the extent is valid.
-        times: Maps a batch's position to the times at which the batch reached each step of its delivery. Batches that
-            belong to atomic batches are left out.
+        times: By a batch's position: when the batch reached each step of its delivery. Batches that belong to atomic
+            batches are left out.
         units: The atomic batches with their steps, in the order of the log.
     """
 

@@ -374,7 +374,7 @@ class Unit:
         first: Index of the unit's first batch in this spool group's manifest.
         batches: Number of the unit's batches in this spool group, ≥ 0.
         transactional_id: Transactional id of the unit's transaction; empty: one of the lane's own ids.
-        offsets: The offsets of consumer groups that the unit moves.
+        offsets: The offsets that the unit's transaction commits, by consumer group.
     """
 
     unit_id: bytes

@@ -82,8 +82,8 @@ class ArrowPacker:
         head_rows: Largest number of rows in the first batch of a partition. This batch is small because the sender
             reads it back from the log. See `head_from`.
         head_from: `head_rows` applies only to a partition that gets more than this many rows in its first `add`.
-        head_base: Computes the base timestamp of a partition's first batch from the timestamp of its records. None: the
-            base timestamp equals the records' timestamp, as in all later batches.
+        head_base: Computes the base timestamp of a partition's first batch from the timestamp of its records. In later
+            batches, and in the first batch if `head_base` is None, the base timestamp is the records' timestamp.
         compression: How to compress batches.
         compression_level: Level in the codec's own scale; None for the codec's default.
     """

@@ -88,7 +88,7 @@ class Piece:
     rows: Iterator[Row]
 
     def put_back(self, row: Row) -> None:
-        """Puts a row back before the others in `rows`, so that it is the next row again."""
+        """Puts a row back before the others in `rows`. It is then the next row again."""
         self.rows = chain((row,), self.rows)
 
 

@@ -284,9 +284,9 @@ class Planner:
         """Finds the first offset of a query's first micro-batch, for each partition whose mark does not store this
         offset.
 
-        Older versions and Spark's own source stored only where the first micro-batch ends. If the starting
-        options still resolve to the same offset as when the batch was planned, the batch begins at that offset. But
-        "latest" now resolves to another offset, so the user has to name the beginning of the batch.
+        Older versions of this source, and Spark's own source, stored only the end offsets of the first micro-batch. If
+        the starting options still resolve to the same offset as when the batch was planned, the batch begins at that
+        offset. But "latest" now resolves to another offset, so the user has to name the beginning of the batch.
         """
         unknown = [
             partition

@@ -1,5 +1,5 @@
-"""Counts for `MetricsListener` what sinks, writers and sources do. Spark's own progress reports lack these numbers:
-Spark reports -1 rows for a foreachBatch sink and does not know which micro-batches were skipped as duplicates.
+"""The counters of sinks, writers and sources that `MetricsListener` reports. Spark's own progress reports lack these
+numbers: Spark reports -1 rows for a foreachBatch sink and does not know which micro-batches were skipped as duplicates.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class LaneReader:
         self._before = Owed()
         """The undelivered batches according to the segments in `_read`."""
         self._where: dict[int, tuple[str, int, m.ManifestEntry]] = {}
-        """Maps the position of each batch without an outcome to its segment, its byte offset and its manifest entry."""
+        """For each batch without an outcome, by its position: its segment, its byte offset and its manifest entry."""
         self._whole: set[int] = set()
         self._once = threading.Lock()
 

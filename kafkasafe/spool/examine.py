@@ -117,8 +117,8 @@ def fates(
         marks: (position, marks) of each group, in log order.
         unfinished: The unfinished batches according to the journal: position → whether the batch may have been sent.
         blind_before: Damage destroyed marks about batches before this position; -1 if no marks were destroyed.
-        dropped: Maps the position of each dropped batch to the reason why its atomic batch was dropped. The mark about
-            a dropped atomic batch does not name its batches, so `marks` alone is not enough.
+        dropped: By the position of each dropped batch: why its atomic batch was dropped. The mark about a dropped
+            atomic batch does not name its batches, so `marks` alone is not enough.
     """
     fates_found = {
         position: SpoolFate(SpoolOutcome.DROPPED, note=reason) for position, reason in (dropped or {}).items()

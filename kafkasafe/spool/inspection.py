@@ -190,7 +190,7 @@ def steps(log: Log) -> tuple[dict[int, BatchTimes], list[UnitLog]]:
 
 
 def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
-    """Maps the position of each dropped batch to the reason why the atomic batch that contains it was dropped."""
+    """By the position of each dropped batch: why the atomic batch that contains it was dropped."""
     return {position: unit.reason for unit in units if unit.is_dropped for position in unit.positions}
 
 

@@ -124,7 +124,7 @@ class Log:
         synced_position: All records before this position are proven to have been durable.
         lane_id: Id of the lane; None if neither a group nor `extent` contains the id.
         closed: Whether the last group was written by an orderly close.
-        manifest: Maps (segment, byte offset) of each damaged data batch to its entry in the manifest of its group.
+        manifest: For each damaged data batch, by (segment, byte offset): its entry in the manifest of its group.
         skipped: Positions of torn batches that are followed by intact batches of the same group.
         extent: The claims of the lane's `extent`.
         records_after_end: Number of records in intact batches after the end that `extent` claims. The claim may be

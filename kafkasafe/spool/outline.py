@@ -44,8 +44,8 @@ class OutlineReader:
         self._files = files
         self._lane_id = lane_id
         self._next: dict[tuple[int, int, int], int] = {}
-        """Maps (destination, producer id, epoch) to the base sequence that the next batch must have, according to the
-        batches that were read.
+        """For each (destination, producer id, epoch): the base sequence that the next batch must have, according to the
+        batches read so far.
         """
 
     def read(self, index: int, segment: StoredSegment, limit: int) -> list[ReadGroup] | None:

@@ -140,8 +140,8 @@ def _writer(files: Files, path: Path) -> bytes | None:
 
 
 def _lane_id(writers: Sequence[bytes | None], extent: Extent) -> bytes | None:
-    """Id of this log's lane: the id in `extent` if a segment has the same id, otherwise the first known id of a
-    segment.
+    """Id of the lane to which this log belongs: the id in the file `extent` if a segment has the same id, otherwise the
+    id in the first segment that names one.
     """
     known = [writer for writer in writers if writer is not None]
     return extent.lane_id if extent.lane_id in known else next(iter(known), None)

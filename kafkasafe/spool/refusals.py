@@ -29,8 +29,7 @@ class RefusedDestination:
         code: Kafka's error code.
         reason: The cluster's explanation.
         since: `time.monotonic()` of the first refusal.
-        confirmed: Whether the refusal is certain, so that neither a single stray answer nor a new topic can be the
-            cause.
+        confirmed: Whether the refusal is certain: neither a single stray answer nor a new topic can be the cause.
         whole: Whether the cluster refuses the whole destination, not only a single batch or a query.
     """
 

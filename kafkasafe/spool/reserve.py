@@ -80,7 +80,7 @@ class Reserve:
         """Make the reserve at least `wanted` bytes large.
 
         Returns:
-            False if the disk has no room for the reserve, so that the disk counts as full for batches, too.
+            False if the disk has no room for the reserve. The disk then counts as full for batches, too.
         """
         if self._size is not None and self._size >= wanted:
             return True

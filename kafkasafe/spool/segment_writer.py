@@ -99,7 +99,7 @@ class SegmentWriter:
         segment = self._segments[-1]
         if self._files.size(self._handle) != self._unwritten_at:
             # 1. Another process cuts the file (logrotate with copytruncate).
-            # 2. A write past the file's new end would fill the gap with zeros, so that the size would look right again.
+            # 2. A write past the file's new end would fill the gap with zeros, so the size would look right again.
             raise OSError(errno.EIO, "It was cut or written to by somebody else", str(segment.path))
         self._preallocate(segment.size_bytes, limit)
         write_all(self._files, self._handle, list(self._unwritten), self._unwritten_at)

@@ -79,7 +79,7 @@ class Spool:
         self._writer = SegmentWriter(files, self._segments)
         self._repair = False
         self._sync_failed = False
-        """Whether an fsync has failed since the last repair, so that the last segment must not be continued."""
+        """Whether an fsync has failed since the last repair. If so, the last segment must not be continued."""
         self._reserve = Reserve(lane, files)
         self._to_divide = 0
         self._torn = found.skipped
@@ -185,7 +185,7 @@ class Spool:
             closed: Whether the group records an orderly close.
             makes_room: Whether the batches replace other batches. The space of the other batches can then be freed, so
                 the new batches may use the reserve.
-            divisible: Whether the batches will have to be divided, so that they are written to small segments.
+            divisible: Whether the batches will have to be divided. Such batches are written to small segments.
             more: Whether the caller writes another group before it calls `sync`. Both groups then go to the disk in one
                 write, and the caller must not change the batches before that write.
 

@@ -18,7 +18,7 @@ class BatchTimes:
 
     Attributes:
         prepared_ms: When the batch was written to the spool.
-        prepare_acknowledged_ms: When the batch's id was written to the spool, so that the batch may be sent.
+        prepare_acknowledged_ms: When the batch's id was written to the spool. From then on, the batch may be sent.
         commit_acknowledged_ms: When the batch's offset was written to the spool, after the broker completed step 3.
     """
 
@@ -27,7 +27,7 @@ class BatchTimes:
     commit_acknowledged_ms: int = -1
 
     def identify(self, written_ms: int) -> None:
-        """Record when the batch's id was written, so that the batch may be sent."""
+        """Record when the batch's id was written. From then on, the batch may be sent."""
         self.prepare_acknowledged_ms = written_ms
 
     def commit(self, written_ms: int) -> None:
@@ -281,8 +281,8 @@ class _Steps:
 def undecidable_in(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> dict[int, int]:
-    """Finds the batches that wait for an operator's decision. Maps the position of each such batch to the position of
-    the group that contains the batch's mark `Undecidable`.
+    """Finds the batches that wait for an operator's decision. Returns, by the position of each such batch, the position
+    of the group that contains the batch's mark `Undecidable`.
 
     Args:
         groups: A tuple (position, marks, batches) for each group. `batches` has a pair for each batch of the group:

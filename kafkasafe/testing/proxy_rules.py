@@ -95,7 +95,8 @@ class Intervention:
         unforwarded: What happens instead of forwarding the request: "answer", "drop" or "hang up". Empty if the request
             is forwarded.
         effects: The effects on a response as a whole.
-        fields: The fields to set, in order: (level, fields).
+        fields: The values to set in a response, in this order. Each entry is a level, such as "topic", and a dict from
+            the names of fields at this level to their values.
     """
 
     def __init__(

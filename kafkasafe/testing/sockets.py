@@ -2,9 +2,9 @@
 
 The sockets' thread runs only after `start`. No other thread uses the sockets.
 
-A forked child gets copies of all sockets. A copy would keep a socket open after the parent has closed it, so that a
-listener would still accept connections, and clients would not see the end of a connection. So each child closes its
-copies at once.
+A forked child gets copies of all sockets. A copy would keep a socket open after the parent has closed it. A listener
+would then still accept connections, and clients would not see the end of a connection. So each child closes its copies
+at once.
 """
 
 from __future__ import annotations

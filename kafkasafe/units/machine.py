@@ -113,7 +113,8 @@ class Units:
             unit_id: The unit's id, 16 bytes.
             transactional_id: The user's transactional id; empty: the unit gets one of the lane's own ids.
             offsets: The offsets of consumer groups.
-            readings: Maps a partition of a group to the reading from which the partition's offset comes.
+            readings: For each partition of a group: the reading (a consumer's run through the partition) from which the
+                offset comes.
         """
         unit = self.lines.make(unit_id, transactional_id, offsets, readings)
         if readings:
@@ -203,8 +204,8 @@ class Units:
         return True
 
     def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
-        """Record that EndTxn (`ended` is True) or InitProducerId got no answer, so that the coordinator may have
-        carried it out.
+        """Record that EndTxn (`ended` is True) or InitProducerId got no answer. The coordinator may have carried it
+        out.
         """
         if not _valid(action):
             return

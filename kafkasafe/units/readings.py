@@ -23,12 +23,12 @@ class ReadingOrder:
 
     def __init__(self) -> None:
         self._broken: dict[GroupPartition, int] = {}
-        """Maps a group partition to the number of the newest reading in which a unit was dropped. A unit that is
+        """For each group partition: the number of the newest reading in which a unit was dropped. A unit that is
         accepted later is dropped, too, unless it belongs to a newer reading.
         """
         self._reached: dict[GroupPartition, tuple[int, int, int]] = {}
-        """Maps a group partition to three numbers: the offset that was committed last, the reading whose unit committed
-        it, and the newest reading at that time.
+        """For each group partition, three numbers: the offset that was committed last, the number of the reading whose
+        unit committed it, and the number of the newest reading at that time.
         """
 
     def is_broken(self, unit: Unit) -> bool:

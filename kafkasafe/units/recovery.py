@@ -40,7 +40,7 @@ class UnitReplay:
         self._former: dict[int, int] = {}
         """Maps a reading's number in an earlier incarnation to its number in this incarnation."""
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
-        """Maps a user's transactional id to the last ended unit of earlier incarnations, and its ENDED mark."""
+        """By a user's transactional id: the unit of earlier incarnations that ended last, and its ENDED mark."""
 
     def recover(self, mark: m.Unit, position: int, accepted_at: int) -> Unit:
         """Take a UNIT mark; the unit's batches follow."""
@@ -70,7 +70,7 @@ class UnitReplay:
             unit.read_begun()
 
     def _void(self, tid: TransactionalId | None) -> None:
-        """Record that the id's transaction will not be committed, so that its staged units are prepared again."""
+        """Record that the id's transaction will not be committed. Its staged units are then prepared again."""
         if tid is None:
             return
         for each in self._staged.pop(tid, []):

@@ -86,10 +86,10 @@ class Schedule:
         """Requeue the units of a partition before the partition's log is compared with the batches that the log should
         contain.
 
-        The topic may have been deleted and created again, so that its log lacks the batches of a prepared transaction.
-        The coordinator would still commit this transaction, because it identifies topics by name. So this method aborts
-        a transaction that can be aborted, and its units are prepared again later. If a transaction may already be
-        committed, the engine finds out the outcome before it compares the transaction's batches with the log.
+        If the topic was deleted and created again, its log lacks the batches of a prepared transaction. The coordinator
+        would still commit this transaction, because it identifies topics by name. So this method aborts a transaction
+        that can be aborted, and its units are prepared again later. If a transaction may already be committed, the
+        engine finds out the outcome before it compares the transaction's batches with the log.
 
         Returns:
             True if the partition has no transaction any more. While the result is False, the caller calls this method

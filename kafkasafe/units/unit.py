@@ -181,7 +181,8 @@ class Unit(UnitContent):
     def read_staged(self, grant: Grant, places: Sequence[m.Placed]) -> None:
         """Take a STAGED mark of an earlier incarnation."""
         handles = {batch.position: batch.handle for batch in self.batches}
-        # The transaction's marker is an offset for the first batch's partition, so keep the order of the STAGED mark.
+        # Keep the batches in the order of the STAGED mark, because the first batch decides to which partition the
+        # transaction's marker (a committed offset) belongs.
         order = {place.position: index for index, place in enumerate(places)}
         self.batches.sort(key=lambda batch: order.get(batch.position, len(order)))
         for place in places:
@@ -258,7 +259,7 @@ class Unit(UnitContent):
 
     @property
     def void(self) -> bool:
-        """Whether the unit ended before it was written, so that it must not be written any more."""
+        """Whether the unit ended before it was written to the spool. Such a unit must not be written any more."""
         return self.ended and not self.durable
 
 
@@ -335,7 +336,7 @@ class Transaction(UnitContent):
 
     @property
     def places(self) -> dict[int, int]:
-        """Maps the handle of each batch to the batch's base offset; -1 if the broker did not report it."""
+        """The base offset of each batch, by the batch's handle; -1 if the broker did not report it."""
         return {handle: at for each in self.units for handle, at in each.places.items()}
 
     # -- progress --------------------------------------------------------------------------------------------------
@@ -441,10 +442,9 @@ class TransactionalId:
         fresh: The next transaction needs a new grant.
         former: The latest grant of the id. Unlike `grant`, `former` keeps its value during InitProducerId. None: the
             next InitProducerId takes over the id from any other producer.
-        opened: Whether a transaction is open under the latest grant: the cluster acknowledged one of the transaction's
+        opened: A transaction is open under the latest grant: the cluster acknowledged one of the transaction's
             requests, and EndTxn was not sent.
-        unsure: Whether an InitProducerId request of this turn got no answer, so that the coordinator may have carried
-            it out.
+        unsure: An InitProducerId request of this turn got no answer. The coordinator may have carried it out.
         alone: Whether an answer in this turn showed that no other producer had taken over the id.
         aborting: Destinations of the transaction that is being aborted. The transaction may be open until the
             coordinator answers the request to abort it.

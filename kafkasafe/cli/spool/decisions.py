@@ -67,8 +67,8 @@ def spool_commit(
     EndTxn is sent with the transactional id, producer id and epoch from the spool. The producer that staged the batch
     would send the same request. So if the batch is already committed, EndTxn changes nothing. The command does not
     commit a batch in four cases: the batch is not staged; an earlier batch on one of its partitions is not committed
-    either; its transaction timed out; or it shares its transaction with a batch that was not named. The next producer,
-    or kafkasafe spool drain, delivers a batch that this command does not commit.
+    either; its transaction timed out; or it shares its transaction with a batch that was not named. If this command
+    does not commit a batch, the next producer or kafkasafe spool drain delivers it.
     """
     _decide_and_show(directory, batch, servers, config, timeout, aborts=False, as_json=as_json)
 

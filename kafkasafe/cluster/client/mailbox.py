@@ -17,7 +17,7 @@ class Mailbox:
 
     Attributes:
         closing: Whether jobs fail instead of running. Only the network thread uses this attribute.
-        ended: Whether the mailbox is closed for good, so that no thread will run its jobs.
+        ended: Whether the mailbox is closed for good. No thread will then run its jobs.
     """
 
     def __init__(self, network: Network) -> None:

@@ -223,8 +223,8 @@ class DiskWriter:
             lane.divisions.count_waiting(waits or lane.divisions.waiting_bytes)
         if persist.atomic:
             lane.divisions.written()
-        # Publish the new spool size before the written parcels stop counting as waiting: in the reverse order, callers
-        # would see too much free space.
+        # Publish the new spool size first. Only then do the written batches stop counting as waiting. In the reverse
+        # order, callers would see too much free space in between.
         self.publish_used()
         lane.journal.persisted(persist, positions, lane.spool.next_position)
         # If the log is only in memory, nothing becomes durable, and the parcels keep their bytes.
@@ -236,7 +236,7 @@ class DiskWriter:
         if promised:
             self._promise([*self._withheld.pop(lane, []), *parcels])
         else:
-            # Parts of a divided batch that was durable already count as durable.
+            # If a divided batch was durable, its parts count as durable from the start.
             self._promise([parcel for parcel in parcels if parcel.durable])
             self._withheld.setdefault(lane, []).extend(parcel for parcel in parcels if not parcel.durable)
         if self.keeps and self.memory <= self._memory_bytes:

@@ -29,7 +29,7 @@ class EndCheck:
         idle: True for a routine check of an idle partition, which the engine drops if the partition becomes active.
             False for a check after an acknowledgement from a new leader, which the engine repeats until the leader
             answers.
-        elected: Whether a new leader was elected since the last acknowledgement, so that the check also reports a log
+        elected: Whether a new leader was elected since the last acknowledgement. If so, the check also reports a log
             that begins after all acknowledged records.
     """
 

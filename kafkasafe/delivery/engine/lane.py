@@ -248,8 +248,8 @@ class Rejections:
         self._damaged: set[int] = set()
         """Handles of rejected batches that were damaged on disk. Their files are in `quarantine/`."""
         self._stopped: dict[int, float] = {}
-        """Maps a destination whose next batch is damaged on disk to the monotonic time, in seconds, at which the engine
-        reads that batch again.
+        """For each destination whose next batch is damaged on disk: when the engine reads this batch again (monotonic
+        time, in seconds).
         """
 
     def __contains__(self, handle: int) -> bool:
@@ -329,14 +329,14 @@ class LossChecks:
 
     def __init__(self) -> None:
         self._epochs: dict[int, int] = {}
-        """Maps a destination to the leader epoch under which its log was last checked for lost records."""
+        """For each destination: the leader epoch under which its log was last checked for lost records."""
         self._unproven: dict[int, int] = {}
-        """Maps a destination to an acknowledged offset. The engine has reported that the present log may never have
-        contained this offset.
+        """For each destination whose present log may never have contained an acknowledged offset: this offset. The
+        engine has already reported it.
         """
 
     def see_leader(self, destination: int, epoch: int) -> bool:
-        """Record a partition's leader epoch. Returns whether the epoch is new, so that the log has to be checked."""
+        """Record a partition's leader epoch. Returns whether the epoch is new; if so, the log has to be checked."""
         before = self._epochs.get(destination)
         self._epochs[destination] = epoch
         return before is None or epoch > before
@@ -444,7 +444,9 @@ class Lane:
     rejected: RejectedStore
     parcels: dict[int, Parcel] = field(default_factory=dict)
     heads: dict[bytes, list[Parcel]] = field(default_factory=dict)
-    """Maps a unit id to the unit's head parcels, which have no records and carry the outcome of the whole unit."""
+    """By the id of a unit (atomic batch): its head parcels, which have no records and carry the outcome of the whole
+    unit.
+    """
     names: NameRefusals = field(default_factory=NameRefusals)
     rejections: Rejections = field(default_factory=Rejections)
     handover: Handover = field(default_factory=Handover)

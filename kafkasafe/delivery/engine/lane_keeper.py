@@ -99,7 +99,7 @@ class LaneKeeper:
         self._results: dict[Path, _Read | SpoolError] = {}
 
     def open_lane(self, lock: LaneLock, *, own: bool) -> Lane:
-        """Read a lane's log into a new journal, and create a parcel for each unfinished batch.
+        """Read a lane's log into a new journal, and create a parcel (what callers wait for) for each unfinished batch.
 
         Raises:
             SpoolError: The lane cannot be opened; the lock is released.
@@ -163,8 +163,8 @@ class LaneKeeper:
         if config.decide is not None:
             journal.halt(halted=True)
             journal.units.decide(config.decide.commit, config.decide.abort)
-        # First create the parcels that stay in memory, then the parcels that are packed and freed immediately. Mixing
-        # the two kinds would fragment memory.
+        # First create the parcels that stay in memory, then those that are freed immediately because the journal packs
+        # their batches into compact rows. Mixing the two kinds would fragment memory.
         waiting = [*journal.views.batches(far=False), *journal.views.batches(far=True)]
         for topic, partition, batch in waiting:
             parcel = Parcel(
@@ -459,7 +459,7 @@ class LaneKeeper:
     def _hand_over(self, lane: Lane) -> None:
         left = lane.journal.views.unfinished
         self._release(lane)
-        # The restarted owner may die before it writes anything, so that the lane is unchanged. `dead_lanes` returns an
+        # The restarted owner may die before it writes anything, and then the lane is unchanged. `dead_lanes` returns an
         # unchanged lane again only after this call.
         self._context.directory.offer_again(lane.lock.number)
         self._log.info(

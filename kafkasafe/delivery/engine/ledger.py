@@ -91,10 +91,10 @@ class Ledger:
             answers.
         doubted: Partitions that may lack acknowledged records of the producer's own lane. The engine removes a
             partition once it knows whether the partition lacks records.
-        names: Maps a user's transactional id to None if the engine has taken over the id, or to the error with which
-            the cluster refuses the id.
-        name_trouble: Maps a transactional id to the reason why the engine could not take it over yet; empty once the id
-            is taken over or refused.
+        names: By a user's transactional id: None if the engine has taken over the id, or the error with which the
+            cluster refuses the id.
+        name_trouble: By transactional id: why the engine could not take over the id yet; empty once the id is taken
+            over or refused.
     """
 
     def __init__(self, context: EngineContext) -> None:

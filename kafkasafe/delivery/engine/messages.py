@@ -39,7 +39,7 @@ class Inquiry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """Callers submit parcels, in the order of acceptance."""
+    """Callers have submitted these parcels (encoded batches), in the order of acceptance."""
 
     parcels: Sequence[Parcel]
 
@@ -154,9 +154,7 @@ class LookedAround:
 
 @dataclass(frozen=True, slots=True)
 class LanesRead:
-    """Maps each lane of another process to the lane's undelivered records, or to the error that prevented reading the
-    lane.
-    """
+    """For each lane of another process: its undelivered records, or the error that prevented reading it."""
 
     results: Mapping[Path, Owed | Exception]
 
@@ -265,7 +263,9 @@ UnitAnswer: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class UnitAnswered:
-    """The answer to a request of a unit's transaction. `step` names the request if the action takes several."""
+    """The answer to a request of a transaction with units (atomic batches). `step` names the request if the action
+    takes several.
+    """
 
     lane: Lane
     action: u.Request
@@ -275,7 +275,7 @@ class UnitAnswered:
 
 @dataclass(frozen=True, slots=True)
 class UnitDue:
-    """The pause before a unit's next attempt is over."""
+    """The pause before the next attempt to deliver a unit (atomic batch) is over."""
 
     lane: Lane
     action: u.Request | u.UnitPause

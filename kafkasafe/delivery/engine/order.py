@@ -42,8 +42,8 @@ class LaneOrder:
         self._log = context.log
         self._readers: dict[Path, LaneReader] = {}
         self._views: dict[Path, Owed] = {}
-        """Maps the lane of another process to the records that were undelivered when the lane was last read. A lane
-        that could never be read counts as a lane without undelivered records.
+        """For each lane of another process: the records that were undelivered when the lane was last read. A lane that
+        could never be read counts as a lane without undelivered records.
         """
         self._unread: set[Path] = set()
         """Lanes of other processes that held-back batches depend on."""
@@ -58,9 +58,9 @@ class LaneOrder:
         self._given_up: set[Path] = set()
         self._reported: set[Path] = set()
         self._dropped: dict[Predecessor, tuple[int, float]] = {}
-        """Maps a dropped producer to (position, deadline), until it has written all records that it accepted. Until
-        then, batches at or after this position in this producer's own lane wait for the dropped producer, but not
-        longer than until the deadline (monotonic seconds).
+        """For each dropped producer that has not yet written all records that it accepted: (position, deadline).
+        Batches at or after this position in this producer's own lane wait for the dropped producer, but not longer than
+        until the deadline (monotonic seconds).
         """
         self._followed: set[Predecessor] = set()
         """Dropped producers that still own their lanes."""

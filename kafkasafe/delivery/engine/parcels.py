@@ -1,4 +1,6 @@
-"""Parcels: encoded batches that callers submit and wait for. A parcel can be divided, and can be part of a unit."""
+"""Parcels: encoded batches that callers submit and wait for. A parcel can be divided, and can be part of a unit (an
+atomic batch).
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,8 @@ class UnitHandle:
         unit_id: The unit's id: 16 bytes, unique.
         transactional_id: The user's transactional id; empty if the unit uses one of the lane's own ids.
         offsets: Offsets of consumer groups that are part of the unit.
-        readings: Maps a partition of a group to the consumer's reading (`Reading`) to which the partition's offset
-            belongs.
+        readings: For each partition of a group: the reading (a consumer's run through the partition, see `Reading`) to
+            which the offset belongs.
         joins: With `delivery="transactional"`, the topic of the unit's batches, otherwise empty. Other batches of the
             topic may join the unit until the engine writes the unit to disk.
         fate: How the unit ended. The engine sets `fate` once it is durable, before the unit's first parcel is done.
@@ -83,8 +85,9 @@ class Parcel:
             unit has no records, and carries the outcome of the whole unit.
         watcher: A function that the ledger calls once, with the parcel as the argument and the ledger's lock held, when
             the parcel is done. Parts of the parcel inherit the function.
-        keeper: A dict of parcels by number, set while the parcel's batch is packed. While the batch is packed, only
-            callers refer to the parcel; `watch` adds a parcel with a watcher to this dict, to keep the parcel alive.
+        keeper: A dict of parcels by number, set while the parcel's batch is packed (the journal stores it as a compact
+            row). While the batch is packed, only callers refer to the parcel; `watch` adds a parcel with a watcher to
+            this dict, to keep the parcel alive.
     """
 
     topic: str
@@ -181,12 +184,12 @@ class Parcel:
         self.batch = batch
 
     def pack(self, keeper: dict[int, Parcel]) -> None:
-        """Record that the parcel's batch is packed."""
+        """Record that the journal stores the parcel's batch as a compact row, not as an object any more."""
         self.batch = None
         self.keeper = keeper
 
     def unpack(self) -> None:
-        """Record that the parcel's batch has been unpacked."""
+        """Record that the parcel's batch is an object again, because the journal has unpacked it."""
         self.keeper = None
 
     def belong_to(self, unit_handle: UnitHandle | None) -> None:

@@ -234,7 +234,7 @@ class OutcomeInquiry:
         """Search the log for the offsets of the batches that the producer state contains.
 
         Returns:
-            False if the log contradicts the producer state, so that the whole log must be searched.
+            False if the log contradicts the producer state. Then the whole log must be searched.
         """
         ask = self._ask
         started: t.OffsetListed | t.Failure = yield self._leader.list_offset(t.EARLIEST, "start")

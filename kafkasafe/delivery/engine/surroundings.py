@@ -36,7 +36,7 @@ class Surroundings:
         )
         self._reported: set[Path] = set()
         self._refused: dict[Path, tuple[tuple[str, int], ...]] = {}
-        # Maps a directory to its content at the time when this producer took the directory's lanes.
+        # By directory: the directory's content at the time when this producer took its lanes.
         self._taken: dict[Path, tuple[tuple[str, int], ...]] = {}
         self._looks_first = False
         self.looking = False

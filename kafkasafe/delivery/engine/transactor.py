@@ -1,4 +1,6 @@
-"""Carries out what `units` decides about the units of a lane: sends their batches and offsets in transactions."""
+"""Carries out what `kafkasafe.units` decides about a lane's units (atomic batches): sends their batches and offsets in
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -270,8 +272,8 @@ class Transactor:
 
     @staticmethod
     def _outcome(action: u.DescribeTxn, answer: x.TransactionDescribed) -> bool | None:
-        """The outcome; None if the answer does not show the outcome (for example, before Kafka 3.0), so that the engine
-        fences the transactional id and reads the marker.
+        """The outcome. None if the answer does not show it (for example, before Kafka 3.0); the engine then fences the
+        transactional id and reads the marker.
         """
         grant = action.transaction.grant
         if answer.error_code:
@@ -445,8 +447,8 @@ class Transactor:
         if isinstance(action, u.InitProducerId):
             self._name_failed(action.tid.name, code, reason)
         if isinstance(action, (u.Produce, u.AddPartitions)) and code is not None:
-            # Units of a shared transaction are first retried one by one, to find the unit whose destination causes the
-            # error.
+            # If units (atomic batches) share a transaction, they are first retried one by one, to find the unit whose
+            # destination causes the error.
             alone = not action.transaction.is_shared
             if alone and (code in DESTINATION_CODES or classify_produce(code).scope is Scope.DESTINATION):
                 for destination in self._refused(lane, action, refused):
@@ -463,7 +465,9 @@ class Transactor:
     def _refused(
         lane: Lane, action: u.Produce | u.AddPartitions, refused: Collection[tuple[str, int]]
     ) -> Sequence[int]:
-        """The destinations that caused the error. `send` still accepts records for the unit's other partitions."""
+        """The destinations that caused the error. `send` still accepts records for the other partitions of the unit
+        (atomic batch).
+        """
         if isinstance(action, u.Produce):
             return [action.batch.destination]
         destinations = list(action.transaction.destinations)

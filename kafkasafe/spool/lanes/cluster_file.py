@@ -47,7 +47,8 @@ class ClusterFile:
 
         Args:
             cluster_id: Id of the cluster to which the producer is connected.
-            drained: Returns True if no record waits in any lane, so that the directory may be used for another cluster.
+            drained: Returns True if no record waits in any lane. Only then may the directory be used for another
+                cluster.
 
         Returns:
             (former, ours). `former` is the id that the file contained before, or None. `ours` says whether the

@@ -89,7 +89,7 @@ class LaneLock:
         client: Client id of the producer that wrote the lane's records; empty if unknown.
         files: The disk. Paths below `path` are resolved inside the locked directory.
         home: The spool directory that the lane belongs to.
-        lost: Whether the lock was deleted and another process owns the lane, so that this process must not write any
+        lost: Whether the lock was deleted and another process owns the lane. If so, this process must not write any
             more.
     """
 

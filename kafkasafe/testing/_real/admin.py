@@ -113,5 +113,5 @@ class Admin:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether the cluster understood the request and refused it, so that a retry is useless."""
+    """Whether the cluster understood the request and refused it. If so, a retry is useless."""
     return getattr(error, "errno", None) is not None and not getattr(error, "retriable", False)

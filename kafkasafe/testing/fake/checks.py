@@ -101,7 +101,7 @@ def admit(
         now_ms: The broker's clock.
         max_bytes: The topic's `max.message.bytes`.
         log_append_time: Whether the broker will replace the timestamps. If so, they are not checked.
-        keys_needed: Whether the topic is compacted, so that each record needs a key.
+        keys_needed: Whether the topic is compacted. If so, each record needs a key.
         ahead_ms: How many ms a timestamp may be ahead of the clock; None: no limit.
         behind_ms: How many ms a timestamp may be older than the clock; None: no limit.
 
