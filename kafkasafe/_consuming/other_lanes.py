@@ -1,7 +1,7 @@
 """If a consumer's batches are in several lanes (producers' logs), let only one lane at a time move the group's offsets.
 
-A lane is the log of one producer in the spool. `kafkasafe.units` compares and orders the batches of one lane, but not
-batches of different lanes. Without this module, a program could write records to its output twice:
+A lane is the log of one producer in the spool. The package `kafkasafe.units` compares and orders the batches of one
+lane, but not batches of different lanes. Without this module, a program could write records to its output twice:
 
 1. A program closes its producer while a batch with the results of records 0 to 9 is in flight. The batch is left in the
    spool, and the consumer goes back to the group's offset, 0.

@@ -39,7 +39,7 @@ class AcceptedUnit(Protocol):
 
     @property
     def head(self) -> Parcel:
-        """The parcel that represents the whole batch."""
+        """The `Parcel` that represents the whole atomic batch. It has no records of its own."""
 
     @property
     def open_batches(self) -> Sequence[OpenBatch]:
@@ -50,7 +50,7 @@ class AcceptedUnit(Protocol):
         """Whether the batch was accepted."""
 
     def carry(self, parcels: list[Parcel]) -> None:
-        """Store the parcels with the batch's encoded records."""
+        """Store the atomic batch's encoded records, as one `Parcel` for each encoded batch."""
 
     def accept(self) -> None:
         """Accept the batch, unless it was accepted or dropped already. Atomic, because it is one call into C."""
@@ -330,14 +330,14 @@ class Accumulator:
             head, parcels = encoded.head, encoded.parcels
             self._pump.ledger.submit(parcels if head is None else [head, *parcels])
             open_batch.submitted()
-            # Count partitions, not parcels: more room helps only if the records go to many partitions.
+            # Count partitions, not encoded batches: more room helps only if the records go to many partitions.
             spread = len({parcel.partition for parcel in parcels})
             if spread > 1:
                 self._spread[open_batch.topic] = spread
             else:
                 self._spread.pop(open_batch.topic, None)
             if any(parcel.durable or parcel.done for parcel in parcels):
-                # Wake the callers now: some parcels became durable or done before callers could see them in
+                # Wake the callers now: some batches became durable or done before callers could see them in
                 # `open_batch.parcels`.
                 self._pump.ledger.waiters.notify_all()
         open_batch.watch()
@@ -396,8 +396,8 @@ def _is_held(lock: Any) -> bool:
 
 
 def _as_unit(parcels: Sequence[Parcel]) -> Parcel:
-    """Join parcels (encoded batches) into one unit, which is delivered as a whole (`delivery="transactional"`). Return
-    the parcel that represents the unit.
+    """Join encoded batches into one unit (atomic batch), which is delivered as a whole (`delivery="transactional"`).
+    Return the `Parcel` that represents the unit.
     """
     unit_handle = UnitHandle(joins=parcels[0].topic)
     for parcel in parcels:

@@ -39,7 +39,7 @@ class Delivery:
     `SafeProducer` documents its methods of the same names, such as `flush`.
 
     Attributes:
-        pump: The pump. Its ledger has the parcels (encoded batches) that have no outcome yet.
+        pump: The pump. Its ledger has the encoded batches that have no outcome yet.
         callbacks: The thread that runs callbacks.
     """
 

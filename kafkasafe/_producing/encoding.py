@@ -103,8 +103,8 @@ class Encoder:
 
     @staticmethod
     def lost(open_batch: OpenBatch, error: BaseException) -> Encoded:
-        """Return a substitute for the encoding of records that cannot be encoded: a parcel without bytes, which has
-        failed with this error.
+        """Return a substitute for the encoding of records that cannot be encoded: a parcel (encoded batch) without
+        bytes, which has failed with this error.
         """
         values = open_batch.close()
         absent = frozenset(i for i, value in enumerate(values) if value is ABSENT)

@@ -40,12 +40,12 @@ class Encoded:
 
     Attributes:
         parcels: The parcels (encoded batches), each for one partition.
-        head: The parcel that represents all `parcels`, if the parcels are one unit; otherwise None.
+        head: If the parcels are one unit (atomic batch), the parcel that represents all of them; otherwise None.
         count, absent: The records of the open batch have the numbers below `count`, except the numbers in `absent`.
         sizes: Sizes of the keys and of the values.
-        parcel_of, index_in: Two arrays, indexed by record number: the index in `parcels` of the record's parcel, and
-            the record's index in this parcel. Both arrays are None if a single parcel contains all records, in the
-            order of their numbers.
+        parcel_of, index_in: Two arrays, indexed by record number. `parcel_of` has the index in `parcels` of the parcel
+            that contains the record, and `index_in` has the record's index in this parcel. Both are None if a single
+            parcel contains all records, in the order of their numbers.
     """
 
     parcels: list[Parcel]
@@ -257,14 +257,15 @@ class OpenBatch:
         """Store the encoded records, unless an encoding is stored already. Return the stored encoding.
 
         A signal handler may interrupt the thread that seals the open batch, and seal the open batch itself. When the
-        thread continues, the handler's parcels may be submitted already, so the thread must not use its own encoding.
+        thread continues, the handler's encoded batches may be submitted already, so the thread must not use its own
+        encoding.
         """
         if self.encoded is NOT_ENCODED:
             self.encoded = encoded
         return self.encoded
 
     def submitted(self) -> None:
-        """Record that the pump has the parcels, and make the parcels visible to callers. Drop the unencoded records."""
+        """Record that the pump has the encoded batches. Make them visible to callers, and drop the records."""
         self.parcels = self.encoded.parcels
         self.guard = None
         self.forget()
@@ -299,8 +300,8 @@ class OpenBatch:
         self.keys, self.values, self._taken = [], [], []
 
     def locate(self, index: int) -> tuple[Parcel, int]:
-        """Return the parcel of record `index`, and the record's index in the parcel. If the parcel was divided, return
-        the part with the record, not the whole parcel.
+        """Return the parcel (encoded batch) that contains the record `index`, and the record's index in the parcel. If
+        the parcel was divided, return the part that contains the record.
         """
         if self.parcels is None:
             raise AssertionError("An open batch that is not sealed has no parcels")
@@ -356,7 +357,8 @@ class OpenBatch:
         )
 
     def all_metadata(self, parcel: Parcel, indexes: Sequence[int] | Indexes) -> Iterator[RecordMetadata]:
-        """Return the metadata of many records of one parcel. In the usual case, no Python code runs for each record.
+        """Return the metadata of many records of one parcel (encoded batch). In the usual case, no Python code runs for
+        each record.
 
         Args:
             parcel: An acknowledged parcel.
@@ -435,14 +437,14 @@ class OpenBatch:
         return indexes, [firsts[i] for i in indexes]
 
     def watch(self) -> None:
-        """Arrange that the callbacks of this open batch, if any, are called when its parcels are done. Called after
-        sealing. Idempotent.
+        """Arrange that the callbacks of this open batch, if any, are called when its encoded batches are done. Called
+        after sealing. Idempotent.
         """
         if self.firsts or self.callbacks or self.errbacks:
             self._watch(self.parcels or ())
 
     def watch_record(self, index: int) -> None:
-        """Do the same as `watch`, for the parcel of one record that has a callback."""
+        """Do the same as `watch`, but only for the encoded batch that contains this record."""
         self._watch((self.locate(index)[0],))
 
     def _watch(self, parcels: Iterable[Parcel]) -> None:
@@ -465,11 +467,12 @@ class OpenBatch:
         waiting = (
             self._sorted_calls + max(self._first_due, 0) + (len(self.callbacks) + len(self.errbacks)) // 2
         )
-        # Estimate how many callbacks are due. If this parcel has a tenth of the records, assume that a tenth of the
-        # waiting callbacks are due.
+        # Estimate how many callbacks are due. If this encoded batch has a tenth of the records, assume that a tenth of
+        # the waiting callbacks are due.
         due = 0 if parcel.children is not None else waiting * parcel.count // max(self.encoded.count, 1)
         # Hand over the job even if `waiting` is 0, for two reasons. `waiting` does not include callbacks that the
-        # callback thread is sorting. And the callback thread may have looked at this parcel before the parcel was done.
+        # callback thread is sorting. And the callback thread may have looked at this encoded batch before the batch was
+        # done.
         self.thread.hand(self._call_done, due)
 
     def _call_done(self, due: int = 0) -> None:
@@ -503,7 +506,9 @@ class OpenBatch:
             self.thread.call((), (), due)
 
     def _sort(self, indexes: Sequence[int] | Indexes, functions: Sequence[Any], *, errors: bool) -> None:
-        """Group callbacks by the parcels of their records. With `errors`, the functions are errbacks."""
+        """Group callbacks by the parcels (encoded batches) that contain their records. With `errors`, the functions are
+        errbacks.
+        """
         if not functions:
             return
         numbers = np.asarray(indexes)
@@ -512,8 +517,8 @@ class OpenBatch:
             waiting.add(numbers[picked], pick(functions, picked.tolist()), errors=errors)
 
     def _by_parcel(self, indexes: Indexes) -> Iterator[tuple[Parcel, Indexes]]:
-        """Yield each parcel that has some of these records, with the positions of the parcel's records within
-        `indexes`.
+        """Yield each parcel (encoded batch) that has some of these records, with the positions of the parcel's records
+        within `indexes`.
 
         If no parcel was divided, no Python code runs for each record.
         """

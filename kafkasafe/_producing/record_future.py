@@ -247,8 +247,8 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         if not calls:
             open_batch.thread.start()
         calls += (self.index, call)
-        # Read `parcels` only after adding the callback to `calls`. If `parcels` is still None, the open batch is not
-        # sealed, and the callback thread will find the callback after sealing.
+        # Add the callback to `calls` first, and read `parcels` only then. If `parcels` is still None, the open batch is
+        # not sealed yet, and the callback thread will find the callback after sealing.
         if open_batch.parcels is not None:
             open_batch.watch_record(self.index)
         return True

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _SLICE: Final = 256
 """Maximum number of checks and wake-ups in one iteration of the loop."""
 _FEW: Final = 8
-"""The notifying thread checks up to this many subjects (things that coroutines wait for) or parcels. If none of them
-has progressed, the thread does not wake the loop. If there are more, the thread wakes the loop without a check.
+"""The notifying thread checks up to this many batches or other things that coroutines wait for. If none of them has
+progressed, the thread does not wake the loop. If there are more, the thread wakes the loop without a check.
 """
 
 
@@ -65,7 +65,9 @@ class AcceptedRecords(Protocol):
     parcels: list[Parcel] | None
 
     def locate(self, index: int, /) -> tuple[Parcel, Any]:
-        """Returns the parcel that contains the record with this index, and the record's place in the parcel."""
+        """Returns the parcel (encoded batch) that contains the record with this index, and the record's place in the
+        parcel.
+        """
 
 
 class _Plain:

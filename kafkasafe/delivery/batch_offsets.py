@@ -69,8 +69,9 @@ class BatchFate:
             unit = self._decision.accepted
             if unit is None:
                 return OffsetsFate.DROPPED if self._late else OffsetsFate.FORGOTTEN
-            # Keep only the unit's head. A consumer holds this `BatchFate`, and the unit may hold a reference to the
-            # producer. So a consumer with a reference to the unit could prevent the garbage collection of the producer.
+            # Keep only the head of the atomic batch. A consumer holds this `BatchFate`, and the batch may hold a
+            # reference to the producer. So a consumer with a reference to the batch could prevent the garbage
+            # collection of the producer.
             self._head, self._decision = unit.head, None
         if not self._head.done:
             return OffsetsFate.WAITING

@@ -232,7 +232,9 @@ class Pump:
                 return done
 
     def earlier(self, transactional_id: str) -> tuple[u.Unit, m.Ended] | None:
-        """The last unit that an earlier incarnation ended under a user's transactional id. Call it before `start`."""
+        """The last atomic batch that an earlier incarnation ended under a user's transactional id. Call it before
+        `start`.
+        """
         return self._context.own.journal.units.replay.earlier.get(transactional_id)
 
     def take_over(self, transactional_id: str) -> None:

@@ -63,7 +63,7 @@ def state_of(context: EngineContext, engine: Engine) -> PumpState:
     offsets = dict(context.own.journal.views.last_acked_offsets())
     units = collections.Counter(unit.phase.value for journal in journals for unit in journal.units.unfinished)
     if units or context.stats.units:
-        # Report 0 for each phase without units, so that the phase's time series has no gaps.
+        # Report 0 for each phase without atomic batches, so that the phase's time series has no gaps.
         units.update({phase.value: 0 for phase in u.Phase if phase is not u.Phase.OVER})
     refused = [each for each in engine.endings.refused() if each.confirmed]
     return PumpState(gauges, offsets, refused, units)

@@ -126,7 +126,8 @@ class Answers:
     def damaged(self, batch: Batch, message: str) -> None:
         """Record that a batch's bytes are damaged on disk, so the batch can be neither sent nor divided.
 
-        If the batch belongs to a unit, the unit ends too, because a unit is delivered as a whole or not at all.
+        If the batch belongs to a unit (atomic batch), the unit ends too, because it is delivered as a whole or not at
+        all.
 
         Args:
             batch: The batch. The engine has already saved the damaged bytes elsewhere, durably.

@@ -95,7 +95,7 @@ class BatchEvent(enum.Enum):
     """The batch is merged with its neighbours into one batch."""
     UNIT_COMMITTED = "unit committed"
     UNIT_ENDED = "unit ended"
-    """The batch's unit was given up."""
+    """The unit (atomic batch) to which the batch belongs was given up."""
 
     __hash__ = object.__hash__
 
@@ -169,7 +169,7 @@ class Fault:
     """
 
     code: int = 0
-    """Kafka's error code, or DAMAGED, TOO_SLOW, or a code of `units`. Invariant: set in REFUSED."""
+    """Kafka's error code, or DAMAGED, TOO_SLOW, or a code from `kafkasafe.units`. Invariant: set in REFUSED."""
     message: str = ""
     """The reason for `code` as human-readable text; in UNDECIDABLE, the evidence instead. Invariant: not
     empty if the batch is UNDECIDABLE, or if `code` is not 0.
@@ -240,8 +240,8 @@ class Batch:
     """Id of the batch, None while it has none.
 
     Invariant: set in PREPARED, SENT, IN_DOUBT and REFUSED; the id then covers `count` records. Never set in JOINED,
-    because the batches of a unit get their sequences in the unit's transaction. A SEALED batch may have an id that is
-    not durable yet.
+    because the batches of a unit (an atomic batch) get their sequences in the unit's transaction. A SEALED batch may
+    have an id that is not durable yet.
     """
     state: BatchState = BatchState.SEALED
     """See `STATE`."""
@@ -363,7 +363,7 @@ class Batch:
     # -- units, parents and parts --------------------------------------------------------------------------------------
 
     def join(self, unit: u.Unit) -> None:
-        """Record that the batch belongs to this unit."""
+        """Record that the batch belongs to this unit (atomic batch)."""
         self.unit, self.state = unit, BatchState.JOINED
 
     def stand_for(self, parent: Batch) -> None:
@@ -413,7 +413,7 @@ class Batch:
         self.tries += 1
 
     def send_in_unit(self) -> None:
-        """Record that the batch is sent in the transaction of its unit."""
+        """Record that the batch is sent in the transaction of its unit (atomic batch)."""
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
@@ -538,5 +538,5 @@ class Fate(enum.Enum):
 
 
 def batches_of(unit: u.Unit) -> list[Batch]:
-    """The batches of a unit, in the order in which they were accepted."""
+    """The batches of a unit (atomic batch), in the order in which they were accepted."""
     return [batch for batch in unit.batches if isinstance(batch, Batch)]

@@ -84,8 +84,8 @@ class Divider:
                 persist.marks.append(m.Replaced(batch.written_at, first, len(made)))
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:
-                # Repeat the UNIT mark, because the spool can delete the segment with the unit's first UNIT mark before
-                # these batches.
+                # Repeat the UNIT mark, which declares the atomic batch: the spool can delete the segment with the first
+                # UNIT mark before it deletes these batches.
                 persist.marks.extend(unit_marks(batch.unit, first, len(made)))
         batch.on(BatchEvent.DIVIDED)
         partition.queue.remove(batch)

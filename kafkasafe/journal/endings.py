@@ -60,8 +60,9 @@ class Durability:
                 # The broker acknowledged the batch while the disk was writing it.
                 self.finish(self._all[batch.destination], batch)
         for group in persist.units:
-            # A unit without batches is only a mark. The mark's position is at least `begin`, but otherwise unknown.
-            # With a later position for the unit, the spool could delete the mark's segment too early.
+            # A unit (atomic batch) that contains no batch is only a mark. The mark's position is at least `begin`, but
+            # otherwise unknown. If the unit's position were later than the mark, the spool could delete the mark's
+            # segment too early.
             self._units.written(group.unit, min((b.position for b in group.batches), default=begin))
         for consequence in persist.after:
             self._follow(consequence)

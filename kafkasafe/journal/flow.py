@@ -73,8 +73,8 @@ class FlowEvent(enum.Enum):
     BASELINE_DURABLE = "baseline durable"
     """The baseline (an offset, see BATCH_QUEUED) is durable in the spool."""
     BASELINE_DURABLE_SUSPECTED = "baseline durable but suspected"
-    """Like BASELINE_DURABLE, but the log may already have lost acknowledged batches of units. (Only units are sent
-    before the baseline is durable.)
+    """Like BASELINE_DURABLE, but the log may already have lost acknowledged batches of units (atomic batches). Only
+    batches of units are sent before the baseline is durable.
     """
     FAILED = "failed"
     """A request ended without an acknowledgement."""

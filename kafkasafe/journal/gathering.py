@@ -101,8 +101,8 @@ class Gatherer:
             self._out.ready.gathers[partition.number] = run
 
     def _may_gather(self, partition: Partition, batch: Batch, now_ms: int) -> bool:
-        """Whether the batch waits on disk with an id, was never sent, and is not linked to a unit or to
-        other batches.
+        """Whether the batch may be merged. Such a batch waits on disk with an id, was never sent, and is not linked to
+        an atomic batch or to other batches.
         """
         return (
             batch.state is BatchState.PREPARED

@@ -106,7 +106,7 @@ class Journal:
     def ready(self, now: float, now_ms: int) -> Ready:
         """Return each action that is due now, once.
 
-        The objects of the journal decide in a fixed order: partitions first, then units.
+        The objects of the journal decide in a fixed order: partitions first, then units (atomic batches).
 
         Args:
             now: The current time in seconds.
@@ -116,7 +116,7 @@ class Journal:
         out.touch_postponed()
         if out.touched:
             if self.units.lines.by_id:
-                self.units.out.change()  # a batch before a unit's batch may have left the queue
+                self.units.out.change()  # a batch in front of a unit's batch may have left the queue
             self._machine.turn(now, now_ms)
         if out.ready.persist.units or not self.units.out.is_empty:
             self._unit_batches.advance()
@@ -329,7 +329,7 @@ class Journal:
         self._verdicts.decide(batch, resend=resend)
 
     def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
-        """The cluster refused a destination of a unit."""
+        """The cluster refused a destination of a unit (atomic batch)."""
         return self._refusals.deny_unit(destination, code, reason, now)
 
     def absent(self, destination: int, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Applies the decisions of `kafkasafe.units` to the batches of the units."""
+"""Applies the decisions of `kafkasafe.units` to the batches of units (atomic batches)."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class UnitBatches:
         ]
 
     def _places(self, unit: u.Unit) -> list[m.Mark]:
-        """The COMMITTED marks to write after the ENDED mark. The COMMITTED marks repeat the offsets of the unit's
-        batches, because the spool may have deleted the STAGED mark.
+        """The COMMITTED marks to write after the ENDED mark. They repeat the offsets of the batches in the unit (atomic
+        batch), because the spool may have deleted the STAGED mark.
         """
         entries: dict[int, list[tuple[int, int]]] = {}
         for batch in batches_of(unit):
@@ -91,8 +91,8 @@ class UnitBatches:
         ]
 
     def _divide_members(self, unit: u.Unit, refused: u.Member) -> None:
-        """Divide the unit's batch that the cluster found too large, and the unit's batches of similar size for the same
-        topic.
+        """Divide the batch that the cluster found too large, and the other batches of the unit (atomic batch) that have
+        a similar size and the same topic.
         """
         members = {batch.handle: batch for batch in batches_of(unit)}
         topic = self._all[refused.destination].topic
@@ -107,7 +107,9 @@ class UnitBatches:
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
     def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
-        """Record a committed unit's batch and its offset, so that a later survey can search for the batch."""
+        """Record a batch of a committed unit (atomic batch), and its offset. A later survey can then search for the
+        batch.
+        """
         base_offset = unit.places.get(batch.handle, -1)
         batch.locate(base_offset)
         grant = unit.grant
@@ -115,13 +117,13 @@ class UnitBatches:
             sequence = unit.sequences[batch.handle]
             batch.identify(BatchId(grant.producer_id, grant.epoch, sequence, batch.count))
         partition.log.begin_before(base_offset)
-        # The leader epoch is unknown if an earlier incarnation staged the unit. Using the epoch of the partition's last
-        # acknowledgement would be wrong.
+        # The leader epoch is unknown if an earlier incarnation staged the unit (atomic batch). Using the epoch of the
+        # partition's last acknowledgement would be wrong.
         leader_epoch = unit.epochs.get(batch.handle, -1)
         self._suspicions.acknowledged(partition, base_offset, batch.count, leader_epoch)
         topic = self._destinations.topics.get(partition.topic)
         known, now = partition.log.topic_id, m.NO_TOPIC_ID if topic is None else topic.topic_id
         if any(known) and any(now) and known != now:
-            # The topic was created again, and the journal learned the new topic id only after the unit was staged. So
-            # the unit's records may have been in the deleted topic.
+            # The topic was created again, and the journal learned the new topic id only after the atomic batch was
+            # staged. So the records may have been in the deleted topic.
             self._suspicions.recreated(partition.number, f"topic id {known.hex()} became {now.hex()}")

@@ -62,14 +62,14 @@ class BatchesIdentified:
 
 @dataclass(frozen=True, slots=True)
 class UnitStaged:
-    """A durable mark says that all units of a transaction are appended."""
+    """A durable mark says that all units (atomic batches) of a transaction are appended."""
 
     transaction: u.Transaction
 
 
 @dataclass(frozen=True, slots=True)
 class UnitEnded:
-    """The mark with a unit's outcome is durable."""
+    """The mark with the outcome of a unit (atomic batch) is durable."""
 
     unit: u.Unit
     fate: Fate
@@ -84,12 +84,12 @@ Consequence = BatchEnded | BaselineDurable | BatchesIdentified | SilenceBroken |
 
 
 def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
-    """The marks by which a group declares that some of its batches belong to a unit.
+    """The marks by which a spool group declares that some of its batches belong to a unit (atomic batch).
 
     Args:
         unit: The unit.
-        first: Index, in the group's manifest, of the unit's first batch in this group.
-        batches: How many batches of the unit the group has.
+        first: Index of the unit's first batch in the manifest of the spool group.
+        batches: How many of the unit's batches are in the spool group.
     """
     marks: list[m.Mark] = [m.Unit(unit.unit_id, first, batches, unit.transactional_id, unit.offsets)]
     if unit.recorded:
@@ -99,12 +99,12 @@ def unit_marks(unit: u.Unit, first: int, batches: int) -> list[m.Mark]:
 
 @dataclass(frozen=True, slots=True)
 class UnitGroup:
-    """One atomic group: a unit with all its batches. A unit may have no batch."""
+    """An atomic spool group: a unit (atomic batch) with all its batches. A unit may have no batch."""
 
     unit: u.Unit
     batches: tuple[Batch, ...]
     handle: int
-    """Number of the unit in the order of acceptance. Batches with a lower handle were accepted before the unit."""
+    """Increases in the order of acceptance: batches with a lower handle were accepted before the unit."""
 
     @property
     def marks(self) -> list[m.Mark]:
@@ -114,14 +114,15 @@ class UnitGroup:
 
 @dataclass(slots=True)
 class Persist:
-    """The batches, marks and new units to write and make durable next. Each new unit is written as a separate group.
+    """The batches, marks and new units (atomic batches) to write and make durable next. Each new unit is written as a
+    separate spool group.
 
     Attributes:
         batches: The batches to write, in this order.
         marks: The marks to write before the batches.
         atomic: Marks and batches are one group, which recovery reads as a whole or not at all.
         after: The consequences that `persisted()` applies once the groups are durable.
-        units: New units, each in a separate group.
+        units: New units, each in a separate spool group.
     """
 
     batches: list[Batch] = field(default_factory=list)
@@ -135,14 +136,16 @@ class Persist:
 
     @property
     def runs(self) -> list[tuple[UnitGroup | None, list[Batch]]]:
-        """Batches and units in the order in which the journal accepted them, which is also the order on disk."""
+        """Batches and units (atomic batches) in the order in which the journal accepted them, which is also the order
+        on disk.
+        """
         if not self.units:
             return [(None, self.batches)] if self.batches else []
         runs: list[tuple[UnitGroup | None, list[Batch]]] = []
         batches, at = self.batches, 0
         for group in self.units:
-            # In an atomic group, all batches come first: the parts of a divided batch precede all later batches and
-            # units.
+            # In an atomic spool group, all batches come first: the parts of a divided batch precede all later batches
+            # and units.
             begin = at
             while at < len(batches) and (self.atomic or batches[at].handle < group.handle):
                 at += 1
@@ -159,7 +162,7 @@ class Persist:
 
     def leave_to(self, rest: Persist) -> None:
         """Keep only the batches that replace other batches (by a division or a merge). Move the other batches, and the
-        units, to `rest`, the next group.
+        new units (atomic batches), to `rest`, the next group.
 
         If the disk fails for some batches, the engine may write a later group of decisions before it writes these
         batches. Any other batch in that group would overtake them.
@@ -195,7 +198,9 @@ class Persist:
         self.marks, self.after = [], []
 
     def leave_out_void(self) -> None:
-        """Drop units that have ended and batches that are delivered: the engine no longer has to write them."""
+        """Drop units (atomic batches) that have ended, and batches that are delivered: the engine no longer has to
+        write them.
+        """
         if not self.atomic and any(batch.state is BatchState.COMMITTED for batch in self.batches):
             self.batches = [batch for batch in self.batches if batch.state is not BatchState.COMMITTED]
         if any(group.unit.void for group in self.units):
@@ -392,7 +397,7 @@ class Ready:
     """Batches wait for a producer id of this incarnation."""
     unpacked: list[Unpacked] = field(default_factory=list)
     gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
-    """Maps a destination to consecutive small batches that wait and may be merged (see `Journal.gathered`)."""
+    """By destination: consecutive small batches that wait and may be merged (see `Journal.gathered`)."""
 
     def want_producer_id(self, *, wanted: bool) -> None:
         """Set `wants_producer_id`."""
@@ -461,7 +466,8 @@ class Outbox:
 
     def take(self, *, wants_producer_id: bool) -> Ready:
         """Take the actions decided since the last call. If batches replace other batches (by a division or a merge),
-        the group has only the replacements, and the next call returns the remaining batches and the units.
+        the result contains only the replacements, and the next call returns the remaining batches and the new units
+        (atomic batches).
         """
         ready, self.ready = self.ready, Ready()
         ready.want_producer_id(wanted=wants_producer_id)

@@ -1,5 +1,5 @@
-"""Keeps the order across lanes, incarnations and units. Stores *debts* (batches of other lanes that must be delivered
-first), and decides which batches of this lane must wait.
+"""Keeps the order across lanes, incarnations and units (atomic batches). Stores *debts* (batches of other lanes that
+must be delivered first), and decides which batches of this lane must wait.
 
 `kafkasafe.journal.order` finds the unfinished batches of other lanes, and the batches to hold back.
 """
@@ -91,8 +91,9 @@ class Precedence:
         return self._halted or self.is_held(partition, batch)
 
     def is_in_front(self, batch: u.Member) -> bool:
-        """Whether only batches of units are before a unit's batch in its queue, and nothing holds the batch back.
-        `units.order` decides the order of these batches.
+        """Whether a batch of a unit (atomic batch) may be sent as far as the order is concerned. Nothing must hold the
+        batch back, and all earlier batches in its queue must belong to units, too. `units.order` decides the order of
+        these batches.
         """
         partition = self._partitions.get(batch.destination)
         if partition is None:

@@ -266,7 +266,8 @@ class Recovery:
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_released(base_offset, clear=clear)
             elif at in ended and base_offset >= 0:
-                # The batch belongs to a unit, and the ENDED mark earlier in this group has finished the batch.
+                # The batch belongs to a unit (atomic batch), and the unit's ENDED mark, earlier in this spool group,
+                # has finished the batch.
                 clear = not known.queue or known.queue.near[0].rank > (at,)
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
@@ -312,7 +313,8 @@ class Recovery:
         """
         if destination:
             lost = self._replay.take()
-            # A part of a divided batch belongs to the divided batch's unit: see `recover_batch`.
+            # A part of a divided batch belongs to the same unit (atomic batch) as the divided batch: see
+            # `recover_batch`.
             unit = lost.unit if lost.parent is None or lost.parent.unit is None else lost.parent.unit
             if unit is not None:
                 unit.blame(DAMAGED, "a part of it is damaged on disk")
@@ -530,7 +532,7 @@ class Recovery:
             partition.doubt.forget_cut()
             for batch in partition.queue.all():
                 if batch.state is BatchState.JOINED:
-                    continue  # the batch gets its sequences in the unit's transaction
+                    continue  # the batch gets its sequences in the transaction of its unit
                 if batch.position >= mark.void_from and batch.position not in named:
                     batch.read_id(None)
         for entry in mark.entries:

@@ -30,7 +30,7 @@ class Refusals:
         self._missing_grace_s = state.settings.missing_grace_s
 
     def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
-        """Record that the cluster refuses a destination of a unit for a reason that may be temporary.
+        """Record that the cluster refuses a destination of a unit (atomic batch) for a reason that may be temporary.
 
         Returns:
             True if the cluster answered only with refusals for the whole timeout, or the partition is proven not to

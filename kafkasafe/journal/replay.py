@@ -73,11 +73,13 @@ class Replay:
         return next((at for at, children in self._origins if children.start == first), default)
 
     def divides_unit(self, first: int) -> bool:
-        """Whether the parts of a unit's batch begin at this index."""
+        """Whether the parts of a divided batch begin at this index, and the divided batch belongs to a unit (atomic
+        batch).
+        """
         return any(parent.unit is not None and children.start == first for parent, children in self.parents)
 
     def read_unit(self, unit: u.Unit, members: range) -> None:
-        """Record that these batches of the group belong to this unit."""
+        """Record that these batches of the spool group belong to this unit (atomic batch)."""
         self._units.append((unit, members))
 
     def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:

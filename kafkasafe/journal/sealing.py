@@ -54,8 +54,8 @@ class Sealer:
             size_bytes: Size of the whole batch.
             max_timestamp: Largest timestamp, ms since the epoch.
             given: See `Batch`.
-            unit: The unit (made by `Units.seal`) to which the batch belongs. The caller calls `close_unit` after the
-                unit's last batch.
+            unit: The unit (atomic batch, made by `Units.seal`) to which the batch belongs. The caller calls
+                `close_unit` after the unit's last batch.
 
         Returns:
             The batch. If its `identity` is set when the engine writes the batch, the engine puts the id into the
@@ -70,8 +70,8 @@ class Sealer:
         return self.enqueue(batch)
 
     def close_unit(self, unit: u.Unit) -> None:
-        """Close a new unit after all its batches are sealed. The unit is written as one group, and delivered as a
-        whole.
+        """Close a new unit (atomic batch) after all its batches are sealed. The unit is written as one spool group, and
+        delivered as a whole.
         """
         self._units.closed(unit)
         group = UnitGroup(unit, tuple(batches_of(unit)), next(self._handles))
@@ -133,8 +133,8 @@ class Sealer:
         # Recovery uses the order on disk, so write earlier batches that are only in memory first.
         queue = self._all[batch.destination].queue
         if not self._durable_first:
-            # Stop at a batch of an earlier unit: the journal wrote all batches before this one when it sealed the
-            # earlier unit.
+            # Look back only as far as the last batch that belongs to an earlier unit (atomic batch). The journal wrote
+            # all batches before that one when it sealed the earlier unit.
             plain = takewhile(lambda other: other.unit is None, queue.backwards())
             last = next((other for other in plain if not self._rests_on_disk(other)), None)
             self.spill([] if last is None else [last])

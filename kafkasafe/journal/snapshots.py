@@ -55,7 +55,8 @@ class Snapshots:
         """The STATE mark to repeat for the partition. Recovery reads an empty STATE mark as a reset of the partition.
         So this method returns no mark if the mark would be empty although the journal remembers batches. For example:
 
-        1. A broker without topic ids and leader epochs acknowledges the batches of a unit, but reports no offsets.
+        1. A broker without topic ids and leader epochs acknowledges the batches of a unit (atomic batch), but reports
+           no offsets.
         2. The lane sent nothing else to the partition, so no baseline is known.
         3. A new segment begins. The journal remembers the unit's batches, but has no data for the STATE mark.
         """

@@ -139,7 +139,7 @@ class Views:
 
     @property
     def unfinished(self) -> int:
-        """How many batches are not finished. A unit without batches counts as one batch."""
+        """How many batches are not finished. A unit (atomic batch) with offsets but no records counts as one batch."""
         return sum(len(p.queue) for p in self._all.values()) + len(self._units.lines.batchless)
 
     def topic(self, name: str) -> m.Topic | None:
@@ -284,8 +284,8 @@ class Views:
         return self._all[destination].log.reach
 
     def may_be_sent(self, batch: Batch) -> bool:
-        """Whether a batch outside units may have been sent. The journal sends a batch only if the batch has an id and
-        the partition's baseline is known.
+        """Whether a batch that belongs to no unit (atomic batch) may have been sent. The journal sends a batch only if
+        the batch has an id and the partition's baseline is known.
 
         The journal sends nothing to a partition until the partition's end offset (`baseline`) is durable in the spool.
         Without a baseline, no broker has seen the partition's batches, even if the batches have ids.

@@ -349,7 +349,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffsets:
-    """A consumer group's offsets that are committed in a unit's transaction.
+    """Offsets of a consumer group that the transaction of a unit (atomic batch) commits.
 
     Attributes:
         member_id: Id of the group member that commits the offsets; empty: none.
@@ -367,7 +367,8 @@ class GroupOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Batches of this spool group are delivered together or not at all. Only in atomic groups.
+    """Declares a unit (atomic batch): batches of this spool group that are delivered together or not at all. Only in
+    atomic groups.
 
     Attributes:
         unit_id: Id of the unit, 16 bytes, never reused.
@@ -386,11 +387,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The readings from which the offsets of a unit come. A reading is a consumer's uninterrupted pass through a
-    partition.
+    """Says from which readings the offsets of a unit (atomic batch) come. A reading is a consumer's uninterrupted pass
+    through a partition.
 
     Attributes:
-        entries: One entry, (number of the reading, start), for each offset in the unit's UNIT mark, in the same order.
+        entries: For each offset in the UNIT mark of this unit, in the same order: (number of the reading, start).
             `start` is the group's offset when the reading began; -1 when unknown.
     """
 
@@ -400,7 +401,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A transaction began for a unit. The mark voids an earlier `Staged` mark of the unit.
+    """A transaction began for a unit (atomic batch). The mark voids an earlier `Staged` mark of the unit.
 
     Attributes:
         producer_id: The producer id that the coordinator granted.
@@ -417,8 +418,8 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The position of one batch of a unit in the spool, and its offset in the partition's log. The batch may still be
-    uncommitted.
+    """Where one batch of a unit (atomic batch) is: its position in the spool, and its offset in the partition's log.
+    The batch may still be uncommitted.
 
     Attributes:
         position: Position of the batch in the spool.
@@ -435,8 +436,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """All batches of a unit are in the logs of their partitions, so any process that reads this mark may commit the
-    transaction.
+    """All batches of a unit (atomic batch) are in the logs of their partitions, so any process that reads this mark may
+    commit the transaction.
     """
 
     begun: Begun
@@ -444,7 +445,7 @@ class Staged:
 
 
 class UnitOutcome(enum.IntEnum):
-    """How a unit ended."""
+    """How a unit (atomic batch) ended."""
 
     COMMITTED = 1
     DROPPED = 2
@@ -452,7 +453,7 @@ class UnitOutcome(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The fate of a unit is final. A reason longer than 32,767 bytes is truncated when it is written."""
+    """The outcome of a unit (atomic batch) is final. The log stores at most 32,767 bytes of the reason."""
 
     unit_id: bytes
     outcome: UnitOutcome

@@ -125,8 +125,8 @@ class OpenSpool:
         return producer_samples(self._pump, closed=self._parts.lifecycle.closed is not None)
 
     def unit(self, unit_id: bytes) -> tuple[u.Phase, bool] | None:
-        """Returns the phase of an undecided unit (an atomic batch), and whether it waits for another unit that stays
-        undecided. Returns None if the unit is in no lane of this process.
+        """Returns the phase of an undecided atomic batch, and whether it waits for another atomic batch that stays
+        undecided. Returns None if the atomic batch is in no lane of this process.
         """
         for lane in self._pump.lanes:
             unit = lane.journal.units.lines.by_id.get(unit_id)

@@ -48,7 +48,7 @@ class DiskWriter:
         self._ledger = ledger
         self._places = places
         self._withheld: dict[Lane, list[Parcel]] = {}
-        """Parcels that are on disk but do not count as durable yet, because their lane is displaced."""
+        """Batches that are on disk but do not count as durable yet, because their lane's directory is displaced."""
         self.memory = 0
         """Bytes of the durable, unfinished batches that are still in memory. Batches that were read back from disk do
         not count.
@@ -227,7 +227,7 @@ class DiskWriter:
         # order, callers would see too much free space in between.
         self.publish_used()
         lane.journal.persisted(persist, positions, lane.spool.next_position)
-        # If the log is only in memory, nothing becomes durable, and the parcels keep their bytes.
+        # If the log is only in memory, nothing becomes durable, and the batches keep their bytes.
         if in_memory:
             return
         if persist.units:
@@ -266,7 +266,7 @@ class DiskWriter:
             lane.spool.keep_room(lane.divisions.waiting_bytes)
 
     def _promise(self, parcels: Sequence[Parcel]) -> None:
-        """Mark these parcels as durable: the next start would find them on disk. Wakes callers that wait for them."""
+        """Mark these batches as durable: the next start would find them on disk. Wakes callers that wait for them."""
         if not parcels:
             return
         self.memory += sum(parcel.size_bytes for parcel in parcels if parcel.data is not None)
@@ -462,22 +462,22 @@ class DiskWriter:
         return self._ledger.room.measure_free(free)
 
     def watch_undurable(self) -> None:
-        """`spool="on_error"`: check regularly which parcels are only in memory, until all are on disk or delivered."""
+        """`spool="on_error"`: check regularly which batches are only in memory, until all are on disk or delivered."""
         if self._config.spool == "on_error" and not self._spill_due:
             self._spill_due = True
             self._context.timer(SPILL_EVERY_S, ChoreDue(Chore.SPILL))
 
     def spill_late(self) -> None:
-        """`spool="on_error"`: spill parcels that have waited for `spool_after_ms`."""
+        """`spool="on_error"`: write to disk the batches that have waited for `spool_after_ms`."""
         self._spill_due = False
         self.spill(self._config.spool_after_s)
-        # If a caller adds a parcel after this check, the `Submitted` message about that parcel starts the timer.
+        # If a caller hands over a batch after this check, the `Submitted` message about that batch starts the timer.
         if self._ledger.undurable:
             self.watch_undurable()
 
     def spill(self, age_s: float) -> None:
-        """`spool="on_error"`: write to disk the parcels that have been only in memory for at least `age_s`. If the
-        parcels that are only in memory have too many bytes, write all of these parcels.
+        """`spool="on_error"`: write to disk the batches that have been only in memory for at least `age_s` seconds. If
+        the batches that are only in memory have too many bytes, write all of them.
         """
         with self._ledger.lock:
             late = self._late(self._context.clock.monotonic() - age_s)
@@ -494,7 +494,7 @@ class DiskWriter:
 
 
 def _is_written(parcel: Parcel) -> bool:
-    """Return whether the spool has the bytes of this very parcel.
+    """Return whether the spool has the bytes of this very parcel (a batch, as callers see it).
 
     1. Small batches of a partition are durable, and the engine joins them into one batch. The parcel of the joined
        batch counts as durable, because the records are on disk in the small batches.
@@ -542,7 +542,7 @@ def _groups(
             given = [m.Given(i, b.given) for i, b in enumerate(batches) if b.given is not None]
             groups.append(([*unit.marks, *given], list(itertools.islice(contents, len(batches))), True))
             continue
-        # Each unit has its own spool group, even if the unit has no batches.
+        # Each unit (atomic batch) has its own spool group, even if it contains no batch.
         if not groups or groups[-1][1] or groups[-1][2] != persist.atomic:
             groups.append(([], [], persist.atomic))
         for batch in batches:

@@ -56,7 +56,7 @@ class Endings:
         """
 
     def resolve(self, lane: Lane, resolutions: Sequence[j.Resolution]) -> None:
-        """Finish the parcels of batches whose outcome is final and durable."""
+        """Give callers the results of batches whose outcome is final and durable."""
         finished = []
         for resolution in resolutions:
             batch = resolution.batch
@@ -64,7 +64,7 @@ class Endings:
                 self._losses.is_back(lane, batch)
             parcel = lane.parcels.pop(batch.handle, None)
             if parcel is None:
-                continue  # the batch was divided, so the parcels of its parts report the outcome
+                continue  # the batch was divided, so its parts report the outcome
             match resolution.fate:
                 case j.Fate.COMMITTED:
                     self._deliver(lane, batch, parcel)
@@ -87,7 +87,7 @@ class Endings:
             for parcel in finished:
                 self._ledger.durable(parcel)
             given_up = _any_done(finished)
-        # `Ledger.finish` wakes no callers for parcels that already failed with `delivery_timeout_ms`, so wake these
+        # `Ledger.finish` wakes no callers for a batch that already failed with `delivery_timeout_ms`, so wake these
         # callers here.
         if given_up and self._ledger.waiters:
             self._ledger.waiters.notify_all()

@@ -345,7 +345,8 @@ class Engine:
                 lane.journal.decide(batch, resend=resend)
 
     def shut(self, *, orderly: bool = True) -> None:
-        """Close network and lanes. Parcels without an outcome get an error; batches on disk stay for the next owner.
+        """Close network and lanes. Callers of batches without an outcome get an error; batches on disk stay for the
+        next owner.
 
         Args:
             orderly: False if an error interrupted a step of the engine. The interrupted step may have changed only the

@@ -1,4 +1,6 @@
-"""Puts parcels into the journal, and divides batches whose partitions are now known, or that brokers refuse."""
+"""Puts the callers' batches (parcels) into the journal, and divides batches whose partitions are now known, or that
+brokers refuse.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ from kafkasafe.record import batch as codec
 from kafkasafe.spool.refusals import place_of
 
 _MOST_JOINED: Final = 5
-"""Maximum number of `delivery="transactional"` batches in a unit. In each partition, brokers remember a producer's last
-five batches.
+"""Maximum number of `delivery="transactional"` batches in a unit (atomic batch). In each partition, brokers remember a
+producer's last five batches.
 """
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
@@ -50,9 +52,9 @@ class _Growing:
     Attributes:
         lane: The unit's lane.
         unit: The unit with the batches taken so far.
-        topic: The topic whose batches may still join the unit; empty if no batch may.
-        left: Number of further batches that may join the unit.
-        room: Number of further bytes that may join the unit.
+        topic: The topic whose batches may still join the unit (atomic batch); empty if no batch may.
+        left: How many more batches may join.
+        room: How many more bytes may join.
     """
 
     lane: Lane
@@ -82,11 +84,11 @@ class Intake:
         self._rejects = rejects
         self._choose = choose
         self._growing: _Growing | None = None
-        # With `spool_sync="each"`, each batch has its own fsync, so no batch joins the unit of another batch.
+        # With `spool_sync="each"`, each batch has its own fsync, so each batch is a unit (atomic batch) of its own.
         self._most_joined = 1 if context.config.spool_sync == "each" else _MOST_JOINED
 
     def take(self, parcels: Sequence[Parcel]) -> None:
-        """Take parcels from callers, and put each into the queue of its partition."""
+        """Take batches (parcels) from callers, and put each into the queue of its partition."""
         lane = self._context.own
         parcels = self._ledger.take(parcels)
         self._disk.watch_undurable()
@@ -98,8 +100,8 @@ class Intake:
                 self._take_unit(lane, unit_handle, list(some))
 
     def settle(self) -> None:
-        """Close the newest unit, so that no batch joins it any more. Call this method before the journal decides
-        anything.
+        """Close the newest unit (atomic batch), so that no further batch joins it. Call this method before the journal
+        decides anything.
         """
         growing, self._growing = self._growing, None
         if growing is not None:
@@ -111,7 +113,9 @@ class Intake:
                 self._seal(lane, part)
 
     def _take_unit(self, lane: Lane, unit_handle: UnitHandle, parcels: Sequence[Parcel]) -> None:
-        """Take the parcels of a unit. The first parcel has no records, and carries the outcome of the whole unit."""
+        """Take the parcels of a unit (atomic batch). The first parcel has no records, and carries the outcome of the
+        whole unit.
+        """
         size = sum(parcel.size_bytes for parcel in parcels)
         growing = self._growing
         if growing is None or not growing.takes(unit_handle, size):
@@ -127,7 +131,7 @@ class Intake:
                 self._seal(lane, part, growing.unit)
 
     def _parts(self, lane: Lane, parcel: Parcel) -> list[Parcel]:
-        """The parcel itself, or its parts if the parcel is divided immediately."""
+        """The parcel (encoded batch) itself, or its parts if the parcel is divided immediately."""
         if parcel.count:
             self._context.stats.records[parcel.topic, "accepted"] += parcel.count
         topic = lane.journal.views.topic(parcel.topic)
@@ -135,7 +139,7 @@ class Intake:
             if topic is None or topic.partition_count < 1:
                 self._context.refresh_topics([parcel.topic])
             elif not lane.journal.views.waiting(parcel.topic):
-                # The parcel was encoded just before the topic became known. Divide it immediately to keep the order of
+                # The batch was encoded just before the topic became known. Divide it immediately to keep the order of
                 # records.
                 return self._divide_in_memory(parcel, topic.partition_count)
         return [parcel]

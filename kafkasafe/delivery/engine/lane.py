@@ -434,7 +434,7 @@ class Copying:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One lane of the spool: its lock, log, journal, and the parcels in it."""
+    """One lane of the spool: its lock, log, journal, and the callers' batches (parcels) in it."""
 
     name: str
     lock: LaneLock

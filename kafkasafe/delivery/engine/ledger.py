@@ -1,4 +1,5 @@
-"""The part of the engine's state that callers read: parcels without a final outcome, and errors to raise.
+"""The part of the engine's state that callers read: their batches (parcels) without a final outcome, and errors to
+raise.
 
 The engine changes this state with `lock` held. Callers take `lock` only while they hold `SafeProducer._lock`. So a
 signal handler that calls the producer can tell from `SafeProducer._lock` whether the handler interrupted another call.
@@ -134,10 +135,10 @@ class Ledger:
         self.failure = error
 
     def submit(self, parcels: Sequence[Parcel]) -> None:
-        """Accept parcels, in this order. Never blocks. The caller has already checked `room`.
+        """Accept a caller's encoded batches, in this order. Never blocks. The caller has already checked `room`.
 
-        After an interrupted call (Ctrl-C), a caller may submit the same parcels again. During this call, a signal
-        handler may also submit them. The ledger accepts each parcel only once.
+        After an interrupted call (Ctrl-C), a caller may submit the same batches again. During this call, a signal
+        handler may also submit them. The ledger accepts each batch only once.
         """
         with self.lock:
             failure = self.failure
@@ -156,14 +157,14 @@ class Ledger:
                 continue
             if not parcel.number:
                 number = next(self.parcels.numbers)
-                # Pass the number to `accept`, because a signal handler may have numbered the parcel in the meantime.
+                # Pass the number to `accept`, because a signal handler may have numbered the batch in the meantime.
                 parcel.accept(number, now)
             self.parcels.add(parcel)
             self.ahead.submit(parcel)
             self.undurable.add(parcel)
 
     def _remove_finished(self, parcels: Sequence[Parcel]) -> None:
-        """Remove parcels that are already on disk or delivered: a signal handler may have submitted them."""
+        """Remove batches that are already on disk or delivered: a signal handler may have submitted them."""
         for parcel in parcels:
             if parcel.durable:
                 self.undurable.remove(parcel)
@@ -171,7 +172,7 @@ class Ledger:
                 self.parcels.remove(parcel)
 
     def take(self, parcels: Sequence[Parcel]) -> list[Parcel]:
-        """Mark parcels as taken by the pump. Returns the parcels that were not taken before."""
+        """Mark batches as taken by the pump. Returns those that were not taken before."""
         with self.lock:
             new = list(itertools.filterfalse(attrgetter("taken"), parcels))
             for parcel in new:
@@ -191,13 +192,13 @@ class Ledger:
             self.wrong_cluster = None
 
     def settled(self, number: int) -> bool:
-        """Whether all parcels up to `number` have a final outcome, and `flush` has nothing else to wait for.
+        """Whether `flush` has nothing left to wait for. All batches up to `number` must have a final outcome.
 
-        Besides parcels, `flush` waits until the engine has found out, for each partition, whether the cluster still has
-        all acknowledged records. `flush` also waits for a final outcome of lost records that the engine sent again.
+        `flush` also waits until the engine has found out, for each partition, whether the cluster still has all
+        acknowledged records. If the engine sent lost records again, `flush` waits for their final outcome, too.
         Finally, `flush` waits for the lanes of earlier producers, until each lane is drained or has another owner.
         """
-        # Read `doubted` before `parcels`: the engine puts lost parcels into `parcels` again before it removes their
+        # Read `doubted` before `parcels`: the engine puts lost batches into `parcels` again before it removes their
         # partition from `doubted`.
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
 
@@ -231,7 +232,7 @@ class Ledger:
         return max(0.0, (self._clock.wall_ms() - oldest.max_timestamp) / 1000)
 
     def last_number(self) -> int:
-        """Returns a number above the numbers of all parcels accepted so far, and below the numbers of all parcels
+        """Returns a number above the numbers of all batches accepted so far, and below the numbers of all batches
         accepted later.
         """
         return next(self.parcels.numbers)
@@ -253,7 +254,7 @@ class Ledger:
         )
 
     def made_durable(self, parcels: Iterable[Parcel]) -> None:
-        """Mark parcels as durable, and wake callers that wait for durability."""
+        """Mark batches as durable, and wake callers that wait for durability."""
         with self.lock:
             for parcel in parcels:
                 self.durable(parcel)
@@ -261,7 +262,7 @@ class Ledger:
             self.waiters.notify_all()
 
     def durable(self, parcel: Parcel) -> None:
-        """Mark one parcel as durable. Call with `lock` held."""
+        """Mark one batch as durable. Call with `lock` held."""
         parcel.be_durable()
         if self.undurable.remove(parcel):
             self._stats.durable.observe(self._clock.monotonic() - parcel.sealed_at, parcel.count)
@@ -270,7 +271,7 @@ class Ledger:
             self.durable(parent)
 
     def finish(self, parcel: Parcel) -> None:
-        """Mark a parcel as done, call its watcher, and wake callers that wait."""
+        """Mark a batch as done, call the function that watches it, and wake callers that wait."""
         with self.lock:
             if parcel.done:
                 return
@@ -289,7 +290,7 @@ class Ledger:
                 self.finish(parent)
 
     def abort(self, parcel: Parcel, error: BaseException) -> None:
-        """End a parcel, and the parts that it was divided into, with an error."""
+        """End a batch, and the parts into which it was divided, with an error."""
         for child, _ in parcel.children or ():
             self.abort(child, error)
         if not parcel.done and not parcel.children:
@@ -318,10 +319,10 @@ class Ledger:
             self.waiters.notify_all()
 
     def fail(self, error: BaseException, *, final: bool = True, elsewhere: Elsewhere | None = None) -> None:
-        """End the producer: every parcel without a final outcome gets an error.
+        """End the producer: every batch without a final outcome gets an error.
 
         Args:
-            error: The error for durable parcels, or for all parcels if `final` is true.
+            error: The error for durable batches, or for all batches if `final` is true.
             final: True if an error ended the producer; False if `close` ended it.
             elsewhere: Where the producer's own lane is, if the lane is not in its place.
         """

@@ -17,7 +17,7 @@ def not_durable(undurable: Iterable[Parcel], disk_trouble: str, elsewhere: Elsew
 
     Args:
         undurable: The parcels that are not durable.
-        disk_trouble: Why the parcels are not durable; empty while the disk works.
+        disk_trouble: Why the batches are not durable; empty while the disk works.
         elsewhere: Where the producer's own lane is, if it is not in its place.
     """
     records = sum(parcel.count for parcel in undurable)

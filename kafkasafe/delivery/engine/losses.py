@@ -37,7 +37,9 @@ class LossWatch:
         self._deleted = deleted
 
     def acked_loss(self, lane: Lane, loss: j.AckedLoss) -> None:
-        """Handle a loss of acknowledged records: count and report it, and create parcels for batches to send again."""
+        """Handle a loss of acknowledged records: count and report it, and let callers wait again for the batches to
+        send again.
+        """
         topic, partition = lane.journal.views.address(loss.destination)
         self._context.stats.losses[loss.cause.value] += 1
         self._sequence_errors.lost((topic, partition))

@@ -104,8 +104,8 @@ class RefusedNames:
 
 
 def refused_names(lanes: Iterable[Lane], topic: str | None = None) -> Iterator[RefusedDestination]:
-    """Yields the refused transactional ids and groups that make units wait. If `topic` is given, yields only names that
-    make records of this topic wait. Any thread may call this function.
+    """Yields the refused transactional ids and groups that make atomic batches wait. If `topic` is given, yields only
+    names that make records of this topic wait. Any thread may call this function.
     """
     for lane in lanes:
         for name, found in lane.names.items():
@@ -137,11 +137,11 @@ def _is_of_offsets(action: u.Request) -> bool:
 
 
 def _of_marker(lane: Lane, action: u.Request) -> tuple[str, int]:
-    """Returns the permission that a unit's marker needs, such as "READ on orders", and the marker's destination; ("",
-    -1) if the request writes no marker.
+    """Returns the permission that the marker of an atomic batch needs, such as "READ on orders", and the marker's
+    destination; ("", -1) if the request writes no marker.
 
-    The marker is a committed offset for the partition of the unit's first batch. To commit an offset, the principal
-    needs READ permission on the topic. To write records, the principal does not need this permission.
+    The marker is a committed offset for the partition of the first records. To commit an offset, the principal needs
+    READ permission on the topic. To write records, the principal does not need this permission.
     """
     if not isinstance(action, u.CommitOffsets) or action.index >= 0 or not action.transaction.batches:
         return "", -1
@@ -164,8 +164,8 @@ def _name(lane: Lane, action: u.Request) -> tuple[str, str]:
 
 
 def topics_beside(lanes: Iterable[Lane], topic: str) -> set[str]:
-    """`topic`, and all topics with records in the same unfinished unit as records of `topic`. Any thread may call this
-    function.
+    """`topic`, and all topics that have records in the same unfinished atomic batch as `topic`. Any thread may call
+    this function.
     """
     beside = {topic}
     for lane in lanes:

@@ -1,4 +1,6 @@
-"""The parcels (batches as callers see them) without a final outcome, including parcels whose batches are packed."""
+"""The parcels (batches as callers see them) without a final outcome. The journal may have packed their batches into
+compact rows.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ _NONE: Final = float("inf")
 
 
 class Ahead:
-    """Measures how far callers run ahead of the cluster: counts the bytes of submitted parcels without a final outcome.
+    """Measures how far callers run ahead of the cluster: counts the bytes of submitted batches without a final outcome.
 
-    Callers only register their parcels, and only the pump's thread changes the counts. In a caller's thread, Ctrl-C
+    Callers only register their batches, and only the pump's thread changes the counts. In a caller's thread, Ctrl-C
     could interrupt an addition and leave a wrong sum. Batches of earlier incarnations in the spool do not count.
 
     Call the methods with the ledger's lock held. Any thread may read `is_far` and `has_eased` without the lock.
@@ -48,11 +50,11 @@ class Ahead:
         return self._counts is None or self._counts.has_eased(self._untaken_bytes())
 
     def submit(self, parcel: Parcel) -> None:
-        """Register a parcel that a caller submits, perhaps a second time after an interruption."""
+        """Register a batch that a caller submits, perhaps a second time after an interruption."""
         self._untaken[parcel.number] = parcel
 
     def take(self, parcels: Iterable[Parcel]) -> None:
-        """Count parcels that the pump has taken over."""
+        """Count batches that the pump has taken over."""
         now = self._clock.monotonic()
         for parcel in parcels:
             self._untaken.pop(parcel.number, None)
@@ -61,20 +63,20 @@ class Ahead:
                 self._counts.accepted((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def withdraw(self, parcel: Parcel) -> None:
-        """Stop counting a parcel that has left memory because its batch was packed."""
+        """Stop counting a batch that the journal has packed, because a packed batch takes almost no memory."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             self._counts.withdrawn((parcel.topic, parcel.partition), parcel.size_bytes)
 
     def finish(self, parcel: Parcel) -> None:
-        """Stop counting a parcel whose outcome is final."""
+        """Stop counting a batch whose outcome is final."""
         if parcel.ahead and self._counts is not None:
             parcel.count_ahead(counted=False)
             now = self._clock.monotonic()
             self._counts.answered((parcel.topic, parcel.partition), parcel.size_bytes, now)
 
     def expire(self) -> None:
-        """Stop counting the parcels of partitions whose leaders have not answered recently. While a caller of `send`
+        """Stop counting the batches for partitions whose leaders have not answered recently. While a caller of `send`
         waits, call `expire` repeatedly.
         """
         if self._counts is not None:
@@ -82,11 +84,11 @@ class Ahead:
 
     @property
     def silent(self) -> frozenset[tuple[str, int]]:
-        """Partitions whose parcels do not count because their leaders do not answer. `expire` updates the set."""
+        """Partitions whose batches do not count because their leaders do not answer. `expire` updates the set."""
         return frozenset() if self._counts is None else self._counts.silent
 
     def clear(self, parcels: Iterable[Parcel]) -> None:
-        """Forget all parcels, at the end of the producer."""
+        """Forget all batches, at the end of the producer."""
         self._untaken.clear()
         for parcel in parcels:
             parcel.count_ahead(counted=False)
@@ -107,18 +109,18 @@ class OpenParcels:
         self.open: Ordered[Parcel] = Ordered()
         """Parcels in memory, by number."""
         self._packed = self._packed_records = 0
-        # `_packed_from` maps a destination to the number of its first packed parcel. `_first_packed` is the lowest
+        # `_packed_from` has, for each destination, the number of its first packed batch. `_first_packed` is the lowest
         # number in `_packed_from`.
         self._packed_from: dict[int, int] = {}
         self._first_packed: float = _NONE
         self._moves = 0
-        """Odd while parcels are being packed or unpacked."""
-        # `_live` has weak references to the packed parcels that callers still hold. `_kept` has strong references to
-        # packed parcels with a watcher, to keep these parcels alive.
+        """Odd while batches are being packed or unpacked."""
+        # `_live` has weak references to the parcels of packed batches that callers still hold. `_kept` has strong
+        # references to those with a watcher, to keep them alive.
         self._live: weakref.WeakValueDictionary[int, Parcel] = weakref.WeakValueDictionary()
         self._kept: dict[int, Parcel] = {}
         self._revived_number = 0
-        """Number of the newest parcel that the engine sends again because the cluster lost its batch."""
+        """Number of the newest batch that the engine sends again because the cluster lost it."""
 
     def __len__(self) -> int:
         return len(self.open) + self._packed
@@ -130,15 +132,15 @@ class OpenParcels:
         self.open[parcel.number] = parcel
 
     def add_recovered(self, parcels: Iterable[Parcel]) -> None:
-        """Number and add parcels that an earlier incarnation accepted."""
+        """Number and add batches (parcels) that an earlier incarnation accepted."""
         with self._guard.lock:
             for parcel in parcels:
                 parcel.renumber(next(self.numbers))
                 self.open[parcel.number] = parcel
 
     def revive(self, parcel: Parcel) -> None:
-        """Add a parcel whose lost batch the engine sends again, and give the parcel a new number, so that callers wait
-        for the parcel's outcome again.
+        """Add a lost batch that the engine sends again. The batch gets a new number, so that callers wait for its
+        outcome again.
         """
         with self._guard.lock:
             self._revived_number = next(self.numbers)
@@ -150,7 +152,7 @@ class OpenParcels:
         self.open.pop(parcel.number, None)
 
     def take_all(self) -> list[Parcel]:
-        """Remove and return all parcels, because the producer ends. Call with the ledger's lock held."""
+        """Remove and return all batches (parcels), because the producer ends. Call with the ledger's lock held."""
         undone = [*self.open.values(), *list(self._live.values())]
         self.open.clear()
         self._live.clear()
@@ -163,7 +165,9 @@ class OpenParcels:
     # -- packed parcels ------------------------------------------------------------------------------------------------
 
     def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
-        """Record that these parcels' batches are packed. Keeps only parcels that callers or watchers need."""
+        """Record that the journal has packed these batches into compact rows. Keeps only the parcels that callers or
+        watchers need.
+        """
         with self._guard.lock, self._moving():
             for parcel in parcels:
                 parcel.pack(self._kept)
@@ -179,8 +183,8 @@ class OpenParcels:
                 self._ahead.withdraw(parcel)
 
     def pack_unseen(self, packed: j.Packed) -> None:
-        """Register batches of earlier incarnations that were packed while the log was read. No caller holds parcels of
-        these batches.
+        """Register batches of earlier incarnations that were packed while the log was read. No caller holds a reference
+        to these batches.
         """
         with self._guard.lock, self._moving():
             self._packed_from[packed.destination] = packed.first_number
@@ -197,7 +201,9 @@ class OpenParcels:
             self._moves += 1
 
     def unpack(self, number: int) -> Parcel | None:
-        """Take the parcel of a packed batch; None if neither a caller nor a watcher needs the parcel any more."""
+        """Take the parcel (the callers' object) of a packed batch; None if neither a caller nor a watcher needs it any
+        more.
+        """
         parcel = self._live.pop(number, None)
         if parcel is not None:
             parcel.unpack()
@@ -205,7 +211,7 @@ class OpenParcels:
         return parcel
 
     def unpacked(self, destination: int, parcel: Parcel, next_number: int) -> None:
-        """Return an unpacked parcel to `open`. `next_number` is the number of the next packed parcel of the same
+        """Return an unpacked parcel to `open`. `next_number` is the number of the next packed batch for the same
         destination, or -1.
         """
         with self._guard.lock, self._moving():
@@ -227,21 +233,21 @@ class OpenParcels:
         return self.open.get(self.open.least or 0)
 
     def flushed(self, number: int) -> bool:
-        """Whether every parcel up to `number` has a final outcome."""
+        """Whether every batch up to `number` has a final outcome."""
         while True:
             moves = self._moves
             least, packed = self.open.least, self._first_packed
             if moves == self._moves and not moves % 2:
                 return (least is None or least > number) and packed > number
-            time.sleep(0)  # some parcels are being packed or unpacked
+            time.sleep(0)  # some batches are being packed or unpacked
 
     def settled(self, number: int) -> bool:
-        """Whether every parcel up to `number`, and every parcel that was sent again, has a final outcome."""
+        """Whether every batch up to `number`, and every lost batch that was sent again, has a final outcome."""
         return self.flushed(max(number, self._revived_number))
 
     def records(self, number: int) -> int:
-        """Approximate number of records in the parcels up to `number`. If any of these parcels is packed, the result
-        includes all records of packed parcels, of which only the total is known.
+        """Approximate number of records in the batches up to `number`. If any of these batches is packed, the result
+        includes the records of all packed batches, of which only the total is known.
         """
         packed = self._packed_records if self._first_packed <= number else 0
         return packed + sum(parcel.count for parcel in list(self.open.values()) if parcel.number <= number)

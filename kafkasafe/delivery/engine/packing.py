@@ -1,4 +1,4 @@
-"""Packs long backlogs: drops the parcels of batches that are sent much later, unless callers hold these parcels."""
+"""Packs long backlogs: frees the objects of batches that are sent much later, unless callers hold these objects."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ class Packing:
             self._ledger.parcels.pack(destination, [parcel for _, parcel in packed])
 
     def unpack(self, lane: Lane, unpacked: Sequence[j.Unpacked]) -> None:
-        """Restore the parcels of batches that the journal needs again."""
+        """Create or take back the parcels (objects) of batches that the journal has unpacked because it needs them
+        again.
+        """
         for each in unpacked:
             batch = each.batch
             topic, partition = lane.journal.views.address(batch.destination)

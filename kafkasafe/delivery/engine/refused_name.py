@@ -20,11 +20,12 @@ class RefusedName:
         last_at: Time of the latest refusal.
         counted_from: Time from which the duration of the refusal is counted. Another answer, or a long time without an
             answer, restarts the count.
-        transactional_id: The transactional id whose units wait; empty for the lane's own ids. Ignored if `group` is
-            set.
-        group: The group whose offsets the waiting units would commit; empty if the refusal is not about a user's group.
-        destination: If the refusal affects only units whose first batch is for one destination, the number of this
-            destination; otherwise -1.
+        transactional_id: The transactional id whose atomic batches wait; empty for the lane's own ids. Ignored if
+            `group` is set.
+        group: The group whose offsets the waiting atomic batches would commit; empty if the refusal is not about a
+            user's group.
+        destination: Number of a destination if the refusal affects only the units (atomic batches) whose first batch is
+            for this destination; otherwise -1.
         reported: Whether the refusal was reported.
     """
 

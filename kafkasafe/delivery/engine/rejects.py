@@ -103,7 +103,7 @@ class Rejects:
 
     def _set_aside(self, lane: Lane, aside: j.Aside, kept: int, reason: str = "") -> None:
         if lane.journal.set_aside(aside, kept, reason):
-            # Use a timer, so that the engine first handles other partitions and parcels from callers.
+            # Use a timer, so that the engine first handles other partitions and new batches of callers.
             self._context.timer(0.0, AsideDue(lane, aside.destination))
 
     def read(self, lane: Lane, batch: j.Batch) -> Refused:

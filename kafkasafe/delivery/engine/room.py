@@ -76,8 +76,8 @@ class RoomKeeper:
             batches = lane.journal.to_rescue(first, end)
             if batches is None:
                 return
-            # Copy only batches whose bytes are in memory. A batch whose parcel is not restored yet has its bytes only
-            # on disk.
+            # Copy only batches whose bytes are in memory. A batch that was recovered or unpacked may have its bytes
+            # only on disk.
             batches = [
                 batch
                 for batch in batches

@@ -1,4 +1,4 @@
-"""The accepted parcels that are not on disk yet, and whether the spool has room for more."""
+"""The accepted batches that are not on disk yet, and whether the spool has room for more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKLOG_BYTES: Final = 32 * 1024 * 1024
 
 
 class UndurableParcels:
-    """The accepted parcels that are not on disk yet.
+    """The accepted batches that are not on disk yet, as `Parcel` objects.
 
     `Ledger` changes this object, with the ledger's lock held. Any thread may read it.
     """
@@ -27,42 +27,42 @@ class UndurableParcels:
         self._clock = clock
         self._by_number: OrderedDict[int, Parcel] = OrderedDict()
         self.size_bytes = 0
-        """Total size of the parcels."""
+        """Total size of the batches."""
 
     def __len__(self) -> int:
         return len(self._by_number)
 
     def values(self) -> Collection[Parcel]:
-        """The parcels, the oldest first."""
+        """The batches, the oldest first."""
         return self._by_number.values()
 
     def add(self, parcel: Parcel) -> None:
-        """Add a parcel, unless it was added before."""
+        """Add a batch, unless it was added before."""
         if parcel.number not in self._by_number:
             self._by_number[parcel.number] = parcel
             self.size_bytes += parcel.size_bytes
 
     def remove(self, parcel: Parcel) -> bool:
-        """Remove a parcel. Return whether the object contained it."""
+        """Remove a batch. Return whether the object contained it."""
         if self._by_number.pop(parcel.number, None) is None:
             return False
         self.size_bytes -= parcel.size_bytes
         return True
 
     def clear(self) -> None:
-        """Forget all parcels, at the end of the producer."""
+        """Forget all batches, at the end of the producer."""
         self._by_number.clear()
 
     def spooled(self, number: int) -> bool:
-        """Whether every parcel up to `number` is durable."""
+        """Whether every batch up to `number` is durable."""
         return first(self._by_number, number + 1) > number
 
     def last_number(self) -> int:
-        """The number of the newest parcel that is not durable; 0 if all parcels are durable."""
+        """The number of the newest batch that is not durable; 0 if all batches are durable."""
         return last(self._by_number)
 
     def records(self, number: int) -> int:
-        """How many records of the parcels numbered `number` or lower are neither on disk nor in the cluster."""
+        """How many records of the batches up to `number` are neither on disk nor in the cluster."""
         waiting = list(self._by_number.values())
         return sum(p.count for p in waiting if p.number <= number and not p.done)
 
@@ -136,7 +136,7 @@ class SpoolRoom:
     @property
     def kept_bytes(self) -> int:
         """Bytes that count against `spool_max_bytes`: the size of the spool on disk or, with `spool="never"`, of the
-        pending parcels.
+        pending batches.
         """
         return self._undurable.size_bytes if self._config.in_memory else self.used
 

@@ -28,7 +28,9 @@ class UnitEndings:
         self._rejects = rejects
 
     def refuse(self, lane: Lane, unit: u.Unit) -> None:
-        """Write a unit's batches durably to `rejected/`, before the log gets the mark that ends the unit."""
+        """Write the batches of a unit (atomic batch) durably to `rejected/`, before the log gets the mark that ends the
+        unit.
+        """
         batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
         left = [batch for batch in batches if batch.handle not in lane.rejections]
         if self._config.in_memory:
@@ -77,7 +79,9 @@ class UnitEndings:
         lane.journal.units.put_aside(unit, kept=True)
 
     def resolve(self, lane: Lane, ended: Sequence[tuple[u.Unit, j.Fate]]) -> None:
-        """Finish units whose outcome is final and durable, and whose batches are already finished."""
+        """Finish the units (atomic batches) in `ended`, whose outcome is final and durable. Their single batches are
+        already finished.
+        """
         for unit, fate in ended:
             records = sum(batch.count for batch in unit.batches)
             outcome = fate.value

@@ -22,12 +22,12 @@ is at most n times this long.
 
 @dataclass(frozen=True, slots=True)
 class _TopicPause:
-    """The pause of a unit that the cluster refused because a topic was missing.
+    """The pause of a unit (atomic batch) that the cluster refused because a topic was missing.
 
     Attributes:
         addresses: The unit's partitions.
         former: The ids of the unit's topics at the last attempt.
-        there: Whether the metadata contained all partitions of the unit when the pause began.
+        there: Whether the metadata contained all `addresses` when the pause began.
     """
 
     due: UnitDue
@@ -44,12 +44,14 @@ class UnitPauses:
         self._waiting: list[_TopicPause] = []
         """The pauses that metadata may end."""
         self._tried: dict[str, bytes] = {}
-        """Maps a topic to its id at the time of the last request with batches for it."""
+        """By topic: the topic's id at the time of the last request with batches for it."""
         self._ended: list[UnitDue] = []
         """The pauses that ended early, until their timers fire."""
 
     def begin(self, lane: Lane, again: u.RetryLater) -> None:
-        """Begin the pause before the next attempt of a unit, or of one of its requests. At its end, `retry` is due."""
+        """Begin the pause before the next attempt to deliver an atomic batch, or to send one of its requests. At its
+        end, `retry` is due.
+        """
         backoff = self._context.slow_backoff if again.slow else self._context.backoff
         pause_s = backoff.pause_s(again.attempt)
         if again.code in TRANSACTION_ENDING_CODES and again.attempt <= 6:
@@ -104,10 +106,10 @@ class UnitPauses:
         )
 
     def look_again(self) -> None:
-        """End pauses of units that the cluster refused because a topic was missing or forbidden, if new metadata
-        contain the topic.
+        """If new metadata contain a topic that was missing or forbidden, end the pauses of the atomic batches that the
+        cluster refused for this reason.
 
-        As for other batches (see `Sender`), metadata end a pause only if a partition of the unit was missing from the
+        As for other batches (see `Sender`), metadata end a pause only if one of the partitions was missing from the
         metadata when the pause began, or a topic was recreated since the last attempt. So attempts stay rare while the
         metadata of a broker still contain a deleted topic.
         """
