@@ -80,9 +80,9 @@ class EndOffsetTracker:
             path: A file that keeps the offsets across restarts. The constructor reads the file, and `save` and `close`
                 write it. None: nothing is stored.
             hold_timeout_s: How many seconds the tracker keeps the old value while brokers give answers that are lower
-                than before and have no leader epoch. After that, the result is Unproven.
-            on_result: Called with (topic, partition, result) for each result that is not a Value. The callback runs on
-                the thread that passed the answer to the tracker. The tracker's caller gets an exception that the
+                than before and have no leader epoch. After that, the result is `Unproven`.
+            on_result: Called with (topic, partition, result) for each result that is not a `Value`. The callback runs
+                on the thread that passed the answer to the tracker. The tracker's caller gets an exception that the
                 callback raises; the answer is recorded nevertheless.
             clock: Returns the time in seconds. The time must never decrease.
             files: File system interface, for tests.
@@ -133,10 +133,10 @@ class EndOffsetTracker:
             isolation_level: Isolation level of the look-up.
 
         Returns:
-            A result whose `offset` is the end offset to use. Value: the answer is trusted. Held: the answer is lower
-            than an earlier one, and is not trusted. Look up again; if `ask_epoch` is set, also send
-            OffsetForLeaderEpoch and pass its answer to `prove`. Regressed: the answer is lower than an earlier one, but
-            is trusted for the given reason. Unproven: see `accept`.
+            A result whose `offset` is the end offset to use. `Value`: the answer is trusted. `Held`: the answer is
+            lower than an earlier one, and is not trusted. Look up again; if `ask_epoch` is set, also send
+            OffsetForLeaderEpoch and pass its answer to `prove`. `Regressed`: the answer is lower than an earlier one,
+            but is trusted for the given reason. `Unproven`: see `accept`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is unknown.
@@ -156,8 +156,8 @@ class EndOffsetTracker:
     ) -> dict[_Partition, int]:
         """Store the end offsets that `KafkaConsumer.end_offsets` returned, and return the end offsets to use.
 
-        Both dicts have (topic, partition) as keys. A returned end offset is never lower than before. Exception:
-        another method has returned Regressed for this partition, or has received another topic id.
+        Both dicts have (topic, partition) as keys. A returned end offset is never lower than before. The only
+        exceptions: another method has returned `Regressed` for this partition, or has received another topic id.
         """
         ends: dict[_Partition, int] = {}
         for at, offset in answered.items():
@@ -191,9 +191,9 @@ class EndOffsetTracker:
                 level.
 
         Returns:
-            A result as from `observe`, but for a recreated topic the result is a Value whose `recreated` is True. If a
-            Held result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to `prove_start`. Unproven: see
-            `accept_start`.
+            A result as from `observe`, but for a recreated topic the result is a `Value` whose `recreated` is True. If
+            a `Held` result has `ask_epoch`, send OffsetForLeaderEpoch and pass the answer to `prove_start`. `Unproven`:
+            see `accept_start`.
 
         Raises:
             ValueError: `offset` is negative, or the isolation level is unknown.
@@ -216,7 +216,7 @@ class EndOffsetTracker:
         leader_epoch: int = -1,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Result:
-        """Store the answer to the OffsetForLeaderEpoch request that a Held result of `observe_start` asked for.
+        """Store the answer to the OffsetForLeaderEpoch request for which a `Held` result of `observe_start` asked.
 
         Arguments: see `prove`.
         """
@@ -230,7 +230,8 @@ class EndOffsetTracker:
     def accept_start(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Accept the lower start offset of a Held or Unproven result without a proof. Return None if there is none.
+        """Accept, without a proof, the lower start offset of a `Held` or `Unproven` result. Return None if there is no
+        such result.
 
         A start offset that is too low does no harm. But if the log was replaced, the old start offset may be too high:
         a reader that begins there misses records.
@@ -267,9 +268,9 @@ class EndOffsetTracker:
             isolation_level: See `observe_start`.
 
         Returns:
-            Held if the answer is about a deleted topic. Also Held if this answer finds no record, but an earlier answer
-            found one at or after the log's start. After a Held result, look up again: the broker may be a new leader
-            that does not know the record yet (KIP-207). Otherwise Value.
+            `Held` if the answer is about a deleted topic, or if this answer finds no record although an earlier answer
+            found one at or after the log's start; otherwise `Value`. After a `Held` result, look up again: the broker
+            may be a new leader that does not know the record yet (KIP-207).
 
         Raises:
             ValueError: See `observe_start`.
@@ -337,7 +338,9 @@ class EndOffsetTracker:
     def accept(
         self, topic: str, partition: int, *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> Regressed | None:
-        """Accept the lower end offset of a Held or Unproven result without a proof. Return None if there is none."""
+        """Accept, without a proof, the lower end offset of a `Held` or `Unproven` result. Return None if there is no
+        such result.
+        """
         key = _key(topic, partition, isolation_level)
         with self._lock:
             regressed = self._ends.accept(key)

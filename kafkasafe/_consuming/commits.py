@@ -29,14 +29,17 @@ class Commits:
         self._carries_lineage = True
 
     def stop_describing(self) -> None:
-        """Commit offsets without lineages from now on, because the brokers refuse lineages as commit metadata."""
+        """From now on, commit offsets without lineages (histories of the records read), because the brokers refuse
+        lineages as commit metadata.
+        """
         with self._lock:
             self._carries_lineage = False
 
     def described(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, max_bytes: int = METADATA_BYTES
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Add lineages to offsets as commit metadata. Metadata that the application has set are not changed.
+        """Add the history of the records read (the lineage) to offsets, as commit metadata. Metadata that the
+        application has set are not changed.
 
         Args:
             offsets: The offsets to commit.

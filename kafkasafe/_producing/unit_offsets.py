@@ -69,8 +69,8 @@ class UnitOffsets:
 
     @property
     def readings(self) -> Mapping[u.GroupPartition, u.Reading]:
-        """Maps (group, topic, partition) to the reading that the batch continues. A reading is one run of a consumer
-        through the partition. If a partition's reading is not known, the partition is left out.
+        """For each (group, topic, partition): the reading (a consumer's run through the partition) that the batch
+        continues. If the reading is not known, the partition is left out.
         """
         return {
             line: reading for source in self._sources.values() for line, reading in source.readings.items()

@@ -49,7 +49,7 @@ class Subject(Protocol):
         """Whether `look` may find progress. Any thread may call this method. Once the result is True, it stays True."""
 
     def look(self) -> CheckResult:
-        """Checks the subject: returns the progress since the previous call. Must be called on the loop's thread."""
+        """Checks for progress since the previous call, and returns its kind. Must be called on the loop's thread."""
 
     def is_ready(self, entry: Any) -> bool:
         """Whether the coroutine with this entry can continue."""
@@ -143,7 +143,9 @@ class Fates:
 
 
 class _SubjectWaiters:
-    """Coroutines that wait for the same subject. The loop checks the coroutines only after the subject has changed."""
+    """Coroutines that wait for the same thing (the subject). The loop checks the coroutines only after the subject has
+    changed.
+    """
 
     __slots__ = ("again", "all", "entries", "left", "subject")
 
@@ -276,8 +278,7 @@ class LoopWaits:
         group.entries[waiter] = entry
         timer = None
         try:
-            # Check the subject now, because a change of the subject may not have woken this loop while no coroutine
-            # waited for it.
+            # Check the condition now: as long as no coroutine waited for it, a change may not have woken this loop.
             if known is None and group.subject.is_ready(entry):
                 return True
             if timeout_s is not None:

@@ -1,4 +1,6 @@
-"""Assigns numbers to the readings of all consumers of this process: see `kafkasafe.delivery.readings`."""
+"""Assigns numbers to the readings (runs through partitions) of all consumers in this process: see
+`kafkasafe.delivery.readings`.
+"""
 
 from __future__ import annotations
 

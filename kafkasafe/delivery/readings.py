@@ -63,7 +63,7 @@ _UNMOVED: Final = frozenset({OffsetsFate.FORGOTTEN, OffsetsFate.REJECTED})
 
 
 class Numbers:
-    """Draws ascending numbers for the readings of a process.
+    """Draws ascending numbers for the readings (runs of consumers through partitions) in a process.
 
     Args:
         first: The first number, at least 1. Processes whose batches may be in the same spool need different first
@@ -140,8 +140,8 @@ class OffsetClaim:
 
 
 class ReadingRun:
-    """One reading of a partition. Holds the atomic batches with the reading's offsets, in the order in which they were
-    made.
+    """One reading: a consumer's run through a partition. Holds the atomic batches that commit offsets of this run, in
+    the order in which they were made.
 
     Attributes:
         reading: The number and the start of the reading, in the form in which batches store them.
@@ -359,7 +359,9 @@ class Readings(Generic[_Partition]):
 
 
 class Earlier(Generic[_Partition]):
-    """The undecided batches of a consumer's ended readings. These batches may still move the group's offset."""
+    """The undecided batches of a consumer's ended readings (runs through partitions). These batches may still move the
+    group's offset.
+    """
 
     def __init__(self) -> None:
         self._claims: dict[_Partition, list[OffsetClaim]] = {}

@@ -94,9 +94,10 @@ class Durability:
             case BaselineDurable(destination):
                 partition = self._partitions[destination]
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
-                    # Ignore the baseline of a log that the journal has forgotten. The journal may also have asked for
-                    # the baseline twice, for example before and after a move to another cluster. Then ignore this
-                    # answer if the partition already uses the other one, or pauses because the other question failed.
+                    # Ignore the baseline (end offset before the first batch) of a log that the journal has forgotten.
+                    # The journal may also have asked for the baseline twice, for example before and after a move to
+                    # another cluster. Then ignore this answer if the partition already uses the other one, or pauses
+                    # because the other question failed.
                     return
                 partition.progress.recover()
                 if partition.loss.suspicion is None:

@@ -21,7 +21,9 @@ class Flow(enum.Enum):
     NEW = "new"
     """The lane has never sent to the partition, so the journal asks for the end offset before it sends anything."""
     ASKING_BASELINE = "asking for the baseline"
-    """The journal waits for `baseline()`, and then until the log's end offset is durable in the spool."""
+    """The journal waits until the engine reports the log's end offset (`baseline()`), and then until this offset is
+    durable in the spool.
+    """
     FLOWING = "flowing"
     PROBING = "probing"
     """The leader has all batches in doubt. The journal sends the newest batch in doubt again, to find out whether the
@@ -67,14 +69,14 @@ class FlowEvent(enum.Enum):
     """Damage on disk destroyed marks about the next batch, so the journal cannot determine whether the batch was sent.
     """
     BATCH_QUEUED = "batch queued"
-    """A batch waits, but the baseline is not known. The baseline is the offset at which the log ended before this lane
-    sent its first batch.
+    """A batch waits, but the baseline is not known: the offset at which the log ended before this lane sent its first
+    batch.
     """
     BASELINE_DURABLE = "baseline durable"
-    """The baseline (an offset, see BATCH_QUEUED) is durable in the spool."""
+    """The baseline (the log's end offset before this lane's first batch) is durable in the spool."""
     BASELINE_DURABLE_SUSPECTED = "baseline durable but suspected"
     """Like BASELINE_DURABLE, but the log may already have lost acknowledged batches of units (atomic batches). Only
-    batches of units are sent before the baseline is durable.
+    batches of units are sent before the baseline (the log's end offset before this lane's first batch) is durable.
     """
     FAILED = "failed"
     """A request ended without an acknowledgement."""

@@ -55,7 +55,8 @@ class CopyForward:
             return []  # marks that are about to be written may name the batches' positions
         found: dict[int, Batch] = {}
         size = 0
-        # Unpack packed batches before `before_position`, a limited number in each call.
+        # Turn batches before `before_position` that are packed (compact rows) into objects again, a limited number in
+        # each call.
         for number, first_position in list(self._index.packed_from.items()):
             while first_position < before_position and len(self._out.ready.unpacked) < _MOVED_BATCHES:
                 self._packer.unpack(self._all[number], WINDOW)

@@ -237,7 +237,7 @@ class Journal:
         self._snapshots.doubt()
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """A partition has a long backlog. Returns the partition's batches that may be packed."""
+        """Returns the batches of a partition with a long backlog that may be packed into compact rows."""
         return self._packer.packable(destination)
 
     def pack(self, destination: int, shells: Sequence[tuple[int, float]]) -> None:
@@ -433,7 +433,7 @@ class Journal:
         return self._incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
     def paid(self, debt: m.Debt) -> None:
-        """A debt is paid: another lane has delivered the batches for which this lane waits."""
+        """Record that another lane has delivered batches for which this lane waits (a debt)."""
         self._state.precedence.paid(debt)
 
     def snapshot(self) -> list[m.Mark]:

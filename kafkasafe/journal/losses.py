@@ -447,7 +447,7 @@ class _Extent:
         """
         bounds = (suspicion.from_offset, epoch_end_offset, end_offset)
         begin = min((bound for bound in bounds if bound >= 0), default=end_offset)
-        # The log never had a batch of this lane at an offset before the baseline.
+        # The baseline is the log's end offset before this lane's first batch, so no batch of this lane is before it.
         begin = max(begin, baseline_offset)
         if begin > suspicion.last_acked_offset:
             return self

@@ -218,8 +218,8 @@ class OutcomeAsk:
 
     Attributes:
         destination: Destination number.
-        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. Without batches in doubt,
-            the journal needs only the end offset, and the engine answers with `baseline()`.
+        doubt: The batches in doubt, in queue order, all with the same producer id and epoch. If this is empty, the
+            journal needs only the end offset, and the engine answers with `baseline()`.
         from_offset: The lowest offset at which our batches can begin in the log; -1 when unknown.
         acked_before: An earlier batch of the same producer id and epoch was acknowledged on the partition.
         read_log: The answer must come from the log, because the producer state is not reliable (for example, it may
@@ -362,13 +362,14 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The journal has unpacked a batch, because the batch is due soon, or because an event concerns it.
+    """The journal has turned a compact row into a batch again, because the batch is due soon, or because an event
+    concerns it.
 
     Attributes:
         batch: The batch.
         number: The number that the engine passed to `pack`.
         sealed_at: The time that the engine passed to `pack`.
-        next_number: Number of the destination's next packed batch, -1 for none.
+        next_number: Number of the destination's next batch that is packed into a compact row, -1 for none.
     """
 
     batch: Batch

@@ -2,7 +2,7 @@
 it is sent. Recovery uses this module, too.
 
 Call `touch` after changing a partition: the next `ready` then evaluates the partition. If the queue has packed batches,
-and only a few unpacked ones, `touch` unpacks more.
+and only a few batches that are objects, `touch` unpacks more.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Packer:
         self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """Batches that may be packed next, in queue order. The caller may pass any number of these batches, from the
-        first one on, to `pack`.
+        """Batches that may be packed (into compact rows) next, in queue order. The caller may pass any number of these
+        batches, from the first one on, to `pack`.
         """
         partition = self._partitions.get(destination)
         if partition is None or partition.progress.flow is Flow.REJECTING:
@@ -128,8 +128,9 @@ class Packer:
 class RereadBacklogs:
     """Packs long backlogs, as far as recovery has read them, and unpacks batches to which later marks refer.
 
-    Before recovery applies a mark about a batch that may be packed, it *reaches* the batch: it unpacks the backlog up
-    to this batch. `Ready.unpacked` stays empty, because the engine does not know these batches yet.
+    Before recovery applies a mark about a batch that may be packed (a compact row), it *reaches* the batch: it turns
+    all rows up to this batch into objects. `Ready.unpacked` stays empty, because the engine does not know these batches
+    yet.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -141,7 +142,7 @@ class RereadBacklogs:
         """An earlier incarnation can have sent at most this many of a queue's batches: the first batches with an id."""
 
     def pack(self, numbers: Iterator[int]) -> None:
-        """Pack long backlogs. Each packed batch takes the next number."""
+        """Pack long backlogs into compact rows. Each batch that is packed gets the next number."""
         for partition in self._all.values():
             rows = [(next(numbers), 0.0) for _ in self._packable_next(partition)]
             if rows:
@@ -150,8 +151,8 @@ class RereadBacklogs:
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
         """The `packable` batches in queue order. Stops before a batch with an id if the batch before it has none.
 
-        A mark that voids ids takes effect on all packed batches together, so a batch with an id must not be packed
-        after a batch without an id.
+        A mark that voids ids takes effect on all packed batches (compact rows) together, so a batch with an id must not
+        be packed after a batch without an id.
         """
         queue = partition.queue
         without = queue.packed.count > 0 and not queue.packed.identified
@@ -164,7 +165,8 @@ class RereadBacklogs:
     def reach(self, partition: Destination, position: int = -1) -> None:
         """Unpack the batches up to this position, because the next mark refers to one of these batches.
 
-        Also unpack later batches, if necessary, until more than `WINDOW` batches are unpacked or none is packed.
+        Afterwards, more than `WINDOW` batches at the front of the queue are objects, or no batch is packed any more: if
+        necessary, this method also unpacks later batches.
         """
         queue = partition.queue
         if not queue.packed.count:
@@ -176,13 +178,13 @@ class RereadBacklogs:
         self._out.ready.unpacked.clear()
 
     def reach_one(self, partition: Destination, position: int) -> None:
-        """If the batch at this position is packed, unpack it and all earlier batches."""
+        """If the batch at this position is packed (a compact row), turn it and all earlier batches into objects."""
         if partition.queue.packed.count:
             self.reach(partition, position if partition.queue.packed.has(position) else -1)
 
     def reach_any(self, position: int) -> None:
-        """Find the partition with a packed batch at this position, and unpack the partition's batches up to it.
-        Recovery calls this for marks that do not name the partition.
+        """If a batch at this position is packed (a compact row), turn it and all earlier batches of its partition into
+        objects. Recovery calls this for marks that do not name the partition.
         """
         if position in self._index:
             return

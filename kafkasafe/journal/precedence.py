@@ -34,13 +34,14 @@ class Precedence:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The AFTER marks with unpaid debts: batches of other lanes that are perhaps not delivered yet. This lane's
-        batches at or after an AFTER mark's position wait for the mark's debts.
+        """The AFTER marks whose debts (batches of other lanes) are perhaps not delivered yet. This lane's batches at or
+        after an AFTER mark's position wait for the mark's debts.
         """
         return tuple(self._afters)
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
-        """Make batches at or after `position` wait for `debts`, too. Returns the mark that records the debts.
+        """Make batches at or after `position` wait for `debts` (batches of other lanes), too. Returns the mark that
+        records the debts.
 
         An AFTER mark replaces an earlier mark for the same position, so the new mark repeats the earlier debts.
         """
@@ -50,14 +51,14 @@ class Precedence:
         return after
 
     def read(self, after: m.After) -> None:
-        """Add an AFTER mark. It replaces an earlier mark for the same position, because some of the earlier debts may
-        be paid.
+        """Add an AFTER mark. It replaces an earlier mark for the same position, because some of the batches for which
+        the earlier mark waited may be delivered.
         """
         self._afters = [each for each in self._afters if each.position != after.position]
         self._afters.append(after)
 
     def paid(self, debt: m.Debt) -> None:
-        """Record that this debt is paid: the other lane has delivered the batches for which this lane waits."""
+        """Record that another lane has delivered the batches for which this lane waits (its debt)."""
         rest = [(after, tuple(each for each in after.debts if each != debt)) for after in self._afters]
         self._afters = [m.After(after.position, debts) for after, debts in rest if debts]
 

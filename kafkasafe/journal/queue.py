@@ -161,11 +161,11 @@ class PackedRows:
         return row
 
     def has(self, position: int) -> bool:
-        """Whether the batch at this position is packed."""
+        """Whether the batch at this position is packed (a compact row)."""
         return self.at(position) is not None
 
     def at(self, position: int) -> BacklogRow | None:
-        """The row of the packed batch at this position; None if none exists."""
+        """The row of the packed batch at this position; None if no batch there is packed."""
         index = bisect_right(self._sizes, position, key=itemgetter(0)) - 1
         if index < 0:
             return None
@@ -190,7 +190,7 @@ class PackedRows:
         return ((position, size) for position, size in self._sizes)
 
     def forget_identities(self) -> None:
-        """Make the ids of all packed batches void."""
+        """Make the ids of all packed batches (compact rows) void."""
         self._void = self.count > 0
         self.with_id = 0
         self.identified = False
@@ -209,7 +209,7 @@ def _whole(squeezed: bytes) -> bytes:
 
 
 _NOTHING: Final = PackedRows()
-"""The value of `packed` in every queue without packed batches, shared by all queues and always empty."""
+"""An empty object that is the value of `packed` in all queues without packed batches."""
 
 
 class PartitionQueue:

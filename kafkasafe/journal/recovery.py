@@ -131,7 +131,7 @@ class Recovery:
         self._index.reach(position + count)
 
     def _put_in_order(self, part: Batch, rank: tuple[int, ...]) -> None:
-        """Move a part of a divided batch to its place in the order, which follows from the part's rank.
+        """Move a part of a divided batch to its place in the order of delivery, which the part's `rank` determines.
 
         1. The journal divides a refused batch. The parts are written after batches that the journal accepted later.
         2. The parts are copied forward. The spool deletes the segment with the divided batch, but not yet the segment

@@ -57,7 +57,7 @@ class Snapshots:
 
         1. A broker without topic ids and leader epochs acknowledges the batches of a unit (atomic batch), but reports
            no offsets.
-        2. The lane sent nothing else to the partition, so no baseline is known.
+        2. The lane sent nothing else to the partition, so no baseline (end offset before the first batch) is known.
         3. A new segment begins. The journal remembers the unit's batches, but has no data for the STATE mark.
         """
         mark = state_mark(partition)

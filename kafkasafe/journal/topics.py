@@ -131,8 +131,8 @@ class Topics:
         self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
-        """Record the topic id even if the baseline is not known yet. If an atomic batch is staged before the baseline
-        is known, the topic id later shows whether the topic was recreated.
+        """Record the topic id even if the baseline (end offset before this lane's first batch) is not known yet. If an
+        atomic batch is staged before the baseline is known, the topic id later shows whether the topic was recreated.
         """
         topic = self._destinations.topics.get(partition.topic)
         if topic is not None and not any(partition.log.topic_id) and partition.log.last_acked_offset < 0:

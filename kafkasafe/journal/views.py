@@ -76,8 +76,8 @@ class Views:
         return self._index.held_position(self._pinned())
 
     def pinned(self) -> Iterable[tuple[int, int]]:
-        """(position, bytes) of the batches that the spool must keep, sorted by position, with each block of packed
-        batches as one batch. The spool must also keep all data after the first batch that it must keep.
+        """(position, bytes) of the batches that the spool must keep, sorted by position. Each block of packed batches
+        (compact rows) counts as one batch. The spool must also keep all data after the first batch that it must keep.
         """
         sizes = self._index.sizes()
         for number in self._index.packed_from:
@@ -85,7 +85,7 @@ class Views:
         return sorted(sizes)
 
     def batches(self, *, far: bool | None = None) -> Iterable[tuple[str, int, Batch]]:
-        """Every unfinished batch that is not packed, with its address.
+        """Every unfinished batch that is an object, not packed into a compact row, with its address.
 
         Args:
             far: True: only batches that are far back in their queue, and may be packed. False: only the other batches.
@@ -98,7 +98,7 @@ class Views:
                 yield partition.topic, partition.partition, batch
 
     def packed(self) -> Iterator[Packed]:
-        """For each partition with packed batches, a summary of these batches."""
+        """For each partition with packed batches (compact rows), a summary of these batches."""
         for partition in self._all.values():
             first = partition.queue.packed.first()
             if first is not None:
@@ -112,7 +112,7 @@ class Views:
                 )
 
     def packed_at(self, position: int) -> BacklogRow | None:
-        """The packed batch at this position in the spool; None if no batch there is packed."""
+        """The compact row of the batch at this position in the spool; None if no batch there is packed."""
         for number, first_position in self._index.packed_from.items():
             if first_position <= position:
                 row = self._all[number].queue.packed.at(position)
@@ -121,7 +121,9 @@ class Views:
         return None
 
     def packed_records(self, first_position: int, end_position: int) -> int:
-        """How many records are in the packed batches from `first_position` to `end_position`."""
+        """How many records are in the batches from `first_position` to `end_position` that are packed into compact
+        rows.
+        """
         return sum(
             row.count
             for number, packed_from in self._index.packed_from.items()
@@ -233,8 +235,8 @@ class Views:
         return any(partition.queue for partition in self._destinations.unassigned.values())
 
     def portion_bytes(self, topic: str) -> int:
-        """Total size of a topic's waiting batches that are not packed. The engine divides these batches first when it
-        knows the topic's partitions.
+        """Total size of a topic's waiting batches, except those that are packed into compact rows. The engine divides
+        these batches first when it knows the topic's partitions.
         """
         known = self._destinations.unassigned.get(topic)
         return 0 if known is None else sum(batch.size_bytes for batch in known.queue.near)
@@ -287,8 +289,9 @@ class Views:
         """Whether a batch that belongs to no unit (atomic batch) may have been sent. The journal sends a batch only if
         the batch has an id and the partition's baseline is known.
 
-        The journal sends nothing to a partition until the partition's end offset (`baseline`) is durable in the spool.
-        Without a baseline, no broker has seen the partition's batches, even if the batches have ids.
+        The baseline is the partition's end offset before the first batch of this lane. The journal sends nothing to the
+        partition until the baseline is durable in the spool. Without a baseline, no broker has seen the partition's
+        batches, even if the batches have ids.
         """
         partition = self._all[batch.destination]
         return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)

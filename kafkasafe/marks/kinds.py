@@ -319,7 +319,7 @@ class Debt:
 @dataclass(frozen=True, slots=True)
 class After:
     """An incarnation began, or the program dropped another producer. In each topic-partition, this lane's batches from
-    `position` on are delivered after the unfinished batches of `debts`.
+    `position` on are delivered after the unfinished batches of other lanes in `debts`.
 
     Attributes:
         position: Position in this lane of the first batch that waits for `debts`.

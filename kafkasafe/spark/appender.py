@@ -137,11 +137,15 @@ class _Place:
         self.in_flight = False
 
     def appended_claim(self, offset: int) -> None:
-        """Stores the offset of the acknowledged claim, which the task must read back."""
+        """Stores the offset of the acknowledged claim (a task's first batch on a partition), which the task must read
+        back.
+        """
         self.claim_at, self.failures, self.again_at = offset, 0, 0.0
 
     def judge_claim(self, found: batch.BatchHeader) -> Exception | None:
-        """Compares the claim with the batch header that is at its offset. Returns an error if they differ."""
+        """Compares the claim (a task's first batch on a partition) with the batch header that is at its offset. Returns
+        an error if they differ.
+        """
         ours = batch.read_header(self.current)
         if found.compression is not ours.compression:
             return RejectedError(
@@ -198,8 +202,8 @@ class Appender:
             own id and epoch.
         options: Options of the sink or writer. The appender uses `delivery_timeout_s`, `request_timeout_ms` and
             `buffer_bytes`.
-        claims: Whether the first batch on each partition is a claim, which the appender reads back. Not needed if no
-            other process has this grant.
+        claims: Whether the first batch on each partition is a claim: a small batch that the appender reads back. Not
+            needed if no other process has this grant.
         on_acked: Called on the network thread with (topic, partition, offset of the first record) of each acknowledged
             batch, in order for each partition. The function is not called for claims. For a divided batch, the function
             is called once for each part.

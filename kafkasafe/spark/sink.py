@@ -467,8 +467,8 @@ class _Job:
     def _check_stages(self, rows: Sequence[Any]) -> None:
         """Restarts the transaction if a stage ran more than once.
 
-        Tasks of the stage's earlier attempts may still be running. No claim stops them from writing to a partition for
-        which the latest attempt has no rows.
+        Tasks of the stage's earlier attempts may still be running. Nothing stops them from writing to a partition for
+        which the latest attempt has no rows, because this attempt does not claim the partition.
 
         Raises:
             RestartError: A stage ran more than once.

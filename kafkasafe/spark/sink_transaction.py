@@ -91,8 +91,8 @@ class SinkTransaction:
         self._requests.add_partitions(grant, places)
 
     def appender(self, grant: WriterIdentity, places: Collection[tuple[str, int]]) -> Appender:
-        """Returns an appender for the step WRITE in this process. The appender need not claim partitions, because no
-        other process has the grant (producer id and epoch).
+        """Returns an appender for the step WRITE in this process. The appender need not reserve partitions with a first
+        small batch (a claim), because no other process has the grant (producer id and epoch).
 
         Args:
             grant: Grant of the transaction. No other process may get it.

@@ -13,7 +13,7 @@ from kafkasafe.spool.segment import StoredSegment
 
 
 class ExtentFile:
-    """Writes the claims to the lane's file `extent`.
+    """Writes the lane's file `extent`, which claims where the lane's log begins and ends.
 
     The claims are only evidence, so the lane also works without them. `ExtentFile` deletes the file if it would
     otherwise contain a wrong claim.
@@ -97,7 +97,8 @@ class ExtentFile:
         return self._handle < 0 or self._files.identity_of(self._path) == self._files.identity(self._handle)
 
     def restore(self, segments: Sequence[StoredSegment], position: int | None) -> None:
-        """Write both claims again. The claims are durable on return, unless the file cannot be written.
+        """Write both claims (where the log begins and ends) again. They are durable on return, unless the file cannot
+        be written.
 
         The claim about the beginning keeps its number. The disk may still contain a claim with a larger number, and
         that claim must stay valid.
@@ -120,7 +121,7 @@ class ExtentFile:
             self._drop()
 
     def _open(self) -> None:
-        """Open the file, or create it, and make the claims in it durable. Otherwise a claim could be lost:
+        """Open the file, or create it, and make durable what it claims about the log. Otherwise a claim could be lost:
 
         1. The sync of a claim fails, and the owner dies before it deletes the file.
         2. The next owner reads the claim of step 1 from the page cache, and overwrites the older claim, the only

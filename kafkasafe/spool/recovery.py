@@ -86,9 +86,9 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
         SpoolFormatError: A newer kafkasafe has written the lane.
         OSError: A file cannot be read.
     """
-    # During the scan, the lane's owner may move both claims in `extent` forward. So use the claim about the end from
-    # before the scan, because the scan certainly reaches that end. Use the claim about the beginning from after the
-    # scan, so that segments that the owner deleted during the scan do not count as missing.
+    # The file `extent` claims where the log begins and ends. During the scan, the lane's owner may move both positions
+    # forward. So use the end that was claimed before the scan, because the scan certainly reaches it. Use the beginning
+    # that is claimed after the scan: then segments that the owner deleted during the scan do not count as missing.
     before = read_extent(files, lane)
     names = sorted(name for name in files.list(lane) if SEGMENT_NAME.fullmatch(name))
     writers = {name: _writer(files, lane / name) for name in names}
@@ -170,7 +170,7 @@ def _synced(segments: list[StoredSegment], stated: int, extent: Extent) -> int:
 
 
 def read_extent(files: Files, lane: Path) -> Extent:
-    """The claims of a lane's `extent`; empty if the file does not exist.
+    """What a lane's file `extent` claims about the log's beginning and end; empty if the file does not exist.
 
     Raises:
         OSError: The file cannot be read.
@@ -186,7 +186,7 @@ class _Whole:
     keeping them. `_Whole` keeps all later groups until it is known up to which position the log was durable.
 
     Attributes:
-        extent: The claims, as they were before the log was read.
+        extent: What the file `extent` claimed about the log's beginning and end before the log was read.
         entries: The entries of the processed groups; empty if `each` is given.
         rest: The first group that is not intact, and all later groups.
         ended: Whether all further groups belong to `rest`.
@@ -446,8 +446,8 @@ def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[i
 
 
 def _missing_front(lane: Path, segments: list[StoredSegment], extent: Extent) -> Damage | None:
-    """Returns the damage if the log's first segments, or all of its segments, are missing; otherwise None. The claim
-    about the beginning in `extent` says where the log must begin: the lane's owner has deleted the segments before it.
+    """Returns the damage if the log's first segments, or all of its segments, are missing; otherwise None. The file
+    `extent` says where the log must begin: the lane's owner has deleted the segments before this position.
     """
     begin, end = extent.begin, extent.end
     if segments:

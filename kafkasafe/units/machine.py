@@ -52,7 +52,7 @@ class Units:
             belong to units.
         pool: Number of the lane's own transactional ids.
         most: Largest number of units that share a transaction.
-        newest_reading: Returns the number of the newest reading in this process.
+        newest_reading: Returns the number of the newest reading (a consumer's run) in this process.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Decides which units are dropped because of the reading that they belong to.
+"""Decides which units (atomic batches) are dropped because of the reading (a consumer's run) to which they belong.
 
 A reading is one run of a consumer through a partition, and each unit of a reading continues the previous unit. So a
 reading is broken off when one of its units is dropped: its later units are dropped, too. A unit is superseded when
@@ -11,8 +11,8 @@ from kafkasafe.units.terms import GroupPartition
 from kafkasafe.units.unit import Transaction, Unit
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""Maps a group partition to two numbers. The first is the number of the newest reading in which a unit was dropped. The
-second is the number of the first dropped unit, whatever its reading.
+"""For each group partition, two numbers: the number of the newest reading in which a unit was dropped, and the number
+of the first dropped unit of all readings.
 """
 
 
@@ -39,7 +39,7 @@ class ReadingOrder:
         )
 
     def is_superseded(self, unit: Unit) -> bool:
-        """Whether another reading has already processed and committed this unit's input.
+        """Whether another reading (a consumer's run) has already processed and committed this unit's input.
 
         This is so if a unit of another reading moved the group's committed offset past the offset where this unit's
         reading began, and did so after this reading began. An example:

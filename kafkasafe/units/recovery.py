@@ -38,7 +38,8 @@ class UnitReplay:
         self._staged_under: dict[Unit, TransactionalId] = {}
         """Maps a staged unit to its transactional id."""
         self._former: dict[int, int] = {}
-        """Maps a reading's number in an earlier incarnation to its number in this incarnation."""
+        """For each reading (a consumer's run), by its number in an earlier incarnation: its number in this incarnation.
+        """
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
         """By a user's transactional id: the unit of earlier incarnations that ended last, and its ENDED mark."""
 

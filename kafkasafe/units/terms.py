@@ -116,4 +116,6 @@ class Reading:
 NO_READING: Final = Reading(0)
 """The reading of a unit whose consumer is unknown."""
 OLDEST: Final = -(1 << 62)
-"""The reading number of units that old versions of kafkasafe wrote. Those versions did not distinguish readings."""
+"""The number of the reading (a consumer's run) in units that old versions of kafkasafe wrote. Those versions did not
+distinguish readings.
+"""

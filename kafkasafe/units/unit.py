@@ -30,8 +30,8 @@ class Unit(UnitContent):
         unit_id: Id of the unit, 16 bytes.
         transactional_id: The transactional id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
-        readings: For each partition of a group, the reading (`Reading`) from which the offset comes.
-        recorded: The entries of the unit's READ mark; empty if the unit has no READ mark.
+        readings: For each partition of a group: the reading (a consumer's run, see `Reading`) from which the offset
+            comes. recorded: The entries of the unit's READ mark; empty if the unit has no READ mark.
         batches: The batches, in order. The parts of a divided batch replace the batch.
         durable: The unit is on disk.
         position: A lower bound for the positions of the unit's records in the spool; -1: the unit is not on disk.
@@ -100,7 +100,7 @@ class Unit(UnitContent):
     def read_readings(
         self, entries: tuple[tuple[int, int], ...], readings: Mapping[GroupPartition, Reading]
     ) -> None:
-        """Take the readings from the unit's READ mark."""
+        """Take from the unit's READ mark to which readings (runs of a consumer) its offsets belong."""
         self.recorded = entries
         self.readings.update(readings)
 

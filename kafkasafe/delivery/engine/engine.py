@@ -175,7 +175,7 @@ class Engine:
         self.predecessor = Predecessor(lock.number, own.spool.lane_id)
         self._lanes.expect(self._order.begin(own))
         self._losses.publish_doubted(own)
-        # Pass a generator, because a list would keep packed batches in memory.
+        # Pass a generator, because a list would keep the batch objects in memory after the journal has packed them.
         self._packing.pack(own, (batch for _, _, batch in own.journal.views.batches()))
         self.disk.publish_used()
 

@@ -53,9 +53,10 @@ class _Read:
     """A lane that was read back.
 
     Attributes:
-        lane: The lane, with a parcel for each unfinished batch.
+        lane: The lane. Each unfinished batch has a parcel, for which callers can wait.
         lost: Number of damaged entries in its log.
-        waiting: The unfinished batches that are not packed, each with its topic and partition.
+        waiting: The unfinished batches that the journal has not packed into compact rows, each with its topic and
+            partition.
     """
 
     lane: Lane

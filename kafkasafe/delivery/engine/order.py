@@ -264,8 +264,8 @@ class LaneOrder:
         if isinstance(result, Exception):
             if path not in self._views:
                 self._not_kept(path, result)
-            # If the lane was read before, the failure may be temporary: keep the last known debts until the lane can be
-            # read again.
+            # If the lane was read before, the failure may be temporary. Until the lane can be read again, keep its
+            # undelivered records as they were last known.
             result = self._views.get(path, Owed())
         elif result.damaged:
             self._not_kept(path, SpoolError("a part of it cannot be read"))

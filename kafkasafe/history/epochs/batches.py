@@ -86,7 +86,9 @@ def first_difference(
 
 
 MAX_REWRITTEN: Final = 16
-"""A walk ends with `Unknown` after it has found more than this many batches that compaction rewrote."""
+"""The search (a `BatchWalk`) ends with `Unknown` after it has found more than this many batches that compaction
+rewrote.
+"""
 
 _COMPACTED: Final = "the log was compacted: what was read cannot be compared"
 
