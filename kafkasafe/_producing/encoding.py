@@ -39,7 +39,8 @@ class _RecordRun:
     Attributes:
         keys: None if no record has a key.
         key_sizes, value_sizes: Sizes of the keys and of the values.
-        special: Maps a record's number to partition, headers and timestamp, if the caller gave at least one of them.
+        special: For each record for which the caller gave a partition, headers or a timestamp, by its number: the three
+            values.
     """
 
     keys: Sequence[bytes | None] | None

@@ -115,8 +115,8 @@ class OpenBatch:
         keys, values: Keys and values by record number. The lists have spare entries at the end. `keys` may be shorter
             than `values`, because only records with a key extend it. Both lists are empty once the open batch is
             sealed.
-        special: Maps a record's number to (partition, headers, timestamp), if the caller gave at least one of the
-            three.
+        special: For each record for which the caller gave a partition, headers or a timestamp, by its number: the three
+            values.
         timestamp_ms: Timestamp of records for which the caller gave none: the time when the first record was added.
         due: Monotonic time, in seconds, at which the open batch must be sealed at the latest.
         encoded: The encoded records; `NOT_ENCODED` before the open batch is sealed.
@@ -580,7 +580,9 @@ def _all_there(firsts: Sequence[Any]) -> bool:
 
 
 def _speaks(parcel: Parcel) -> bool:
-    """Return whether this parcel itself stores the result of its records. Otherwise, its parts or its parent do."""
+    """Return whether this parcel (encoded batch) itself stores the result of its records. Otherwise, its parts or its
+    parent do.
+    """
     if parcel.children is not None and parcel.error is None:
         return False
     above = parcel.parent

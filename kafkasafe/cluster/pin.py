@@ -39,8 +39,8 @@ class ClusterPin:
         self._on_other_cluster, self._on_pinned_cluster = on_other_cluster, on_pinned_cluster
 
     def repin(self, cluster_id: str) -> BaseException | None:
-        """Pins another cluster. Returns the error for all connections to the formerly pinned cluster; None if
-        `cluster_id` was pinned already.
+        """Pins another cluster. Returns the error with which to end all connections to the formerly pinned cluster.
+        Returns None if `cluster_id` was pinned already.
         """
         former, self._pinned = self._pinned, cluster_id
         if former == cluster_id:

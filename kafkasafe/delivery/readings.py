@@ -145,8 +145,8 @@ class ReadingRun:
 
     Attributes:
         reading: The number and the start of the reading, in the form in which batches store them.
-        reached: The group's offset after the reading's committed batches, as of the last call of `look`; None if
-            unknown.
+        reached: The group's offset, as far as committed batches of this run had moved it when `look` was last called;
+            None if unknown.
         sent: The offset of the last accepted batch that `look` has evaluated. Before the first accepted batch, `sent`
             is the group's offset at the reading's start; None if the group has no offset or the offset is unknown.
         first: The position where the reading began, if `place` has set one; otherwise None.
@@ -220,8 +220,8 @@ class ReadingRun:
 
     @property
     def is_unused(self) -> bool:
-        """True if the reading began at the group's offset, and no batch of the reading has changed this offset or can
-        still change it.
+        """True if the reading (the consumer's run) began at the group's offset, and none of its batches has changed
+        this offset or can still change it.
 
         Rejected batches do not move the group's offset. So if all batches of this reading were rejected, the group's
         offset is still this reading's start. But an undecided batch of an earlier reading may move the offset later.
@@ -234,8 +234,8 @@ class ReadingRun:
 
     @property
     def handed(self) -> int | None:
-        """The largest offset in the reading's batches, including batches that the program has not committed yet; None
-        if unknown.
+        """The largest offset that a batch of this run commits or would commit, including batches that the program has
+        not committed yet; None if unknown.
         """
         taken = (claim.offset for claim in self._claims if claim.fate() is not OffsetsFate.FORGOTTEN)
         return max(taken, default=self.sent)

@@ -151,7 +151,7 @@ class Producer:
 
 
 def runs(headers: Iterable[BatchHeader]) -> list[SequenceRun]:
-    """The runs of a part of a log, in the order in which they begin.
+    """The runs (batches with contiguous sequences) in a part of a log, in the order in which they begin.
 
     Args:
         headers: Headers of the part's batches, in offset order. Control batches are skipped.
@@ -186,11 +186,11 @@ def judge(found: Iterable[SequenceRun], log_start: int = 0) -> dict[int, Produce
     """Judge the runs (batches with contiguous sequences) of a partition, by producer id.
 
     Args:
-        found: The runs of all parts of the log, in any order.
+        found: The runs from all parts of the log, in any order.
         log_start: First offset of the log. Retention removed the records before this offset.
     """
     producers: dict[int, Producer] = {}
-    # Maps (producer id, epoch) to the sequence that the next record must have.
+    # By (producer id, epoch): the sequence that the next record must have.
     expected: dict[tuple[int, int], int] = {}
     for run in sorted(found, key=lambda run: run.first_offset):
         producer = producers.get(run.producer_id)

@@ -109,7 +109,7 @@ class IdentityVerdict(enum.Enum):
     """The conclusion about all batches in doubt together."""
 
     DECIDED = "decided"
-    """The first `present` batches are in the leader's log; the other batches are not."""
+    """Of the batches in doubt, the first ones (`present` says how many) are in the leader's log; the others are not."""
     GAP = "gap"
     """Like DECIDED. In addition, the leader lacks records that were sent before the first absent batch, so the absent
     batches need new ids.
@@ -117,7 +117,9 @@ class IdentityVerdict(enum.Enum):
     READ_LOG = "read_log"
     """The producer state does not decide; read the log."""
     UNDECIDABLE = "undecidable"
-    """The log has the first `present` batches. It cannot be determined whether the log has the next batch."""
+    """The log has the first batches (`present` says how many). It cannot be determined whether the log has the next
+    batch.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,13 +124,12 @@ class Loss:
         first_offset: First lost offset, -1 when nothing is lost.
         last_offset: Last lost offset (inclusive), -1 when nothing is lost.
         records: Number of records in the lost batches, and in older batches whose loss follows from the sequences.
-        moved: For batches that are not at their acknowledged offset: maps the index of the batch to its offset in the
-            log.
-        oldest_known: Whether the loss may include batches older than any that the survey searched for. True if the
-            oldest batch that the survey searched for is lost, and the number of lost records before this batch is
-            unknown.
-        released_there: True if the log has a batch of this lane (this producer) at each offset in `Survey.released`
-            that is not before the log's start.
+        moved: The batches that are in the log, but not at their acknowledged offset: by the batch's index, its offset
+            in the log.
+        oldest_known: Whether the loss may include batches older than any that the survey searched for. This is so if
+            the oldest of them is lost, and nothing shows how many records before it are lost, too.
+        released_there: Whether the log has a batch of this lane (this producer) at each offset in `Survey.released`.
+            Offsets before the log's start do not count.
         ours_until: End (exclusive) of the offsets that batches of this lane cover without a gap, beginning at
             `Survey.doubted_from`. -1 if the survey did not check this, or if no batch of this lane covers
             `Survey.doubted_from`.

@@ -1,4 +1,4 @@
-"""The histories of the partitions of a consumer, as the text of a file (`SafeConsumer(lineage_path=...)`)."""
+"""Encodes what a consumer has read from each partition as text, for the file `SafeConsumer(lineage_path=...)`."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class RememberedOffsets:
         return previous
 
     def lower_start(self, proof: Proof | None) -> int:
-        """Replace the remembered log start with the held lower start. Return the former start."""
+        """Replace the remembered log start with the lower start that was held back. Return the former start."""
         previous, offset = self.start, self.lower_starts.answered
         if proof is not None:
             self._cut(proof.end_offset)

@@ -191,8 +191,8 @@ class AckedLog:
             self.known_from = max(self.known_from, batch.place + batch.count)
 
     def tell(self, position: int) -> None:
-        """Set `told_position`, the position of the batch whose id separate marks repeat; -1 if these marks may not be
-        on disk.
+        """Set `told_position`: the position of the batch whose id and offset separate marks repeat (see `snapshots`).
+        -1: these marks may not be on disk.
         """
         self.told_position = position
 

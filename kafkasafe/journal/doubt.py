@@ -59,7 +59,9 @@ class Doubt:
         self.asked_at = now
 
     def begin_at(self, offset: int) -> int:
-        """The offset from which to read the log: `offset`, or a lower offset if the log may have been truncated."""
+        """Returns the offset from which to read the log. This is `offset`, unless the log may have been truncated below
+        it.
+        """
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:

@@ -1,5 +1,5 @@
-"""Applies the consequences of a group that became durable. Only this module finishes batches: as soon as the mark with
-the batch's outcome is durable, or at once if the batch was never on disk.
+"""Applies the consequences of a spool group (batches and marks written together) that became durable. Only this module
+finishes batches: as soon as the mark with the batch's outcome is durable, or at once if the batch was never on disk.
 """
 
 from __future__ import annotations

@@ -349,7 +349,7 @@ class Journal:
         self._rejecter.next_aside(destination)
 
     def set_aside(self, aside: Aside, kept: int, reason: str = "") -> bool:
-        """The engine copied batches of an `Aside` to `rejected/`."""
+        """The engine copied the rejected batches of `aside` to `rejected/`."""
         return self._rejecter.set_aside(aside, kept, reason)
 
     def disown(self, mark: m.Resent) -> None:

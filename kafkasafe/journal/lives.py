@@ -69,8 +69,8 @@ class Incarnations:
         """The QUIET mark of a producer that has stopped sending. The mark says until when brokers may still append
         requests of this lane.
 
-        None if the log already contains the mark. Also None if every batch is finished and none is suspected to be
-        lost, because the next incarnation then has no questions to the cluster.
+        Returns None if the log already contains the mark, or if the next incarnation will have no questions to the
+        cluster. It has none if every batch is finished and none is suspected to be lost.
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None

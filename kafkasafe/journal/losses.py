@@ -480,8 +480,9 @@ def _is_remembered(
     """Whether the journal remembers the last acknowledged batch, or knows that the log has it."""
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
-    # Below `forgotten_offset`, a remembered batch that ends at the last acknowledged offset proves nothing. The log may
-    # have lost a forgotten batch, and then got the remembered batch at the same offset.
+    # From `forgotten_offset` on, no batch is forgotten, so a remembered batch that ends at the last acknowledged offset
+    # is the last acknowledged batch. Below `forgotten_offset`, it proves nothing: the log may have lost a forgotten
+    # batch, and then got the remembered batch at the same offset.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:

@@ -114,8 +114,8 @@ class Denial:
         scope: What the journal rejects if the refusal lasts too long.
         handle: Handle of the refused batch, -1 if the cluster refuses the whole destination.
         since: When the refusal began, in seconds.
-        counted_from: The time (seconds) from which the journal counts the duration of the refusal; -1 after a request
-            without an answer, until the next refusal.
+        counted_from: The time (seconds) from which the journal counts how long the refusal has lasted. After a request
+            without an answer, -1 until the next refusal.
         last_at: When the last refusal came, in seconds.
         answers: How many refusals came.
         reported: The refusal was reported by a notice.

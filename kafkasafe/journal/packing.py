@@ -126,7 +126,8 @@ class Packer:
 
 
 class RereadBacklogs:
-    """Packs long backlogs, as far as recovery has read them, and unpacks batches to which later marks refer.
+    """Packs long backlogs into compact rows, as far as recovery has read them. If a later mark refers to a batch, turns
+    its row into an object again.
 
     Before recovery applies a mark about a batch that may be packed (a compact row), it *reaches* the batch: it turns
     all rows up to this batch into objects. `Ready.unpacked` stays empty, because the engine does not know these batches

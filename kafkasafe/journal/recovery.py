@@ -145,7 +145,7 @@ class Recovery:
         _insert(destination.queue, part, rank)
 
     def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
-        """Take the marks of the next group of the log.
+        """Take the marks of the log's next spool group.
 
         If a mark names an unknown batch, either the batch was in a deleted segment, or the mark repeats an earlier
         mark.
@@ -298,7 +298,8 @@ class Recovery:
         first = mark.first
         if self._replay.divides_unit(first):
             return
-        # A divided unit keeps its place among the units, even if its first UNIT mark was in a deleted segment.
+        # A unit (atomic batch) whose batches were divided keeps its place among the units, even if its first UNIT mark
+        # was in a deleted segment.
         accepted_at = self._replay.origin_from(first, position)
         read = self._units.lines.by_id.get(mark.unit_id) or self._units.replay.recover(
             mark, position, accepted_at
@@ -306,7 +307,7 @@ class Recovery:
         self._replay.read_unit(read, range(first, first + mark.batches))
 
     def recover_lost(self, position: int, destination: int) -> None:
-        """Record that a data batch is damaged, or, if `destination` is 0, a whole group with its marks.
+        """Record damage: of one data batch or, if `destination` is 0, of a whole spool group with its marks.
 
         A lost mark may have given a batch its first id or a new id, or may have replaced the batch by other batches. So
         the ids in the spool do not show which unfinished batches before the damaged group were sent.

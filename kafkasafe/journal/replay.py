@@ -58,7 +58,8 @@ class Replay:
     # -- marks ---------------------------------------------------------------------------------------------------------
 
     def replace(self, parent: Batch | None, origin: int, children: range) -> None:
-        """Record that these batches of the group replace `parent`, whose records were first written at `origin`.
+        """Record that these batches of the spool group replace the batch `parent`, whose records were first written at
+        `origin`.
 
         `parent` is None if the spool has deleted the replaced batch.
         """

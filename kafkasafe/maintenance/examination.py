@@ -102,8 +102,8 @@ class LaneContent:
         journal: The journal, with the unfinished batches.
         batches: The batches, in the order of their positions.
         rejected: The files in `rejected/`, including those that cannot be read.
-        missing: For each file of `rejected/` that was deleted, but not by `spool resend` or `spool discard`: maps the
-            file's name to its number of records.
+        missing: The files of `rejected/` that were deleted, but not by `spool resend` or `spool discard`: by the file's
+            name, its number of records.
         extent: The problem with the lane's `extent`; empty if the extent is valid.
         times: By a batch's position: when the batch reached each step of its delivery. Batches that belong to atomic
             batches are left out.

@@ -27,7 +27,9 @@ class Lines:
         self.batchless: dict[bytes, Unit] = {}
         self._numbers = 0
         self._lines: dict[Line, deque[Entry]] = {}
-        """Maps a destination or group partition to its entries that are neither committed nor refused, in order."""
+        """By destination or group partition: the units and transactions that are neither committed nor refused, in
+        order.
+        """
         self._bare: deque[Unit] = deque()
         """Units that have neither batches nor offsets."""
         self._floor: dict[int, int] = {}
@@ -61,7 +63,7 @@ class Lines:
     def renumber(self) -> list[Unit]:
         """Number the units of a log in the order in which they were accepted. Returns the units.
 
-        The log may have another order, because a divided unit may come after units that were accepted later.
+        The log may have another order: a unit whose batches were divided may come after units that were accepted later.
         """
         ordered = sorted(self.by_id.values(), key=lambda unit: unit.accepted_at)
         self.by_id = {unit.unit_id: unit for unit in ordered}
@@ -169,7 +171,9 @@ class Lines:
         return all(self._lines[line][0] is entry for line in lines)
 
     def all_issued_before(self, transaction: Transaction) -> bool:
-        """Whether all earlier entries for the transaction's destinations are transactions that are `issued`."""
+        """Whether everything before this transaction in the lines of its destinations is a transaction that is
+        `issued`.
+        """
         return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
 
     def _issued_before(self, transaction: Transaction, destination: int) -> bool:

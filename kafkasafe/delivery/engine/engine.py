@@ -121,7 +121,7 @@ class Engine:
             keys, values) → partition of each record.
         on_topic: Called with a topic and its partition count, once a partition is chosen for every accepted record of
             the topic.
-        newest_reading: Returns the number of the newest reading of any consumer in this process.
+        newest_reading: Returns the number of the newest reading (a consumer's run through a partition) in this process.
     """
 
     def __init__(

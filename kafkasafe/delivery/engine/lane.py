@@ -67,7 +67,7 @@ class WriteBacklog:
         return index, group
 
     def restore(self, index: int, groups: Sequence[j.Persist]) -> None:
-        """Return a spool group to its former index, in parts, because it could not be written as a whole."""
+        """Insert the parts of a spool group that could not be written as a whole, at the index where the group was."""
         for group in reversed(groups):
             self._groups.insert(index, group)
 

@@ -92,9 +92,9 @@ class LaneKeeper:
         self._reading: set[Path] = set()
         self._failures: dict[int, int] = {}
         self._lane_ids: dict[bytes, Path] = {}
-        """Maps the id of each lane that this producer delivers, or has delivered, to the lane's path."""
+        """By the lane's id: the path of each lane that this producer delivers or has delivered."""
         self._again: dict[int, float] = {}
-        """Maps the number of a lane that could not be adopted to the time when the engine tries again."""
+        """For each lane that could not be adopted, by its number: when the engine tries again."""
         self._lock = threading.Lock()
         self._over = False
         self._results: dict[Path, _Read | SpoolError] = {}

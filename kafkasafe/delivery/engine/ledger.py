@@ -29,7 +29,7 @@ from kafkasafe.errors import KafkaSafeError, WrongClusterError
 
 
 class AwaitedLanes:
-    """The lanes of other producers that `flush` and `close` wait for. Any thread may read this object."""
+    """Other producers' lanes, for which `flush` and `close` wait. Any thread may read this object."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -39,7 +39,7 @@ class AwaitedLanes:
 
     @property
     def left_behind(self) -> AbstractSet[int]:
-        """Numbers of lanes of earlier producers that have no owner and still hold unfinished records."""
+        """Numbers of the lanes that earlier producers left: they have no owner, and still hold unfinished records."""
         return self._left_behind
 
     def expect(self, numbers: Iterable[int]) -> None:

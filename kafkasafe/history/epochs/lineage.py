@@ -212,9 +212,9 @@ class Lineage:
     def truncate(self, offset: int) -> None:
         """Drop the history from `offset` on: the position moved back, or the log was truncated there.
 
-        With any `offset`, also drop an epoch that begins at the end of the history, because it contains no record. An
-        elected leader that wrote nothing leaves an entry for an empty epoch. A later `EpochWalk` would ask the leader
-        about the empty epoch, although the next leader may never have seen it.
+        Whatever `offset` is, also drop an epoch that begins at the end of the history, because it contains no record.
+        An elected leader that wrote nothing leaves an entry for an empty epoch. A later `EpochWalk` would ask the
+        leader about the empty epoch, although the next leader may never have seen it.
         """
         self._end = min(self._end, offset)
         keep = bisect_left(self._starts, self._end)

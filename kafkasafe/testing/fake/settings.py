@@ -205,7 +205,7 @@ TOPIC_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
         "unclean.leader.election.enable": "unclean.leader.election.enable",
     }
 )
-"""Topic setting -> the broker setting that applies to topics without this topic setting."""
+"""By topic setting: the broker setting that applies to a topic for which the topic setting is not set."""
 
 _WITHOUT_EFFECT: Final = frozenset(
     {
