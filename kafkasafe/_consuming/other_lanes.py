@@ -97,7 +97,7 @@ class OtherLanes:
         partitions.
 
         Args:
-            readings: Maps each partition to its `ReadingRun`, which the next batch continues.
+            readings: The `ReadingRun` of each partition, which the next batch continues.
             mine: Carrier of the next batch.
             group: The consumer's group.
 

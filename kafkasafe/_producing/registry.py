@@ -28,8 +28,8 @@ class Forked(Protocol):
 
 
 LIVE: dict[Pump, str] = {}
-"""Maps the pump of each producer that accepts records to the producer's spool directory. Producers without a directory
-are left out.
+"""The spool directory of each producer that accepts records, by the producer's pump. Producers without a directory are
+left out.
 """
 PRODUCERS: weakref.WeakKeyDictionary[object, weakref.ref[Forked]] = weakref.WeakKeyDictionary()
 """Maps each open producer to the object that ends the producer in a forked child. Both references are weak, because the

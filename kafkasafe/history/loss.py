@@ -69,8 +69,8 @@ class Released:
     """Offsets of released batches: acknowledged batches that the spool has deleted. The spool has kept their marks.
 
     Attributes:
-        complete_from: This object has all released batches at or after this offset. `_BEYOND`: it may lack released
-            batches at any offset.
+        complete_from: This object has all released batches at or after this offset. `_BEYOND`: at any offset, the
+            object may lack released batches.
     """
 
     __slots__ = ("_offsets", "complete_from")

@@ -94,7 +94,9 @@ class AckedLog:
     # -- what the cluster says -----------------------------------------------------------------------------------------
 
     def begin(self, end_offset: int) -> None:
-        """Record where the log ended before this lane sent its first batch (batches of units do not count)."""
+        """Record the baseline: where the log ended before this lane sent its first batch. Batches of units (atomic
+        batches) do not count.
+        """
         self.baseline_offset = min([end_offset, *(batch.place for batch in self.acked)])
         self.unwritten += 1
 

@@ -168,7 +168,8 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
 
 
 def with_same_id(lane_ids: Mapping[str, bytes | None]) -> dict[str, list[str]]:
-    """Maps the name of each lane to the names of the other lanes with the same id: copies of one original lane.
+    """By the name of each lane: the names of the other lanes with the same id. Such lanes are copies of one original
+    lane.
 
     Args:
         lane_ids: The ids of all lanes of a directory, by name of the lane; None if the id is not known.

@@ -34,7 +34,7 @@ class UnitReplay:
         self._transitions = transitions
         self._out = out
         self._staged: dict[TransactionalId, list[Unit]] = {}
-        """Maps a transactional id to the units that are staged in its transaction."""
+        """By transactional id: the units that are staged in its transaction."""
         self._staged_under: dict[Unit, TransactionalId] = {}
         """Maps a staged unit to its transactional id."""
         self._former: dict[int, int] = {}

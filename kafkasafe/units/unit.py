@@ -448,7 +448,7 @@ class TransactionalId:
         alone: Whether an answer in this turn showed that no other producer had taken over the id.
         aborting: Destinations of the transaction that is being aborted. The transaction may be open until the
             coordinator answers the request to abort it.
-        attempts: Maps a request of this turn to the number of its failures.
+        attempts: By request of this turn: how often it has failed.
     """
 
     name: str

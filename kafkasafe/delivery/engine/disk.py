@@ -88,7 +88,9 @@ class DiskWriter:
         return not backlog
 
     def _was_displaced(self, lane: Lane) -> bool:
-        """Whether the write failed because the lane's directory was displaced, and the directory is now restored."""
+        """Whether to write again: the write failed because the lane's directory was displaced, and the directory is now
+        restored.
+        """
         return self._places.is_displaced(lane) and self.look_at_place(lane)
 
     def look_at_places(self) -> None:

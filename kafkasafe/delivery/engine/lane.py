@@ -291,7 +291,7 @@ class Rejections:
 
 
 class ProducerIdRequest:
-    """Whether a request for a producer id is open, and how often it failed.
+    """The state of a lane's request for a producer id: whether it is open, and how often it failed.
 
     Attributes:
         is_open: True from the request until the cluster grants an id, even if the request fails.

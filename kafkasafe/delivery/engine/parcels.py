@@ -193,7 +193,7 @@ class Parcel:
         self.keeper = None
 
     def belong_to(self, unit_handle: UnitHandle | None) -> None:
-        """Record that the parcel's records are part of a unit."""
+        """Record that the parcel's records are part of a unit (atomic batch)."""
         self.unit_handle = unit_handle
 
     def adopt(self, children: list[tuple[Parcel, Indexes]]) -> None:

@@ -94,7 +94,7 @@ class SpoolRoom:
         self.disk_trouble = why
 
     def disk_works(self) -> None:
-        """Record that a group was written and is durable."""
+        """Record that the disk works again: a spool group was written and is durable."""
         self.disk_trouble = ""
 
     def publish_used(self, used: int, *, more_room: bool) -> None:
