@@ -80,11 +80,13 @@ class Released:
         self._offsets = array("q")
 
     def note(self, base_offset: int, forgotten_offset: int) -> None:
-        """Remember the offset of a released batch. The offset comes from the batch's mark in the spool.
+        """Remember the offset of a released batch. The offset comes from the mark (log entry) about the batch in the
+        spool.
 
         Args:
             base_offset: Base offset of the batch.
-            forgotten_offset: Before this offset, the log may have batches for which the spool has no mark.
+            forgotten_offset: Before this offset, the partition's log may have batches for which the spool has no mark
+                (log entry).
         """
         offsets = self._offsets
         if not offsets:

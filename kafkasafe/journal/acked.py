@@ -242,8 +242,8 @@ class AckedLog:
             self.forgotten_offset = mark.last_acked_offset + 1
 
     def read_released(self, base_offset: int, *, clear: bool) -> None:
-        """Record the offset that a mark gives for a batch that the spool has deleted. The batch's record count is
-        unknown.
+        """Record the offset of a batch that the spool has deleted; a mark (log entry) gives this offset. The batch's
+        record count is unknown.
 
         Args:
             base_offset: Base offset of the batch.
@@ -427,8 +427,8 @@ class LossCase:
             before = identity
 
     def read_gaps(self, entries: Sequence[m.Identity]) -> None:
-        """Take over the expected gaps from a mark. For each gap, the mark has two entries: the first missing sequence,
-        and the first sequence after the gap.
+        """Take over the expected sequence gaps from a mark (log entry). For each gap, the mark has two entries: the
+        first missing sequence, and the first sequence after the gap.
         """
         for begin, end in zip(entries[::2], entries[1::2], strict=False):
             self.gaps[end.producer_id, end.producer_epoch, end.base_sequence] = begin.base_sequence

@@ -40,8 +40,8 @@ class Destination:
     refusal: RefusalTimer = field(default_factory=RefusalTimer)
     rejection: Rejection = field(default_factory=Rejection)
     unsure_before: int = -1
-    """Damage destroyed marks about batches before this position, so the journal cannot determine which of the batches
-    were sent.
+    """Damage destroyed marks (log entries) about batches before this position, so the journal cannot determine which of
+    the batches were sent.
     """
 
     def dequeue(self, batch: Batch) -> None:
@@ -50,7 +50,7 @@ class Destination:
             self.log.clear(batch.base_offset, batch.count)
 
     def lose_marks(self, before_position: int) -> None:
-        """Record that marks before this position are lost."""
+        """Record that marks (log entries) before this position are lost."""
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:

@@ -79,8 +79,8 @@ class Divider:
             persist.keep_whole()
             if batch.is_copy and not kept:
                 # The segment that contains the MOVED mark can be deleted while the spool still contains the children.
-                # An additional REPLACED mark says where the children's records were first written. Readers use the
-                # position in the first of the two REPLACED marks.
+                # An additional REPLACED mark says where the records of the children (the parts) were first written.
+                # Readers use the position in the first of the two REPLACED marks.
                 persist.marks.append(m.Replaced(batch.written_at, first, len(made)))
             persist.marks.append(m.Replaced(batch.position, first, len(made)))
             if batch.unit is not None:

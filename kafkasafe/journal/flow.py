@@ -66,7 +66,8 @@ class FlowEvent(enum.Enum):
     RECOVERED_IN_DOUBT = "recovered in doubt"
     """Recovery has read the spool. An earlier incarnation may have sent batches that are not finished."""
     MARKS_LOST = "marks lost"
-    """Damage on disk destroyed marks about the next batch, so the journal cannot determine whether the batch was sent.
+    """Damage on disk destroyed marks (log entries) about the next batch, so the journal cannot determine whether the
+    batch was sent.
     """
     BATCH_QUEUED = "batch queued"
     """A batch waits, but the baseline is not known: the offset at which the log ended before this lane sent its first

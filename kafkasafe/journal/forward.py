@@ -104,7 +104,9 @@ class CopyForward:
         )
 
     def move_marks(self, batches: Sequence[Batch]) -> list[m.Mark]:
-        """The marks to write before the copies of these batches. Marks and copies form one atomic group."""
+        """The marks (log entries) to write before the copies of these batches. Marks and copies form one atomic spool
+        group.
+        """
         numbers = dict.fromkeys(batch.destination for batch in batches)
         marks: list[m.Mark] = [
             mark for number in numbers for mark in self._snapshots.states(self._all[number])

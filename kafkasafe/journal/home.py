@@ -47,8 +47,8 @@ class Home:
 
         Args:
             cluster_id: Id of the cluster that answers.
-            assumed: The cluster to assume for the lane if no mark in the log names one. Logs of early versions of
-                kafkasafe, and of lanes to which no cluster has answered yet, do not name a cluster.
+            assumed: The cluster to assume for the lane if its log names none. Logs of early versions of kafkasafe, and
+                of lanes to which no cluster has answered yet, do not name a cluster.
         """
         return (self.cluster_id or assumed or cluster_id) != cluster_id
 

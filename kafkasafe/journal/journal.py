@@ -437,7 +437,9 @@ class Journal:
         self._state.precedence.paid(debt)
 
     def snapshot(self) -> list[m.Mark]:
-        """The marks that the first group of a new segment must repeat, so that earlier segments can be deleted."""
+        """The marks (log entries) that the first spool group of a new segment must repeat, so that earlier segments can
+        be deleted.
+        """
         return self._snapshots.all()
 
     def tell_newest(self, before_position: int) -> list[m.Mark]:

@@ -22,7 +22,7 @@ from kafkasafe.journal.notices import Notice
 
 @dataclass(frozen=True, slots=True)
 class BatchEnded:
-    """The mark with a batch's final state is durable.
+    """The mark (log entry) with a batch's final state is durable.
 
     Attributes:
         batch: The batch.
@@ -451,8 +451,8 @@ class Outbox:
 
     @property
     def is_writing(self) -> bool:
-        """Whether marks or batches are about to be written. The journal must then not copy a batch to another position,
-        because the marks may name its present position.
+        """Whether marks (log entries) or batches are about to be written. The journal must then not copy a batch to
+        another position, because the marks may name its present position.
         """
         return bool(self.ready.persist or self.committing)
 

@@ -40,7 +40,7 @@ class Rejecter:
         self._aside_batches = state.settings.aside_batches
 
     def disown(self, mark: m.Resent) -> None:
-        """Record by a mark that a file in `rejected/` is void, because the file could not be deleted.
+        """Record in the lane's log that a file in `rejected/` is void, because the file could not be deleted.
 
         The records of the file must not be sent again, because this lane's log has them, too.
         """

@@ -1,4 +1,5 @@
-"""Holds the data that a group's marks contain about the group's batches, which recovery reads after the marks.
+"""Holds the data that the marks (entries) of a spool group contain about the group's batches. Recovery reads the
+batches after the marks.
 
 `recovery` draws the conclusions from the marks.
 """
@@ -14,7 +15,7 @@ from kafkasafe.journal.batch import Batch
 
 
 class ReadPlace(NamedTuple):
-    """The data that a group's marks contain about one of the group's batches.
+    """The data that the marks (entries) of a spool group contain about one batch of the group.
 
     Attributes:
         moved: The move that copied the batch to its current position; None if the batch is not a copy.

@@ -1,4 +1,4 @@
-"""The marks that new segments repeat: the progress of each partition, and its newest acknowledged batch."""
+"""The marks (log entries) that new segments repeat: each partition's progress, and its newest acknowledged batch."""
 
 from __future__ import annotations
 

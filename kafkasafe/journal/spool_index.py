@@ -164,15 +164,17 @@ class SpoolIndex:
         return list(self._resent)
 
     def is_disowned(self, mark: m.Resent) -> bool:
-        """Whether the log already has a mark that voids this file of `rejected/`."""
+        """Whether the log already has a mark (entry) that voids this file of `rejected/`."""
         return mark in self._resent
 
     def disown(self, mark: m.Resent, position: int) -> None:
-        """Record a mark that voids a file of `rejected/`. The spool keeps the mark until the file is deleted."""
+        """Record that the log has a mark (entry) that voids a file of `rejected/`. The spool keeps the mark until the
+        file is deleted.
+        """
         self._resent[mark] = position
 
     def retire(self, mark: m.Resent) -> None:
-        """Record that the file of this mark is deleted."""
+        """Record that the void file that this mark (log entry) names is deleted."""
         self._resent.pop(mark, None)
 
     def pin(self, destination: int, batches: Iterable[Batch]) -> None:

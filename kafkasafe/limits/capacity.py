@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 FREE_BYTES: Final = 4 * 1024 * 1024
-"""Disk space reserved for marks. Without room for marks, the spool could not delete any segment."""
+"""Disk space reserved for marks. Without room for marks (log entries about its decisions), the spool could not delete
+any segment.
+"""
 
 
 @dataclass(frozen=True, slots=True)

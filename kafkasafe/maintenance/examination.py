@@ -238,7 +238,7 @@ def _rejected_batches(
     there = {entry.position for entry in log.entries if isinstance(entry, BatchEntry)}
     for file in kept:
         for entry in file.entries:
-            # If the spool's log still has the batch, the marks in the log determine its outcome.
+            # If the spool's log still has the batch, the log's marks (entries about decisions) determine its outcome.
             if file.is_of(log.lane_id) and entry.position in there:
                 continue
             note = f"{entry.reason or 'rejected'} ({entry.code})" if entry.code != -1 else ""
@@ -276,8 +276,8 @@ def _logged_batches(
         header = entry.header
         waiting = unfinished.get(entry.position)
         identity = _identity(header) if waiting is None else waiting.identity
-        # A batch that no mark names is finished. The mark with the batch's outcome existed once, but was deleted
-        # together with its segment.
+        # A batch that no mark names is finished. The mark (log entry) with the batch's outcome existed once, but was
+        # deleted together with its segment.
         fate = known.get(entry.position, SpoolFate(SpoolOutcome.COMMITTED))
         fate = _completed(fate, identity, is_held=entry.position in held)
         yield SpooledBatch(
@@ -296,8 +296,8 @@ def _logged_batches(
 
 
 def _completed(fate: SpoolFate, identity: BatchId | None, *, is_held: bool) -> SpoolFate:
-    """Adjusts an outcome that was found in the marks. The result also depends on the batch's id, and on whether
-    `rejected/` contains the batch.
+    """Adjusts an outcome that was found in the marks (log entries). The result also depends on the batch's id, and on
+    whether `rejected/` contains the batch.
     """
     if fate.fate is SpoolOutcome.NOT_SENT:
         return replace(fate, identified=identity is not None)

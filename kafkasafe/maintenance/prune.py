@@ -68,8 +68,8 @@ def find_prunable(directory: SpoolDirectory, older_than_s: float) -> Iterator[Pr
 
 
 def _resent(directory: SpoolDirectory) -> list[m.Resent]:
-    """Marks that name resent files. The marks in unreadable lanes are unknown. So `kafkasafe spool prune` keeps some
-    lanes that it could otherwise delete.
+    """Marks that name resent files. The marks (log entries) in unreadable lanes are unknown. So `kafkasafe spool prune`
+    keeps some lanes that it could otherwise delete.
     """
     resent: list[m.Resent] = []
     for number in directory.lanes():

@@ -82,7 +82,7 @@ def find_rejected(directory: SpoolDirectory, topics: Collection[str] = ()) -> Re
     try:
         # List the files before reading the logs. A batch was in the lane's log before its file in `rejected/` was
         # written. So a log that is read after the listing shows the outcome of every batch in the listed files. The
-        # mark of a resent file stays in the log until the file is deleted.
+        # mark (log entry) about a resent file stays in the log until the file is deleted.
         names = {number: rejected_names(files, directory.lane_path(number)) for number in numbers}
         logs = {number: read_lane(directory.lane_path(number), files=files) for number in numbers}
         resent = [mark for log in logs.values() for mark in resent_in(log)]
@@ -281,8 +281,8 @@ def _write(directory: SpoolDirectory, spool: Spool, journal: Journal, each: Rese
 
 
 def _make_durable(files: Files, log: Log) -> None:
-    """Syncs a log that was read. Some marks may still be only in the page cache, and a mark must be durable before the
-    caller relies on it.
+    """Syncs a log that was read. Some marks (log entries) may still be only in the page cache, and a mark must be
+    durable before the caller relies on it.
     """
     if log.segments:
         with opened(files, log.segments[-1].path) as handle:

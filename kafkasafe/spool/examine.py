@@ -116,7 +116,8 @@ def fates(
     Args:
         marks: (position, marks) of each group, in log order.
         unfinished: The unfinished batches according to the journal: position → whether the batch may have been sent.
-        blind_before: Damage destroyed marks about batches before this position; -1 if no marks were destroyed.
+        blind_before: Damage destroyed marks (log entries) about batches before this position; -1 if no marks were
+            destroyed.
         dropped: By the position of each dropped batch: why its atomic batch was dropped. The mark about a dropped
             atomic batch does not name its batches, so `marks` alone is not enough.
     """

@@ -152,7 +152,7 @@ def missing(files: Files, lane: Path, notes: Notes, resent: Collection[m.Resent]
         files: The disk.
         lane: The lane's directory.
         notes: The lane's notes, read before the files are listed.
-        resent: The marks about resent files, from the logs of all lanes.
+        resent: The marks (log entries) about resent files, from the logs of all lanes.
     """
     try:
         there = {*files.list(lane / "rejected"), *(mark.file for mark in resent if mark.lane == lane.name)}
@@ -196,7 +196,9 @@ def dropped_in(units: Sequence[UnitLog]) -> dict[int, str]:
 
 
 def _groups(log: Log) -> list[tuple[MarksEntry, list[tuple[int, bool]]]]:
-    """Returns a pair for each group: its marks, and (position, whether the batch has an id) for each batch."""
+    """Returns a pair for each spool group: its marks (entries about decisions), and (position, whether the batch has an
+    id) for each batch.
+    """
     groups: list[tuple[MarksEntry, list[tuple[int, bool]]]] = []
     for entry in log.entries:
         match entry:
@@ -263,7 +265,7 @@ def inspect(lane: Path, *, files: Files, resent: Collection[m.Resent] = ()) -> I
     Args:
         lane: The lane's directory.
         files: The disk.
-        resent: The marks about resent files, from the logs of the other lanes.
+        resent: The marks (log entries) about resent files, from the logs of the other lanes.
 
     Raises:
         SpoolFormatError: A newer kafkasafe has written the lane.

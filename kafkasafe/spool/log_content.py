@@ -15,7 +15,9 @@ from kafkasafe.spool.segment import StoredSegment
 
 @dataclass(frozen=True, slots=True)
 class MarksEntry:
-    """The marks of a group, with the position of its control batch and the time of writing (ms since the epoch)."""
+    """The marks (entries) of a spool group, with the position of its control batch and the time of writing (ms since
+    the epoch).
+    """
 
     position: int
     marks: Sequence[m.Mark]
@@ -38,7 +40,7 @@ class LostEntry:
 
     Attributes:
         position: Position of the damaged part.
-        destination: Destination of the damaged data batch; 0 if a whole group is lost, with its marks.
+        destination: Destination of the damaged data batch; 0 if a whole spool group is lost, with its marks (entries).
     """
 
     position: int

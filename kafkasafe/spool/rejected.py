@@ -245,8 +245,8 @@ class RejectedStore:
     _number: int = 0
     """Number of the file that is being written, kept for retries until the file is written."""
     _used: int = 0
-    """The highest number that a file had. A new file must not use this number, because a mark may say that the file
-    with this number was resent.
+    """The highest number that a file had. A new file must not use this number, because a log entry (mark) may say that
+    the file with this number was resent.
     """
     _stale: Path | None = None
     """A file that a failed `keep` may have left under a valid name."""
@@ -380,7 +380,7 @@ class RejectedStore:
 
     def undeleted(self) -> list[str]:
         """Returns the names of files that could not be deleted, and forgets the names. The batches in these files do
-        not count as rejected, so the caller has to write a mark with the name of each file.
+        not count as rejected, so the caller has to write the name of each file into the lane's log (as a mark).
         """
         names, self._undeleted = self._undeleted, []
         if self._stale is not None:

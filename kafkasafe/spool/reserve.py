@@ -1,4 +1,5 @@
-"""A file in a lane's directory that reserves room on the disk for marks and for the division of batches.
+"""A file in a lane's directory that reserves room on the disk for marks (log entries about decisions) and for the
+division of batches.
 
 On a full disk, writing a mark frees more room than the mark takes, because segments can be deleted afterwards. So the
 lane reserves room that only marks may use. On a full disk, the reserve works like this:
@@ -110,7 +111,8 @@ class Reserve:
             self._shrink(wanted)
 
     def lend(self, size_bytes: int) -> bool:
-        """Ensure that there is room for a group of `size_bytes`, and for marks after it. The group may use the reserve.
+        """Ensure that there is room for a spool group of `size_bytes`, and for marks (log entries) after it. The group
+        may use the reserve.
 
         The reserve grows if necessary, until `end_loan` shrinks it again. The volume's free bytes do not count, because
         another program may use them before the group is written.
@@ -146,7 +148,7 @@ class Reserve:
             self.give_up(error)
 
     def give_up(self, error: OSError) -> None:
-        """Delete the reserve if `error` means that the disk is full, because a mark needs the room."""
+        """Delete the reserve if `error` means that the disk is full, because a mark (log entry) needs the room."""
         if error.errno not in NO_ROOM or self._size == 0:
             return
         self._size = 0

@@ -575,7 +575,8 @@ class Spool:
         self._reserve.shrink_to(self._wanted_reserve())
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether there is room for a group of `size_bytes` that replaces earlier batches, and for marks after it.
+        """Whether there is room for a spool group of `size_bytes` that replaces earlier batches, and for marks (log
+        entries) after it.
 
         The group may use the reserve. This method enlarges a reserve that is too small, because other programs could
         use free space outside the reserve before the group is written. The next `write_group` shrinks the reserve

@@ -1,4 +1,4 @@
-"""Restores the units of earlier incarnations from their marks."""
+"""Restores the units (atomic batches) of earlier incarnations from their marks (log entries)."""
 
 from __future__ import annotations
 

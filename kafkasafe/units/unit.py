@@ -161,7 +161,9 @@ class Unit(UnitContent):
         self.epochs[handle] = leader_epoch
 
     def read_epoch(self, handle: int, leader_epoch: int) -> None:
-        """Record the leader epoch that a mark in the spool gives for a batch, unless the epoch is known already."""
+        """Record a batch's leader epoch, which a mark (log entry) in the spool gives, unless the epoch is known
+        already.
+        """
         self.epochs.setdefault(handle, leader_epoch)
 
     @property

@@ -394,7 +394,8 @@ class DiskWriter:
             self.publish_used()
 
     def tell_newest(self, lane: Lane, position: int) -> None:
-        """Before segments up to `position` are deleted, write the marks of the newest acknowledged batches again.
+        """Before segments up to `position` are deleted, write the marks (log entries) about the newest acknowledged
+        batches again.
 
         While writes fail, this method writes nothing: if the disk is full, a write may succeed only after the deletion.
         """
@@ -528,7 +529,8 @@ def _groups(
     runs: Sequence[tuple[j.UnitGroup | None, Sequence[j.Batch]]],
     data: Sequence[tuple[int, bytearray]],
 ) -> list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]]:
-    """Divides `persist` into the spool groups to write. Returns one tuple (marks, batches, atomic) for each group.
+    """Divides `persist` into the spool groups to write. Returns one tuple (marks, batches, atomic) for each spool
+    group.
 
     If callers chose partitions for some records of a batch, a mark names these partitions. The mark must be written
     together with the batch. Even if the spool splits a large group, it writes all marks of the group together with the

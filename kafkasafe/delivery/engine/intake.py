@@ -39,7 +39,7 @@ producer's last five batches.
 """
 _MOST_JOINED_BYTES: Final = 4 * 1024 * 1024
 _MARKS_BYTES: Final = 1024 * 1024
-"""Approximate disk space, in bytes, that marks and the spool's reserve need while batches are divided."""
+"""Approximate disk space, in bytes, that marks (log entries) and the spool's reserve need while batches are divided."""
 _PART_BYTES: Final = 256
 """Maximum size, in bytes, of the spool's control records for one part of a divided batch."""
 

@@ -483,8 +483,8 @@ class Lane:
         self.rejected.stands_at(path)
 
     def disown(self) -> None:
-        """Write a mark for each file in `rejected/` that should have been deleted but may still exist. Without the
-        mark, `kafkasafe spool resend` would send the records in the file again.
+        """Write a mark (log entry) for each file in `rejected/` that should have been deleted but may still exist.
+        Without the mark, `kafkasafe spool resend` would send the records in the file again.
         """
         for name in self.rejected.undeleted():
             self.journal.disown(m.Resent(self.lock.path.name, name))

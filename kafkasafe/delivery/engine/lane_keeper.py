@@ -242,8 +242,8 @@ class LaneKeeper:
             )
 
     def _retire(self, lane: Lane) -> None:
-        """Delete files in `rejected/` whose records were resent through this lane. Until a file is deleted, the lane
-        keeps the mark that names the file.
+        """Delete files in `rejected/` whose records were resent through this lane. Until a file is deleted, the lane's
+        log keeps the mark (entry) that names the file.
         """
         for mark in lane.journal.views.resent:
             try:

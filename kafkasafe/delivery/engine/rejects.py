@@ -1,5 +1,5 @@
 """Saves a copy of each batch that the engine gives up: in `rejected/`, or in `quarantine/` if the batch is damaged.
-Only after the copy is durable does a mark in the log record that the batch is finished.
+Only after the copy is durable does the lane's log record that the batch is finished.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Rejects:
         self._disk = disk
 
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
-        """Write rejected batches durably to `rejected/`, before marks in the log record their rejection. If the write
+        """Write rejected batches durably to `rejected/`, before the lane's log records their rejection. If the write
         fails, the batches wait.
         """
         if self._config.in_memory:

@@ -28,7 +28,7 @@ class UnitEndings:
         self._rejects = rejects
 
     def refuse(self, lane: Lane, unit: u.Unit) -> None:
-        """Write the batches of a unit (atomic batch) durably to `rejected/`, before the log gets the mark that ends the
+        """Write the batches of a unit (atomic batch) durably to `rejected/`, before the log records the end of the
         unit.
         """
         batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
