@@ -6,9 +6,9 @@ The *engine* (`delivery/engine`) does the I/O for the journal. The engine passes
 `persisted`, `acked`, `refused`, `lost`, `judged` ...) and then calls `ready()` for the actions that are due. The
 contract is the same as in etcd's raft: *persist before you send, send before you resolve*.
 
-    1. The engine calls `ready()`, writes the batches and marks of `ready().persist` as one group, makes the group
+    1. The engine calls `ready()`, writes the batches and marks of `ready().persist` as one spool group, makes the group
        durable, and calls `persisted()`. Before `persisted()` is called, `ready()` returns no request and no final fate
-       that depends on the group.
+       that depends on the spool group.
     2. The engine calls `ready()` again. `sends` has the batches to send in Produce requests. All requests under one
        batch id carry the same bytes. `asks` has the questions to the cluster. `waits` has the partitions for which the
        engine calls `retry()` after a pause. `resolved` has the batches whose fate is final and durable.

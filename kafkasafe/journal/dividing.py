@@ -1,4 +1,4 @@
-"""Divides one batch into several batches that take its place. The journal writes all parts in one separate group.
+"""Divides one batch into several batches that take its place. The journal writes all parts in one separate spool group.
 
 `machine`, `rejecting` and `members` decide when a batch has to be divided.
 """

@@ -25,7 +25,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Durability:
-    """Carries out the consequences of durable groups, and finishes batches whose outcome is durable."""
+    """Carries out the consequences of durable spool groups, and finishes batches whose outcome is durable."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -71,10 +71,10 @@ class Durability:
         """Record that these batches could not be written. Finish those that the cluster has already acknowledged. (With
         `durable_first` there are none, because the journal sends only batches on disk.)
 
-        A failed write may leave a readable copy of a batch on disk until the next group is written. If the process is
-        killed before that, the next process reads the copy, treats the batch as in doubt, and finds it in the
-        partition's log. The copy has the id under which the cluster acknowledged the batch: while a batch is `writing`,
-        the journal gives it no other id, and neither divides nor merges it.
+        A failed write may leave a readable copy of a batch on disk until the next spool group is written. If the
+        process is killed before that, the next process reads the copy, treats the batch as in doubt, and finds it in
+        the partition's log. The copy has the id under which the cluster acknowledged the batch: while a batch is
+        `writing`, the journal gives it no other id, and neither divides nor merges it.
         """
         self._writes_fail = True
         for batch in batches:

@@ -16,7 +16,7 @@ from kafkasafe.journal.state import JournalState
 
 GATHER_LEAST: Final = 8
 """The journal merges batches only if at least this many wait after the batches in flight. For fewer batches, a merge
-costs more than it saves, because it writes a group to the spool.
+costs more than it saves, because it writes a group of its own to the spool.
 """
 _GATHER_MOST: Final = 256
 _GATHERED_SHARE: Final = 8

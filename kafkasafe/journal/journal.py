@@ -233,7 +233,7 @@ class Journal:
         self._forward.moved(batches, positions, end_position)
 
     def not_moved(self) -> None:
-        """The engine could not write a group of copies."""
+        """The engine could not write a spool group of copies."""
         self._snapshots.doubt()
 
     def packable(self, destination: int) -> Iterator[Batch]:

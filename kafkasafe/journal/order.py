@@ -36,7 +36,7 @@ class Owed:
     still has to deliver these batches.
 
     Attributes:
-        lane_id: Id of the lane, empty before the first group.
+        lane_id: Id of the lane, empty before the first spool group.
         damaged: Whether a part of the lane cannot be read. The batches in this part are unknown.
         synced_position: Everything in the lane before this position is known to be durable; a crash may have torn later
             batches.

@@ -1,5 +1,5 @@
-"""The journal's decisions as data: the groups to write, their consequences, all other actions, and the outbox that
-holds them.
+"""The journal's decisions as data: the spool groups to write, their consequences, all other actions, and the outbox
+that holds them.
 
 `Ready` has the actions that are due; `notices` defines the notices for users.
 """
@@ -120,8 +120,8 @@ class Persist:
     Attributes:
         batches: The batches to write, in this order.
         marks: The marks to write before the batches.
-        atomic: Marks and batches are one group, which recovery reads as a whole or not at all.
-        after: The consequences that `persisted()` applies once the groups are durable.
+        atomic: Marks and batches are one spool group, which recovery reads as a whole or not at all.
+        after: The consequences that `persisted()` applies once the spool groups are durable.
         units: New units, each in a separate spool group.
     """
 
@@ -162,9 +162,9 @@ class Persist:
 
     def leave_to(self, rest: Persist) -> None:
         """Keep only the batches that replace other batches (by a division or a merge). Move the other batches, and the
-        new units (atomic batches), to `rest`, the next group.
+        new units (atomic batches), to `rest`, the next spool group.
 
-        If the disk fails for some batches, the engine may write a later group of decisions before it writes these
+        If the disk fails for some batches, the engine may write a later spool group of decisions before it writes these
         batches. Any other batch in that group would overtake them.
         """
         parts: list[Batch] = []
@@ -186,7 +186,7 @@ class Persist:
         self.batches[:] = parts
 
     def keep_rest(self, rest: Sequence[Persist]) -> None:
-        """Replace the group's contents by the groups in `rest`, because everything else is durable."""
+        """Replace the contents of the spool group by the groups in `rest`, because everything else is durable."""
         self.marks = [mark for part in rest for mark in part.marks]
         self.after = [each for part in rest for each in part.after]
         self.batches = [batch for part in rest for batch in part.batches]

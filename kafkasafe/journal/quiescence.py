@@ -1,7 +1,7 @@
 """Stores how long brokers may still append this lane's requests, so that the next incarnation need not wait longer.
 
-1. An incarnation ends normally. Its last group has a QUIET mark (`marks.Quiet`), which says until when brokers may
-   still append the incarnation's requests.
+1. An incarnation ends normally. Its last spool group has a QUIET mark (`marks.Quiet`), which says until when brokers
+   may still append the incarnation's requests.
 2. The next incarnation reads the QUIET mark, and asks about batches in doubt as soon as the mark's time has passed.
 3. Before the next incarnation sends anything, it revokes the mark, and waits until the revocation is durable. Otherwise
    a third incarnation would believe the first incarnation's mark, and would not wait for the second incarnation's
@@ -90,7 +90,7 @@ class Quiescence:
             self.dead_at += seconds
 
     def mark(self, dead_at: Iterable[float], now: float, clock: Moment) -> m.Quiet:
-        """The QUIET mark, which an owner writes into its last group when it has stopped sending.
+        """The QUIET mark, which an owner writes into its last spool group when it has stopped sending.
 
         Args:
             dead_at: For each partition, the time (seconds) until which a broker may still append a request of this

@@ -272,7 +272,7 @@ class Recovery:
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
     def _recover_replaced(self, at: int, children: range) -> None:
-        """Record that the group's batches with the indexes `children` replace the batch at position `at`."""
+        """Record that the spool group's batches with the indexes `children` replace the batch at position `at`."""
         self._backlogs.reach_any(at)
         parent = self._index.at(at)
         if parent is not None and parent not in self._all[parent.destination].queue.near:
@@ -310,7 +310,7 @@ class Recovery:
         """Record damage: of one data batch or, if `destination` is 0, of a whole spool group with its marks.
 
         A lost mark may have given a batch its first id or a new id, or may have replaced the batch by other batches. So
-        the ids in the spool do not show which unfinished batches before the damaged group were sent.
+        the ids in the spool do not show which unfinished batches before the damaged spool group were sent.
         """
         if destination:
             lost = self._replay.take()
@@ -327,21 +327,24 @@ class Recovery:
                 self._backlogs.reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
-        """Record a batch that a crash left incomplete, although later batches of its group are intact. The batch was
-        never durable, so the producer did not promise its delivery to any caller.
+        """Record a batch that a crash left incomplete, although later batches of its spool group are intact. The batch
+        was never durable, so the producer did not promise its delivery to any caller.
         """
         self._replay.take()
         if destination in self._all:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """Complete the last group of the log. Recovery completes every other group when it reads the group after it."""
+        """Complete the last spool group of the log. Recovery completes every other group when it reads the group after
+        it.
+        """
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach_sent(partition)
 
     def pack_recovered(self, numbers: Iterator[int]) -> None:
-        """Pack long backlogs, as far as recovery has read them. The engine calls this between two groups of the log.
+        """Pack long backlogs, as far as recovery has read them. The engine calls this between two spool groups of the
+        log.
 
         Args:
             numbers: Yields numbers; each packed batch takes the next number.
@@ -382,7 +385,7 @@ class Recovery:
                 continue
             partition = destination
             if blind:
-                partition.loss.explain()  # a lost group may have had batches of the partition
+                partition.loss.explain()  # a lost spool group may have had batches of the partition
             partition.loss.expect(partition.queue.identities(), partition.log.last_acked_id)
             begun = partition.log.has_begun
             if not (begun or blind):
@@ -421,7 +424,7 @@ class Recovery:
 
     def _recover_revived(self, mark: m.Revived, following: Sequence[m.Mark]) -> None:
         """Apply the result of an earlier incarnation's survey: put the lost batches back into the queue. `following`
-        has the next mark of the group.
+        has the next mark of the spool group.
         """
         known = self._destinations.declared_partition(mark.destination)
         self._backlogs.reach(known, ANYWHERE)
@@ -468,8 +471,8 @@ class Recovery:
         return members
 
     def _drop_parents(self) -> None:
-        """End the group. Remove each batch that the group replaces from its queue, because other batches now have the
-        batch's records.
+        """End the spool group. Remove each batch that the group replaces from its queue, because other batches now have
+        the batch's records.
         """
         for parent, _ in self._replay.parents:
             if not parent.heirs:

@@ -39,12 +39,12 @@ class Replay:
 
     Attributes:
         index: Index of the next batch in the group.
-        blind_before: Position of the last group that is lost together with its marks; -1 if no group is lost. A lost
-            mark may have changed the ids of batches before this position, so their ids do not show whether they were
-            sent.
+        blind_before: Position of the last spool group that is lost together with its marks; -1 if no group is lost. A
+            lost mark may have changed the ids of batches before this position, so their ids do not show whether they
+            were sent.
         quiet: The QUIET mark of the previous incarnation, which says until when brokers may still append its requests.
             None if the incarnation wrote no QUIET mark, or revoked it.
-        parents: The batches that the group replaces, each with the indexes of its replacements.
+        parents: The batches that the spool group replaces, each with the indexes of its replacements.
     """
 
     index: int = 0
@@ -70,7 +70,7 @@ class Replay:
 
     def origin_from(self, first: int, default: int) -> int:
         """The position at which the records of some parts were first written. `first` is the index of the first part in
-        the group. Returns `default` if no parts begin there.
+        the spool group. Returns `default` if no parts begin there.
         """
         return next((at for at, children in self._origins if children.start == first), default)
 
@@ -89,7 +89,7 @@ class Replay:
         self._given[index] = runs
 
     def move(self, moves: tuple[m.Move, ...]) -> None:
-        """Record that the batches of the group are copies."""
+        """Record that the batches of the spool group are copies."""
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
@@ -99,7 +99,7 @@ class Replay:
         self.quiet = quiet if quiet.until_ms >= 0 else None
 
     def lose(self, position: int) -> None:
-        """Record that the group at this position is damaged."""
+        """Record that the spool group at this position is damaged."""
         self.blind_before = position
 
     @property

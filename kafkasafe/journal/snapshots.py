@@ -20,7 +20,7 @@ class Snapshots:
         self._revivals = state.revivals
 
     def all(self) -> list[m.Mark]:
-        """The marks that the first group of a new segment must repeat, so that earlier segments can be deleted."""
+        """The marks that a new segment's first spool group must repeat, so that earlier segments can be deleted."""
         home = self._home
         marks: list[m.Mark] = [m.Cluster(home.cluster_id)] if home.cluster_id else []
         marks += [*self._destinations.topics.values(), *self._precedence.afters]
@@ -47,7 +47,9 @@ class Snapshots:
         return marks
 
     def doubt(self) -> None:
-        """Let `newest` return its marks again. A group could not be written, and it may have contained these marks."""
+        """Let `newest` return its marks again. A spool group could not be written, and it may have contained these
+        marks.
+        """
         for partition in self._destinations.partitions.values():
             partition.log.tell(-1)
 
@@ -116,7 +118,7 @@ def _gap_marks(partition: Destination) -> list[m.Identified]:
     """The mark that names the expected sequence gaps. Other marks or torn batches also explain the gaps, but the spool
     may delete the segment with these marks and batches:
 
-    1. A power cut leaves a batch incomplete. Later batches of the same group are intact.
+    1. A power cut leaves a batch incomplete. Later batches of the same spool group are intact.
     2. The next incarnation copies the intact batches forward, and deletes the segment. The process is killed before the
        copied batches get new ids.
     3. Without the mark, the following incarnation would wrongly report the incomplete batch as missing, although the

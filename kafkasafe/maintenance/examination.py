@@ -153,7 +153,7 @@ class LaneContent:
 
     @property
     def damage(self) -> tuple[str, ...]:
-        """One sentence per damaged range, and one sentence if the log has bytes, but no intact group."""
+        """One sentence per damaged range, and one sentence if the log has bytes, but no intact spool group."""
         texts = tuple(map(str, self.log.damage))
         if self.log.torn is not None and self.log.torn[1] == 0 and not self.log.groups:
             texts += (f"{self.log.torn[0].name} has no intact group",)

@@ -1,8 +1,8 @@
 """Returns rejected records to the spool, and sets aside a batch that blocks others.
 
-A file of `rejected/` is written into a lane in one atomic group, together with a mark that names the file. The file is
-deleted once the group is durable. So after a crash, the file's records count either in `rejected/` or in the lane
-(docs/spool-format.md, Rejected batches).
+A file of `rejected/` is written into a lane in one atomic spool group, together with a mark that names the file. The
+file is deleted once the group is durable. So after a crash, the file's records count either in `rejected/` or in the
+lane (docs/spool-format.md, Rejected batches).
 """
 
 from __future__ import annotations

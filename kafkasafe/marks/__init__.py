@@ -1,9 +1,9 @@
 """Converts the spool's marks to control batches and back, exactly as `docs/spool-format.md` says.
 
-A group of the spool begins with one control batch: a GROUP record, which lists the data batches that follow, and then
-the marks, in the order in which they were decided. A producer restores its state from the spool's marks alone, so a
-wrong mark would make this state wrong. Therefore this package checks each mark twice: when it writes the mark, and when
-it reads the mark. Readers treat a value without a defined meaning as an error.
+A spool group begins with one control batch: a GROUP record, which lists the data batches that follow, and then the
+marks, in the order in which they were decided. A producer restores its state from the spool's marks alone, so a wrong
+mark would make this state wrong. Therefore this package checks each mark twice: when it writes the mark, and when it
+reads the mark. Readers treat a value without a defined meaning as an error.
 
 Modules. Each module uses only modules that are below it in this list:
 

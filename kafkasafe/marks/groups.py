@@ -44,7 +44,7 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
 
     Raises:
         MarkError: A value in `group` or in one of the `marks` is not valid in the spool format. `decode_group` would
-            refuse a group with this value.
+            refuse a spool group with this value.
     """
     _check(group, marks)
     try:
@@ -60,7 +60,8 @@ def encode_group(group: Group, marks: Sequence[Mark], timestamp: int) -> bytearr
 
 
 def bytes_of_each(message: str, given: Sequence[tuple[int, int, int]] | None) -> int:
-    """Maximum number of bytes that a rejected batch adds to the control batch of its group in a file of `rejected/`.
+    """Maximum number of bytes that a rejected batch adds to the control batch of its spool group in a file of
+    `rejected/`.
 
     Args:
         message: The message of the batch's REJECTED mark.
@@ -180,7 +181,7 @@ def _check(group: Group, marks: Sequence[Mark]) -> None:
     _demand(1 <= group.format_version <= FORMAT_VERSION, group)
     _demand(len(group.lane_id) == LANE_ID_BYTES and 0 <= group.synced_position <= group.position, group)
     for index, entry in enumerate(group.manifest):
-        # Positions ascend, because each batch has at least one record. The first batch follows the group's marks
+        # Positions ascend, because each batch has at least one record. The first batch follows the spool group's marks
         # directly.
         _demand(entry.position == position if index == 0 else entry.position > position, entry)
         _demand(entry.destination >= 1 and entry.size_bytes > batch.HEADER_BYTES, entry)

@@ -1,4 +1,4 @@
-"""The classes of the marks, and the class of the record that begins a group."""
+"""The classes of the marks, and the class of the record that begins a spool group."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The record at the beginning of every group of the spool.
+    """The record at the beginning of every spool group.
 
     Attributes:
         format_version: 2, or 1 if the group is from a version of kafkasafe that wrote no file `extent`.
         lane_id: Random id of the lane, 16 bytes, made together with the lane.
         position: Position of this control batch.
-        synced_position: All batches before this position were durable when the group was written.
-        atomic: Whether readers ignore the whole group if any part of it is missing.
-        snapshot: Whether the group is the first group of a segment.
-        closed: Whether an orderly close of the lane wrote the group.
+        synced_position: All batches before this position were durable when the spool group was written.
+        atomic: Whether readers ignore the whole spool group if any part of it is missing.
+        snapshot: Whether the spool group is the first group of a segment.
+        closed: Whether an orderly close of the lane wrote the spool group.
         manifest: The data batches that follow, in order, without gaps between their positions.
     """
 
@@ -258,8 +258,8 @@ class Revived:
 class Resent:
     """This lane's log now contains the records of a file in `rejected/` of this lane or of another lane.
 
-    If the mark's group is atomic, its own data batches have the records; otherwise, batches of earlier groups have
-    them.
+    If the mark's spool group is atomic, its own data batches have the records; otherwise, batches of earlier groups
+    have them.
 
     Attributes:
         lane: Name of the lane's directory.
@@ -290,8 +290,8 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The partitions that callers chose for some records of a data batch. The batch is in the mark's group, and its
-    destination has partition -1.
+    """The partitions that callers chose for some records of a data batch. The batch is in the mark's spool group, and
+    its destination has partition -1.
 
     Attributes:
         index: Index of the batch in this spool group's manifest.

@@ -158,7 +158,7 @@ class LaneReader:
                 self._where.update(places)
                 moves = limit is None and any(isinstance(mark, m.Moved) for mark in marks)
                 if moves and not all(self._is_whole(at) for at, _ in places):
-                    # Ignore a group of copies that a crash tore, because the original batches still exist.
+                    # Ignore a spool group of copies that a crash tore, because the original batches still exist.
                     for at, _ in places:
                         del self._where[at]
                     return

@@ -31,7 +31,9 @@ _DIRECTORY_MODE: Final = 0o700
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _HERE: Final = Path()
 _PLACES: Final = 64
-"""Maximum number of resolved paths that `DirectoryFiles` keeps: writing a group uses the same few paths each time."""
+"""Maximum number of resolved paths that `DirectoryFiles` keeps: writing a spool group uses the same few paths each
+time.
+"""
 
 
 class Files(Protocol):

@@ -75,8 +75,8 @@ class Inspected:
         rejected_discarded: Number of records that `kafkasafe spool discard` has discarded.
         extent: The problem with the lane's `extent` (see `extent_of`); empty if the extent is valid.
         oldest_ms: When the oldest undelivered batch was written (ms since the epoch); -1 if none exists.
-        undecidable: For each undelivered batch that waits for an operator's decision: the position of the group with
-            the batch's mark `Undecidable`.
+        undecidable: For each undelivered batch that waits for an operator's decision: the position of the spool group
+            with the batch's mark `Undecidable`.
     """
 
     lane_id: bytes | None

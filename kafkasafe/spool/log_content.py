@@ -49,8 +49,8 @@ class LostEntry:
 
 @dataclass(frozen=True, slots=True)
 class TornEntry:
-    """A batch that a crash tore, although later batches of its group are complete. The batch was never reported as
-    durable.
+    """A batch that a crash tore, although later batches of its spool group are complete. The batch was never reported
+    as durable.
     """
 
     position: int
@@ -69,7 +69,7 @@ class Damage:
         start: First byte.
         end: End of the range (exclusive); equal to `start` if bytes are missing.
         position: Position of the damaged batch or group.
-        destination: Destination of the data batch; 0 for a group.
+        destination: Destination of the data batch; 0 for a spool group.
         end_position: End of the damaged positions (exclusive); -1 if unknown.
         records: Number of damaged data records; -1 if unknown.
         most: Whether `records` is an upper bound, not the exact number.
@@ -124,10 +124,10 @@ class Log:
         doomed: Segments after a torn tail. They have to be deleted.
         next_position: Position after the last record.
         synced_position: All records before this position are proven to have been durable.
-        lane_id: Id of the lane; None if neither a group nor `extent` contains the id.
-        closed: Whether the last group was written by an orderly close.
-        manifest: For each damaged data batch, by (segment, byte offset): its entry in the manifest of its group.
-        skipped: Positions of torn batches that are followed by intact batches of the same group.
+        lane_id: Id of the lane; None if neither a spool group nor `extent` contains the id.
+        closed: Whether the last spool group was written by an orderly close.
+        manifest: For each damaged data batch, by (segment, byte offset): its entry in the manifest of its spool group.
+        skipped: Positions of torn batches that are followed by intact batches of the same spool group.
         extent: The claims of the lane's `extent`.
         records_after_end: Number of records in intact batches after the end that `extent` claims. The claim may be
             older than these batches.

@@ -4,12 +4,12 @@ almost as fast as a producer with small batches.
 Kafka's brokers also trust the segments before their recovery point, and check a batch only when they read it.
 
 When a producer starts, it needs only the headers of the batches. Without the content, the CRC of a batch cannot be
-checked, so other data must confirm the header. The manifest of the group confirms bytes 0 to 20, and the positions of
-the batches confirm the number of records. The batch's id is confirmed if its sequence numbers continue those of the
-previous batch with the same destination, producer id and epoch. `OutlineReader` reads the content of a batch whose id
-is not confirmed. It also reads the content of copies: if a copy is damaged, recovery uses the original, which the log
-may still contain. So skipping the content of a batch does not change how recovery handles other batches. Before a batch
-is sent, `Spool.read` checks all of its bytes.
+checked, so other data must confirm the header. The manifest of the spool group confirms bytes 0 to 20, and the
+positions of the batches confirm the number of records. The batch's id is confirmed if its sequence numbers continue
+those of the previous batch with the same destination, producer id and epoch. `OutlineReader` reads the content of a
+batch whose id is not confirmed. It also reads the content of copies: if a copy is damaged, recovery uses the original,
+which the log may still contain. So skipping the content of a batch does not change how recovery handles other batches.
+Before a batch is sent, `Spool.read` checks all of its bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class OutlineReader:
 
         Args:
             index: Number of the segment.
-            segment: The segment. This method sets the segment's size and the time of its last group.
+            segment: The segment. This method sets the segment's size and the time of its last spool group.
             limit: First position of the next segment.
 
         Returns:

@@ -123,7 +123,7 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
 
 
 def _writer(files: Files, path: Path) -> bytes | None:
-    """The id of the lane that wrote a segment, from the segment's first group; None if the group is not intact.
+    """The id of the lane that wrote a segment, from the segment's first spool group; None if the group is not intact.
 
     Raises:
         SpoolFormatError: A newer version of kafkasafe has written the segment.
@@ -163,7 +163,7 @@ def _of_another_lane(files: Files, path: Path, writer: bytes) -> Damage:
 
 
 def _synced(segments: list[StoredSegment], stated: int, extent: Extent) -> int:
-    """The position up to which the log was durable: the largest such position in the groups and in the extent."""
+    """The position up to which the log was durable: the largest such position in the spool groups and in the extent."""
     synced = segments[0].first_position if segments else 0
     synced = max(synced, 0 if extent.end is None else extent.end.position)
     return max(synced, stated, 0)
@@ -179,19 +179,19 @@ def read_extent(files: Files, lane: Path) -> Extent:
 
 
 class _Whole:
-    """Processes the intact groups before the first damaged or torn group. Nothing in later groups changes how these
-    groups are processed.
+    """Processes the intact spool groups before the first damaged or torn group. Nothing in later groups changes how
+    these groups are processed.
 
-    So `_Whole` processes the intact groups while the log is read, and passes their entries to `each`, if given, without
-    keeping them. `_Whole` keeps all later groups until it is known up to which position the log was durable.
+    So `_Whole` processes the intact spool groups while the log is read, and passes their entries to `each`, if given,
+    without keeping them. `_Whole` keeps all later groups until it is known up to which position the log was durable.
 
     Attributes:
         extent: What the file `extent` claimed about the log's beginning and end before the log was read.
-        entries: The entries of the processed groups; empty if `each` is given.
-        rest: The first group that is not intact, and all later groups.
-        ended: Whether all further groups belong to `rest`.
-        synced: Each group states a position before which the log was durable. This is the largest of these positions so
-            far.
+        entries: The entries of the processed spool groups; empty if `each` is given.
+        rest: The first spool group that is not intact, and all later groups.
+        ended: Whether all further spool groups belong to `rest`.
+        synced: Each spool group states a position before which the log was durable. This is the largest of these
+            positions so far.
         known_torn: Positions of torn batches that earlier recoveries skipped, according to marks in the log.
         declared: Maps each destination's number to a text that names its topic and partition.
         closed: Whether the last group was written by an orderly close.
@@ -218,7 +218,7 @@ class _Whole:
         self.closed = False
         self.end_position = -1
         self.between = self.after = 0
-        # (segment, end position, end byte) of each group that is not yet proven to have been durable.
+        # (segment, end position, end byte) of each spool group that is not yet proven to have been durable.
         self._unproven: deque[tuple[int, int, int]] = deque()
 
     def end(self) -> None:
@@ -285,17 +285,18 @@ def _declared(marks: Iterable[m.Mark]) -> dict[int, str]:
 
 
 class _Rest:
-    """Processes the first group that is not intact and all later groups, and distinguishes a torn tail from damage.
+    """Processes the first spool group that is not intact and all later groups, and distinguishes a torn tail from
+    damage.
 
     Attributes:
-        entries: The groups' entries, up to the torn tail.
+        entries: The spool groups' entries, up to the torn tail.
         damage: Damage, in log order.
         manifest: See `Log`.
         skipped: See `Log`.
         torn: (number of the segment, byte offset) where a torn tail begins, or None.
         groups: Number of intact groups of the log.
         closed: Whether the last group was written by an orderly close.
-        next_position: Position after the last group, whether that group is intact or damaged.
+        next_position: Position after the last spool group, whether that group is intact or damaged.
     """
 
     def __init__(self, whole: _Whole, synced: int, next_position: int) -> None:
@@ -313,7 +314,7 @@ class _Rest:
         self.next_position = next_position
 
     def read(self, items: Iterable[ReadGroup | Bad]) -> None:
-        """Processes the groups up to the torn tail."""
+        """Processes the spool groups up to the torn tail."""
         for item in items:
             if isinstance(item, Bad):
                 self._bad(item)
@@ -329,8 +330,8 @@ class _Rest:
         path = self._segments[item.segment].path
         self.damage.append(Damage(path, item.at, item.end, item.position, 0, item.end_position))
         self.entries.append(LostEntry(item.position, 0))
-        # Do not give the position of a damaged group to a later batch, so that the next incarnation finds the damage
-        # again.
+        # Do not give the position of a damaged spool group to a later batch, so that the next incarnation finds the
+        # damage again.
         self.next_position = max(item.position + 1, item.end_position)
 
     def _group(self, item: ReadGroup) -> None:
@@ -355,8 +356,8 @@ class _Rest:
             self.torn, self.next_position = (item.segment, cut[0]), cut[1]
 
     def _batches(self, item: ReadGroup, missing: set[int], cut: int | None) -> None:
-        """Adds the batches of a group that begin before the byte offset `cut`. `missing` has the byte offsets of torn
-        batches.
+        """Adds the batches of a spool group that begin before the byte offset `cut`. `missing` has the byte offsets of
+        torn batches.
         """
         segment = self._segments[item.segment]
         for at, entry, header in item.batches:
@@ -437,7 +438,7 @@ def _judge(lane: Path, whole: _Whole, lane_id: bytes | None, synced: int, extent
 
 
 def _cut_at(item: ReadGroup, torn: list[tuple[int, m.ManifestEntry]]) -> tuple[int, int] | None:
-    """(byte, position) at which to cut a torn group, after its last complete batch; None if nothing is torn."""
+    """(byte, position) at which to cut a torn spool group, after its last complete batch; None if nothing is torn."""
     if not torn:
         return None
     last = max((at for at, _, header in item.batches if header is not None), default=-1)

@@ -115,7 +115,7 @@ class Reserve:
         may use the reserve.
 
         The reserve grows if necessary, until `end_loan` shrinks it again. The volume's free bytes do not count, because
-        another program may use them before the group is written.
+        another program may use them before the spool group is written.
 
         Returns:
             False if the disk has no room.
@@ -129,7 +129,7 @@ class Reserve:
             except OSError:
                 # The write will report the error.
                 return True
-        # Grow in larger steps, because more groups are likely to follow.
+        # Grow in larger steps, because more spool groups are likely to follow.
         return self.ensure(wanted + _LENT_STEP_BYTES) or self.ensure(wanted)
 
     def end_loan(self) -> None:

@@ -83,10 +83,10 @@ class StoredSegment:
         size_bytes: Number of valid bytes; later bytes in the file were abandoned.
         batches: The places of the segment's data batches, by position.
         records: Number of records in these batches.
-        proven_bytes: All bytes before this byte offset were durable at some time, according to a later group or to
-            `extent`.
-        written_ms: When the segment's last group was written, ms since the epoch; 0 if unknown. After the segment was
-            read from the disk, this is the largest time of any group.
+        proven_bytes: All bytes before this byte offset were durable at some time, according to a later spool group or
+            to `extent`.
+        written_ms: When the segment's last spool group was written, ms since the epoch; 0 if unknown. After the segment
+            was read from the disk, this is the largest time of any spool group.
     """
 
     path: Path
@@ -100,7 +100,7 @@ class StoredSegment:
     # -- while it is read ------------------------------------------------------------------------------------------
 
     def note_written(self, written_ms: int) -> None:
-        """Record when one of the segment's groups was written. The largest time is kept, so that the segment is
+        """Record when one of the segment's spool groups was written. The largest time is kept, so that the segment is
         retained longer, not shorter, if the clock was set back.
         """
         self.written_ms = max(self.written_ms, written_ms)
@@ -123,7 +123,7 @@ class StoredSegment:
     def append(
         self, control_bytes: int, manifest: Sequence[m.ManifestEntry], end_position: int, written_ms: int
     ) -> None:
-        """Add a group after the valid bytes: a control batch of `control_bytes`, then data batches."""
+        """Add a spool group after the valid bytes: a control batch of `control_bytes`, then data batches."""
         at = self.size_bytes + control_bytes
         for entry in manifest:
             self.batches.add(entry.position, Stored(at, entry.size_bytes, entry.crc, entry.destination))

@@ -58,8 +58,8 @@ class ReadGroup:
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """Bytes that are not an intact group, although a group should begin there. `torn` says whether a crash may be the
-    cause.
+    """Bytes that are not an intact spool group, although a group should begin there. `torn` says whether a crash may be
+    the cause.
     """
 
     segment: int
@@ -169,8 +169,8 @@ class SegmentReader:
     def _resync(
         self, content: Content, at: int, position: int
     ) -> tuple[int, tuple[m.Group, list[m.Mark], int] | None]:
-        """Finds the first intact group at or after the byte `at` with a position of at least `position`. Returns (byte
-        offset, group), or (end of the segment, None) if no such group exists.
+        """Finds the first intact spool group at or after the byte `at` with a position of at least `position`. Returns
+        (byte offset, group), or (end of the segment, None) if no such group exists.
         """
         earliest = at
         found = content.find(_GROUP_KEY, at)
@@ -187,8 +187,8 @@ class SegmentReader:
 
 
 def group_at(content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | None:
-    """Decodes the control batch at the byte `at`, of this or another lane. Returns the group, the marks and the size;
-    None if the control batch is not intact.
+    """Decodes the control batch at the byte `at`, of this or another lane. Returns the spool group, the marks and the
+    size; None if the control batch is not intact.
     """
     try:
         header = codec.read_header(content, at)
@@ -205,7 +205,7 @@ def group_at(content: Content, at: int) -> tuple[m.Group, list[m.Mark], int] | N
 def _may_miss_more(
     content: Content, last: tuple[int, m.ManifestEntry, codec.BatchHeader | None], limit: int | None
 ) -> bool:
-    """Whether groups after this one may also be missing, because the file ends inside this group's last batch.
+    """Whether spool groups after this one may also be missing, because the file ends inside this group's last batch.
 
     The missing groups may have contained marks, so the reader must not assume that only one batch is missing.
     """
@@ -219,7 +219,7 @@ def _may_miss_more(
 
 
 def _group_may_be_torn(content: Content, at: int, end: int) -> bool:
-    """Whether these bytes may come from a crash during the writing of a group."""
+    """Whether these bytes may come from a crash during the writing of a spool group."""
     head = content[at : min(at + codec.HEADER_BYTES, end)]
     # After a crash, each byte has its intended value or 0. Compare only bytes that are the same in all intact control
     # batches.

@@ -1,5 +1,5 @@
-"""Writes groups to the last segment of a lane. After a failure, cuts off everything that was written since the last
-sync.
+"""Writes spool groups to the last segment of a lane. After a failure, cuts off everything that was written since the
+last sync.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SegmentWriter:
         self._uncached_bytes = 0
         """How many bytes, from the beginning of the last segment, were dropped from the page cache."""
         self._unwritten: list[bytearray] = []
-        """Groups that were added to the last segment, but are not written yet."""
+        """Spool groups that were added to the last segment, but are not written yet."""
         self._unwritten_at = 0
         self._continued: tuple[int, int] | None = None
         """First position and handle of the segment that the spool continues after the repair. The spool continues a
@@ -50,7 +50,7 @@ class SegmentWriter:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether groups were added to the last segment, but are not written yet."""
+        """Whether spool groups were added to the last segment, but are not written yet."""
         return bool(self._unwritten)
 
     def has_reserved(self, size_bytes: int, segment_bytes: int) -> bool:
@@ -146,9 +146,10 @@ class SegmentWriter:
     # -- failure ---------------------------------------------------------------------------------------------------
 
     def fail(self, *, may_continue: bool) -> None:
-        """Forget the groups that were not written, and do not write to the file until `put_back` is called."""
+        """Forget the spool groups that were not written, and do not write to the file until `put_back` is called."""
         if self._unwritten:
-            # Do not count groups that never reached the file, or the file would look as if another process had cut it.
+            # Do not count spool groups that never reached the file, or the file would look as if another process had
+            # cut it.
             self._segments.shorten(self._unwritten_at)
             self._unwritten = []
         if may_continue and self._handle >= 0:

@@ -1,7 +1,7 @@
 """The spool: one lane's write-ahead log of Kafka batches, as `docs/spool-format.md` describes it.
 
-One thread owns a `Spool`. Only `sync()` makes written groups durable. A failed write or sync resets the log to its
-state after the last successful `sync()`, so that the owner can write the same data again. The journal decides which
+One thread owns a `Spool`. Only `sync()` makes written spool groups durable. A failed write or sync resets the log to
+its state after the last successful `sync()`, so that the owner can write the same data again. The journal decides which
 batches are finished, and which ids batches have. The spool only stores and reads marks and batches.
 """
 
@@ -108,8 +108,8 @@ class Spool:
         Args:
             lane: The lane's directory.
             files: The disk.
-            segment_bytes: Maximum size of a segment (a segment with a single larger group may exceed it). A segment
-                also ends when it has 16,384 batches.
+            segment_bytes: Maximum size of a segment (a segment with a single larger spool group may exceed it). A
+                segment also ends when it has 16,384 batches.
             sync: With "group" and "each", the method `sync` calls fdatasync. With "os", the operating system decides
                 when to write.
             snapshot: Returns the marks with which a new segment begins.
@@ -181,13 +181,13 @@ class Spool:
             marks: The marks, in the order in which they were decided.
             batches: (destination, bytes) of each batch. This method writes the batch's position and destination into
                 the bytes.
-            atomic: Whether recovery must keep either the whole group or nothing of it.
-            closed: Whether the group records an orderly close.
+            atomic: Whether recovery must keep either the whole spool group or nothing of it.
+            closed: Whether the spool group records an orderly close.
             makes_room: Whether the batches replace other batches. The space of the other batches can then be freed, so
                 the new batches may use the reserve.
             divisible: Whether the batches will have to be divided. Such batches are written to small segments.
-            more: Whether the caller writes another group before it calls `sync`. Both groups then go to the disk in one
-                write, and the caller must not change the batches before that write.
+            more: Whether the caller writes another spool group before it calls `sync`. Both groups then go to the disk
+                in one write, and the caller must not change the batches before that write.
 
         Returns:
             The position of each batch.
@@ -443,7 +443,7 @@ class Spool:
     def _portions(
         self, marks: Sequence[m.Mark], batches: Sequence[tuple[int, bytearray]], limit: int, *, atomic: bool
     ) -> Iterator[tuple[Sequence[m.Mark], Sequence[tuple[int, bytearray]]]]:
-        """Split a group that is larger than half a segment into several groups, unless it is atomic."""
+        """Split a spool group that is larger than half a segment into several groups, unless it is atomic."""
         start, size = 0, 0
         for index, (_, data) in enumerate(batches):
             if not atomic and size and size + len(data) > limit // 2:
@@ -516,7 +516,7 @@ class Spool:
         """Start a segment with a snapshot, so that earlier segments can be deleted."""
         self._writer.write_out(limit)
         if self._writer.is_open:
-            # The new segment's first group will state that all earlier groups are durable, so sync them now.
+            # The new segment's first spool group will state that all earlier groups are durable, so sync them now.
             if self._sync != "os":
                 self._to_disk()
             self._writer.leave()
@@ -524,8 +524,8 @@ class Spool:
         self._files.sync_directory(self._lane)
         marks = list(self._snapshot())
         if self._torn:
-            # This group states that all earlier records were durable, so a mark must name the exceptions: the torn
-            # batches that recovery skipped.
+            # This spool group states that all earlier records were durable, so a mark must name the exceptions: the
+            # torn batches that recovery skipped.
             marks.append(m.Torn(self._torn))
         control, _, end_position = self._group(marks, (), snapshot=True)
         self._append(control, (), (), end_position)
@@ -579,7 +579,7 @@ class Spool:
         entries) after it.
 
         The group may use the reserve. This method enlarges a reserve that is too small, because other programs could
-        use free space outside the reserve before the group is written. The next `write_group` shrinks the reserve
+        use free space outside the reserve before the spool group is written. The next `write_group` shrinks the reserve
         again.
         """
         return self._writer.has_reserved(size_bytes, self._segment_bytes) or self._reserve.lend(size_bytes)

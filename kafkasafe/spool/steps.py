@@ -132,8 +132,8 @@ def steps_of(
     """Returns the times of the steps of plain batches, by position, and all atomic batches, in the order of the log.
 
     Args:
-        groups: A tuple (time, marks, batches) for each group. `time` is when the group was written (ms since the
-            epoch). `batches` has a pair for each batch of the group: (position, whether the batch has an id).
+        groups: A tuple (time, marks, batches) for each spool group. `time` is when the spool group was written (ms
+            since the epoch). `batches` has a pair for each batch of the group: (position, whether the batch has an id).
     """
     steps = _Steps()
     for written_ms, marks, batches in groups:
@@ -162,7 +162,7 @@ class _Steps:
             match mark:
                 case m.Unit(_, first, count):
                     of_unit = dict.fromkeys(range(first, first + count), (self._unit(mark, written_ms), -1))
-                    # If the group has parts of a divided batch, an earlier REPLACED mark names them.
+                    # If the spool group has parts of a divided batch, an earlier REPLACED mark names them.
                     members = of_unit | members
                 case m.Replaced(position, first, count) if position in self._unit_of:
                     unit = self._unit_of.pop(position)
@@ -282,11 +282,11 @@ def undecidable_in(
     groups: Iterable[tuple[int, Sequence[m.Mark], Sequence[tuple[int, bool]]]],
 ) -> dict[int, int]:
     """Finds the batches that wait for an operator's decision. Returns, by the position of each such batch, the position
-    of the group that contains the batch's mark `Undecidable`.
+    of the spool group that contains the batch's mark `Undecidable`.
 
     Args:
-        groups: A tuple (position, marks, batches) for each group. `batches` has a pair for each batch of the group:
-            (position, whether the batch has an id).
+        groups: A tuple (position, marks, batches) for each spool group. `batches` has a pair for each batch of the
+            group: (position, whether the batch has an id).
     """
     found: dict[int, int] = {}
     for at, marks, batches in groups:

@@ -40,10 +40,10 @@ def cut_tail(files: Files, lane: Path, found: Log) -> None:
                     path=str(last.path),
                     event="torn_tail_cut",
                 )
-            # 1. The sync of a group fails. The owner cuts the group off, begins a new segment, and dies.
+            # 1. The sync of a spool group fails. The owner cuts the group off, begins a new segment, and dies.
             # 2. The next owner finds the file already cut, deletes the new segment, and relies on the content of the
             # cut file.
-            # 3. Power fails. Without this sync, the cut may not be durable, and the group is in the file again.
+            # 3. Power fails. Without this sync, the cut may not be durable, and the spool group is in the file again.
             files.sync_data(handle)
     for path in reversed(doomed):
         files.unlink(path)

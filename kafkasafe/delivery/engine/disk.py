@@ -68,8 +68,8 @@ class DiskWriter:
             self.write_out(lane)
 
     def write_out(self, lane: Lane) -> bool:
-        """Write all pending groups. Groups with decisions of the journal are written first: once they are on disk,
-        segments can be deleted, which frees space on a full disk. Returns False if a write failed.
+        """Write all pending spool groups. Groups with decisions of the journal are written first: once they are on
+        disk, segments can be deleted, which frees space on a full disk. Returns False if a write failed.
         """
         looked = False
         backlog = lane.write_backlog
@@ -533,9 +533,10 @@ def _groups(
     group.
 
     If callers chose partitions for some records of a batch, a mark names these partitions. The mark must be written
-    together with the batch. Even if the spool splits a large group, it writes all marks of the group together with the
-    group's first batch. So a batch with a mark of its own begins a new group. A unit is always one group. If `persist`
-    is empty, the result is one empty group. `data` has one tuple (destination, bytes) for each batch in `runs`.
+    together with the batch. Even if the spool splits a large group, it writes all marks of the spool group together
+    with the group's first batch. So a batch with a mark of its own begins a new spool group. A unit is always one
+    group. If `persist` is empty, the result is one empty spool group. `data` has one tuple (destination, bytes) for
+    each batch in `runs`.
     """
     groups: list[tuple[list[m.Mark], list[tuple[int, bytearray]], bool]] = []
     if persist.marks or not runs:
@@ -572,8 +573,8 @@ def _apart(persist: j.Persist, *, smaller: bool = False) -> list[j.Persist]:
     """Split a spool group that could not be written as a whole into smaller groups: first the decisions, then the
     batches.
 
-    If `smaller` is true, a group that has only batches is split into halves: the disk may never have space for the
-    whole group.
+    If `smaller` is true, a spool group that has only batches is split into halves: the disk may never have space for
+    the whole group.
     """
     if persist.units:
         if persist.atomic:

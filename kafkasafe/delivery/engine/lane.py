@@ -376,8 +376,8 @@ class Handover:
         """Whether to hand the lane over now.
 
         Args:
-            idle: True if another producer wants the lane, none of the lane's batches is in flight, and all groups are
-                written.
+            idle: True if another producer wants the lane, none of the lane's batches is in flight, and all spool groups
+                are written.
         """
         was_idle, self._was_idle = self._was_idle, idle
         return idle and was_idle

@@ -496,7 +496,7 @@ class LaneKeeper:
             self._disk.forget(lane)
 
     def close_lane(self, lane: Lane) -> None:
-        """Write pending groups, delete segments that are done, and release the lock. Does not raise."""
+        """Write pending spool groups, delete segments that are done, and release the lock. Does not raise."""
         if lane.lock.lost:
             self.abandon_lane(lane)
             return

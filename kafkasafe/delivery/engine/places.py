@@ -2,8 +2,8 @@
 
 A lane is a directory that its owner has locked. While the lane's owner works, an operator or a cleanup job may move the
 lane, delete it, or delete some of its files. Without a repair, the next start would not find the lane's records,
-although the fsyncs succeeded. So the engine checks a lane after each group that it writes there, and checks all lanes
-each second. A displaced lane is restored:
+although the fsyncs succeeded. So the engine checks a lane after each spool group that it writes there, and checks all
+lanes each second. A displaced lane is restored:
 
 1. If the lane was moved, the engine renames it back.
 2. If files were deleted, renamed or cut, the engine writes them again from its open files.
@@ -101,7 +101,7 @@ class PlaceKeeper:
         return len(self._troubles)
 
     def confirm(self, lane: Lane) -> bool:
-        """Restores the lane if it is displaced. Returns whether the next start would find the group that was just
+        """Restores the lane if it is displaced. Returns whether the next start would find the spool group that was just
         synced.
 
         Raises:
