@@ -222,7 +222,7 @@ class Batch:
     """
 
     handle: int
-    """Number of the batch in this incarnation, ascending."""
+    """Number of the batch in this incarnation (run of the producer), ascending."""
     destination: int
     """Destination number."""
     count: int
@@ -246,7 +246,7 @@ class Batch:
     state: BatchState = BatchState.SEALED
     """See `STATE`."""
     tries: int = 0
-    """How many times the batch was sent in this incarnation. Invariant: positive in SENT."""
+    """How many times this run of the producer has sent the batch. Invariant: positive in SENT."""
     durable: bool = False
     """The batch is on disk, even if its id is not. Invariant: set iff `position` >= 0."""
     writing: bool = False
@@ -258,7 +258,7 @@ class Batch:
     before this batch is durable, recovery restores them. Invariant: never true for a batch that recovery read.
     """
     former_life: bool = False
-    """Recovery read the batch, so an earlier incarnation may have sent it. Never changes."""
+    """Recovery read the batch from the log, so an earlier run of the producer may have sent it. Never changes."""
 
     # -- requests
 

@@ -62,9 +62,9 @@ class FlowEvent(enum.Enum):
     """The events of a partition."""
 
     RECOVERED = "recovered"
-    """Recovery has read the spool. An earlier incarnation used the partition, and left no batch in doubt."""
+    """Recovery has read the spool. An earlier run of the producer used the partition, and left no batch in doubt."""
     RECOVERED_IN_DOUBT = "recovered in doubt"
-    """Recovery has read the spool. An earlier incarnation may have sent batches that are not finished."""
+    """Recovery has read the spool. An earlier run of the producer may have sent batches that are not finished."""
     MARKS_LOST = "marks lost"
     """Damage on disk destroyed marks (log entries) about the next batch, so the journal cannot determine whether the
     batch was sent.

@@ -53,13 +53,13 @@ class Home:
         return (self.cluster_id or assumed or cluster_id) != cluster_id
 
     def grant(self, producer_id: int, epoch: int) -> None:
-        """Record that the cluster granted an id to this incarnation."""
+        """Record that the cluster granted a producer id to this incarnation (run of the producer)."""
         self.producer_id, self.epoch = producer_id, epoch
         self.read_grant(producer_id)
 
     def read_grant(self, producer_id: int) -> None:
-        """Record an id that the cluster granted to this or an earlier incarnation. Only `grant` makes an id the current
-        one: two producers on copies of the same spool must not both use an earlier id.
+        """Record a producer id that the cluster granted to this or an earlier incarnation (run of the producer). Only
+        `grant` makes an id the current one: two producers on copies of the same spool must not both use an earlier id.
         """
         self.producer_ids.add(producer_id)
 

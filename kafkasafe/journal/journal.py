@@ -413,7 +413,7 @@ class Journal:
     # -- other lanes and incarnations ----------------------------------------------------------------------------------
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
-        """Other lanes have records that must be delivered before the records of this incarnation."""
+        """Other lanes have records that must be delivered before the records of this run of the producer."""
         self._incarnations.begin_after(position, debts)
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:

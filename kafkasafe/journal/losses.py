@@ -49,7 +49,7 @@ class Suspicions:
             cause: The sign that raised the suspicion.
             evidence: Human-readable text.
             from_offset: The log may have lost the records from this offset on; -1 when unknown.
-            check: The failed check that raised the suspicion; None: the suspicion is about the last acknowledgement.
+            check: The failed check that raised the suspicion; if None, the suspicion is about the last acknowledgement.
         """
         partition = self._partitions[destination]
         if check is not None and not partition.loss.is_asked(check):

@@ -395,7 +395,7 @@ class Ready:
     units: list[u.Action] = field(default_factory=list)
     ended: list[tuple[u.Unit, Fate]] = field(default_factory=list)
     wants_producer_id: bool = False
-    """Batches wait for a producer id of this incarnation."""
+    """Batches wait until the cluster grants this run of the producer a producer id."""
     unpacked: list[Unpacked] = field(default_factory=list)
     gathers: dict[int, Sequence[Batch]] = field(default_factory=dict)
     """By destination: consecutive small batches that wait and may be merged (see `Journal.gathered`)."""

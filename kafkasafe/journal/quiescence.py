@@ -79,7 +79,7 @@ class Quiescence:
         self._held: list[Batch] | None = None
 
     def begin(self, dead_at: float, *, announced: bool) -> None:
-        """Begin an incarnation, after recovery has read the log."""
+        """Begin an incarnation (a run of the producer), after recovery has read the log."""
         self.dead_at, self.is_announced = dead_at, announced
 
     def sleep(self, seconds: float, before: float) -> None:

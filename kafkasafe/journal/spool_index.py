@@ -64,7 +64,7 @@ class SpoolIndex:
         end: The spool's next position.
         released: The spool has deleted everything before this position.
         first_packed: The least position of a packed batch; `ANYWHERE` if none is packed.
-        suspected: For each destination whose log may have lost batches, the first position of the batches that may have
+        suspected: For each destination whose log may have lost batches: the position of the first batch that may have
             to be sent again. Any thread may read it.
     """
 

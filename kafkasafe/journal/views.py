@@ -35,7 +35,7 @@ class Views:
 
     @property
     def producer_id(self) -> int:
-        """This incarnation's producer id, -1 until the cluster grants an id."""
+        """The producer id of this run of the producer, -1 until the cluster grants an id."""
         return self._home.producer_id
 
     @property

@@ -277,7 +277,8 @@ class Units:
         if not _valid(action):
             return
         if committed is None:
-            # InitProducerId ends an open transaction of the id, and then the marker shows the outcome.
+            # InitProducerId ends an open transaction of the id, and then the marker (a committed offset) shows the
+            # outcome.
             action.transaction.forget_refused_end()
             action.tid.expire()
             self.ids.fence(action.tid)

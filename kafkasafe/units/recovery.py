@@ -168,7 +168,7 @@ class UnitReplay:
 
     def _restore(self, tid: TransactionalId, grant: Grant) -> None:
         """Restore the transaction of the id from the transaction's staged units, in the order in which they were
-        accepted. The marker contains the id of the first unit.
+        accepted. The marker (a committed offset) contains the id of the first unit.
         """
         staged = sorted(self._staged.pop(tid), key=lambda unit: unit.number)
         self._transitions.restore(staged, tid, grant)

@@ -82,7 +82,8 @@ class DescribeTxn:
 
 @dataclass(frozen=True, slots=True)
 class FindOutcome:
-    """Find out from the marker or the log whether the transaction was committed (answer: `outcome_found`).
+    """Find out from the marker (a committed offset) or the log whether the transaction was committed (answer:
+    `outcome_found`).
 
     With `by_log`, only the log counts: the marker proves nothing, because a delayed request may have written it as part
     of another producer's transaction.

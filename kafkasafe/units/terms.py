@@ -39,7 +39,7 @@ class Phase(enum.Enum):
     BEGUN = "begun"
     """The unit has a transactional id."""
     APPENDING = "appending"
-    """The unit's batches and its marker are being appended."""
+    """The unit's batches, and its marker (a committed offset), are being written to the cluster."""
     STAGING = "staging"
     """The unit is completely appended, and its STAGED mark is being written."""
     STAGED = "staged"

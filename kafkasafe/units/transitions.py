@@ -34,7 +34,7 @@ class Transitions:
         readings: Knows in which readings (runs of consumers) a unit was dropped, and which units are superseded.
         ids: The transactional ids.
         out: Takes the decisions.
-        newest_reading: Returns the number of the newest reading in this process.
+        newest_reading: Returns the number of the newest reading (run of a consumer) in this process.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class Transitions:
         transaction.part()
 
     def requeue_followers(self, entry: Entry) -> None:
-        """Requeue the transactions that follow a requeued entry, in order.
+        """Requeue the transactions that follow a requeued unit or transaction (`entry`) in its lines, in order.
 
-        The followers can be committed only after the entry. Without requeueing, the followers would occupy
-        transactional ids that the entry or unrelated units need. When a follower is requeued, the later transactions on
-        the follower's other lines are requeued too.
+        These followers can be committed only after `entry`. Without requeueing, they would occupy transactional ids
+        that `entry` or unrelated units need. When a follower is requeued, the later transactions on the follower's
+        other lines are requeued too.
         """
         lines = set(entry.lines)
         for other in self._ids.under_way:
@@ -151,7 +151,7 @@ class Transitions:
         """Find out whether a transaction was committed.
 
         The coordinator may know the outcome. If the coordinator does not know the outcome, InitProducerId makes a later
-        commit impossible, and then the marker shows whether the transaction was committed.
+        commit impossible, and then the marker (a committed offset) shows whether the transaction was committed.
         """
         tid = transaction.tid
         transaction.move(Phase.ASKING)

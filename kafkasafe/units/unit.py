@@ -93,7 +93,7 @@ class Unit(UnitContent):
         self.durable, self.position = True, position
 
     def read(self, position: int, accepted_at: int) -> None:
-        """Record that an earlier incarnation wrote the unit."""
+        """Record that an earlier incarnation (run of the producer) wrote the unit."""
         self.readings = dict.fromkeys(self.group_lines, Reading(OLDEST))
         self.durable, self.position, self.accepted_at = True, position, accepted_at
 
@@ -181,7 +181,7 @@ class Unit(UnitContent):
         )
 
     def read_staged(self, grant: Grant, places: Sequence[m.Placed]) -> None:
-        """Take a STAGED mark of an earlier incarnation."""
+        """Take a STAGED mark (log entry) of an earlier incarnation (run of the producer)."""
         handles = {batch.position: batch.handle for batch in self.batches}
         # Keep the batches in the order of the STAGED mark, because the first batch decides to which partition the
         # transaction's marker (a committed offset) belongs.
@@ -280,7 +280,8 @@ class Transaction(UnitContent):
         placed: The number of appended batches.
         issued: Whether the engine got all batches to send.
         alone: All earlier entries for the destinations were committed or refused before the engine got the batches.
-        notes_left: The number of groups whose offsets are not written yet. The marker counts as a group.
+        notes_left: The number of consumer groups whose offsets are not written yet. The marker (a committed offset)
+            counts as a group.
         next_note: Index, in `offsets`, of the group whose offsets are written next; -1: none.
         end_refused: Whether the coordinator refused EndTxn because of the epoch.
         group_lines: The group partitions whose offsets the transaction moves.
@@ -318,7 +319,7 @@ class Transaction(UnitContent):
 
     @property
     def unit_id(self) -> bytes:
-        """The id of the first unit. The marker contains this id."""
+        """The id of the first unit. The transaction's marker (a committed offset) contains this id."""
         return self.units[0].unit_id
 
     @property
@@ -410,7 +411,9 @@ class Transaction(UnitContent):
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """Forget that the coordinator refused EndTxn. The log does not show the outcome, so the marker must show it."""
+        """Forget that the coordinator refused EndTxn. The log does not show the outcome, so the marker (a committed
+        offset) must show it.
+        """
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
@@ -534,7 +537,7 @@ class TransactionalId:
         self.next_turn()
 
     def restore(self, transaction: Transaction) -> None:
-        """Restore a transaction that an earlier incarnation staged."""
+        """Restore a transaction that an earlier incarnation (run of the producer) staged."""
         self.transaction = transaction
 
     def note_open(self) -> None:

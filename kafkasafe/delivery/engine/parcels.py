@@ -30,12 +30,13 @@ Indexes = npt.NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class UnitHandle:
-    """A unit as callers see it: parcels that callers submit in one call, and that are delivered together or not at all.
+    """A unit (atomic batch) as callers see it: batches that are submitted in one call, and delivered together or not at
+    all.
 
     Attributes:
         unit_id: The unit's id: 16 bytes, unique.
         transactional_id: The user's transactional id; empty if the unit uses one of the lane's own ids.
-        offsets: Offsets of consumer groups that are part of the unit.
+        offsets: The offsets that the unit commits, by consumer group.
         readings: For each partition of a group: the reading (a consumer's run through the partition, see `Reading`) to
             which the offset belongs.
         joins: With `delivery="transactional"`, the topic of the unit's batches, otherwise empty. Other batches of the
