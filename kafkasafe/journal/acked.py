@@ -273,9 +273,7 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop the lost batches (after the log's `last_offset`) that cannot be sent again, because the spool has
-        deleted them.
-        """
+        """Drop the batches that are lost for good: after the log's `last_offset`, and deleted from the spool."""
         self.released.cut(last_offset + 1)
         self.acked = deque(
             batch
@@ -453,8 +451,8 @@ class LossCase:
 
 
 def _first_missing(before: BatchId | None, identity: BatchId) -> int:
-    """The first sequence that may be missing between the batch ids `before` and `identity`; 0 if the two ids have
-    different producer ids or epochs, because the sequences of each begin at 0.
+    """The first sequence that may be missing between the batch ids `before` and `identity`; 0 if the ids do not show
+    it, because the sequences of each producer id and epoch begin at 0.
     """
     if before is None or before.producer != identity.producer:
         return 0

@@ -270,7 +270,8 @@ class Answers:
 
         Args:
             destination: Destination number.
-            view: The leader's producer state for the batch's producer id, or None if the leader cannot return any.
+            view: The leader's producer state for the batch's producer id; None if the leader has no such state, or
+                cannot return it.
         """
         partition = self._partitions[destination]
         if not partition.progress.is_confirming:

@@ -100,7 +100,7 @@ class Doubt:
 
     def read_again(self, from_offset: int) -> None:
         """Record that the log ends before an acknowledged batch. For the next question, the engine reads the log from
-        the lower of `from_offset` and `rescan_from`.
+        `from_offset`, or from `rescan_from` if it is set and lower.
         """
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)
 

@@ -26,8 +26,8 @@ class Flow(enum.Enum):
     """
     FLOWING = "flowing"
     PROBING = "probing"
-    """The leader has all batches in doubt. The journal sends the newest batch in doubt again, to find out whether the
-    replicas have it.
+    """The leader has at least the first batch in doubt. The journal sends the newest batch that the leader has again,
+    to find out whether the replicas have it.
     """
     SETTLING = "settling"
     """A request failed, so the journal sends nothing until every request in flight has an outcome and a pause is over.

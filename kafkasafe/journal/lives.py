@@ -30,8 +30,8 @@ class Incarnations:
         self._request_timeout_s = state.settings.request_timeout_s
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> None:
-        """Hold back batches at or after spool position `position`, until `debts` (batches of other lanes) are
-        delivered.
+        """Hold back batches that were first written at or after spool position `position`, until `debts` (batches of
+        other lanes) are delivered.
 
         The engine calls this at the beginning of an incarnation. It calls this again whenever the program drops another
         producer of the same spool directory, if that producer still has undelivered batches.
@@ -39,8 +39,8 @@ class Incarnations:
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
     def hold_back(self, held: Mapping[Address | None, int]) -> None:
-        """Hold batches back. `held` maps each address to a spool position; the address's batches at or after the
-        position wait (see `order.holds`).
+        """Hold batches back. `held` maps each address to a spool position; the address's batches that were first
+        written at or after the position wait (see `order.holds`).
         """
         if self._precedence.hold_back(held):
             self._touch_waiting()

@@ -151,8 +151,8 @@ def holds(
             are not known.
 
     Returns:
-        For each address, a position: the lane's batches for this address at this position or later are not sent yet.
-        The key None applies to every address.
+        For each address, a position: the lane's batches for this address that were first written at this position or
+        later are not sent yet. The key None applies to every address.
     """
     held: dict[Address | None, int] = {}
     for after in afters:
@@ -164,7 +164,7 @@ def holds(
 
 
 def held_from(held: Mapping[Address | None, int], topic: str, partition: int) -> int:
-    """A spool position: batches at or after it are not sent to the partition. `NEVER` if all may be sent.
+    """A spool position: batches first written at or after it are not sent to the partition. `NEVER` if all may be sent.
 
     Records whose partition is not chosen yet may go to any partition of the topic.
     """

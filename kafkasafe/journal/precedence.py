@@ -34,8 +34,8 @@ class Precedence:
 
     @property
     def afters(self) -> Sequence[m.After]:
-        """The AFTER marks whose debts (batches of other lanes) are perhaps not delivered yet. This lane's batches at or
-        after an AFTER mark's position wait for the mark's debts.
+        """The AFTER marks with unpaid debts: batches of other lanes that are perhaps not delivered yet. This lane's
+        batches that were first written at or after an AFTER mark's position wait for the mark's debts.
         """
         return tuple(self._afters)
 
@@ -65,8 +65,8 @@ class Precedence:
     # -- held batches --------------------------------------------------------------------------------------------------
 
     def hold_back(self, held: Mapping[Address | None, int]) -> bool:
-        """Hold batches back. `held` maps each address to a spool position: the address's batches at or after this
-        position wait. Returns whether anything changed.
+        """Hold batches back. `held` maps each address to a spool position: the address's batches that were first
+        written at or after this position wait. Returns whether anything changed.
         """
         if held == self._holds:
             return False

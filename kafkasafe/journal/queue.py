@@ -368,7 +368,9 @@ class PartitionQueue:
         return self._has_before(batch, frozenset({BatchState.PREPARED, BatchState.REFUSED}))
 
     def explains_gap(self, batch: Batch) -> bool:
-        """Whether a refused or unsent earlier batch may explain the sequences that the leader lacks."""
+        """Whether an earlier batch that was refused, or is still to be sent, may explain the sequences that the leader
+        lacks.
+        """
         return self._has_before(
             batch, frozenset({BatchState.SEALED, BatchState.PREPARED, BatchState.REFUSED})
         )

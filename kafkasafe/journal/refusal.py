@@ -84,7 +84,7 @@ class Missing:
     Only the journal changes this object, and only the journal's thread may read it.
 
     Attributes:
-        said: Destinations that do not exist according to the cluster's latest answer.
+        said: Destinations that do not exist according to the latest answer about them.
         proven: Destinations that do not exist, each with the proof as human-readable text.
     """
 

@@ -24,16 +24,16 @@ class Settings:
     """The settings of one lane's journal.
 
     Attributes:
-        durable_first: Send only batches that are on disk (`spool="always"`). False: batches stay in memory until
-            `spill()` names them.
+        durable_first: Send only batches that are on disk (`spool="always"`). False: batches outside units stay in
+            memory until `spill()` names them or later batches of their queues.
         window: Maximum number of sent batches of a partition whose commit mark is not durable yet.
         state_age_s: For this many seconds after a batch's own timestamp, a broker is certain to keep the producer
             state.
         request_timeout_s: After this time, no broker can append an unanswered request any more.
         blocked_timeout_s: How long the journal waits before it rejects refused batches; None: for ever. Applies if the
             destination is missing, forbidden or invalid, if the timestamps are too far in the future, or if the broker
-            fails on one particular batch. The time starts again in a new incarnation, and after an answer that is not a
-            refusal.
+            fails on one particular batch. The time starts again in a new incarnation, after any other answer, and after
+            a request without an answer.
         missing_grace_s: How long a topic may be unknown to the cluster, as new topics are for a moment, before a notice
             reports it.
         heal: Resend acknowledged batches that the cluster lost, if the spool still has them.

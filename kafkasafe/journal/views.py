@@ -51,8 +51,8 @@ class Views:
 
     @property
     def doubted(self) -> list[int]:
-        """Destinations whose log may have lost acknowledged batches, until a survey (a search of the log) has a result.
-        Any thread may read it.
+        """Destinations whose log may have lost acknowledged batches, until a survey (a search of the log) or a check of
+        a leader epoch has a result. Any thread may read it.
         """
         return list(self._index.suspected)
 
@@ -289,9 +289,9 @@ class Views:
         """Whether a batch that belongs to no unit (atomic batch) may have been sent. The journal sends a batch only if
         the batch has an id and the partition's baseline is known.
 
-        The baseline is the partition's end offset before the first batch of this lane. The journal sends nothing to the
-        partition until the baseline is durable in the spool. Without a baseline, no broker has seen the partition's
-        batches, even if the batches have ids.
+        The baseline is the partition's end offset before the first batch of this lane. Outside units, the journal sends
+        nothing to the partition until the baseline is durable in the spool. Without a baseline, no broker has seen
+        these batches, even if they have ids.
         """
         partition = self._all[batch.destination]
         return batch.identity is not None and (partition.log.has_begun or self._replay.is_blind)

@@ -55,8 +55,8 @@ class SendWindow:
        leader appends it.
     3. The journal sends batch 1 again, and the leader appends it after batch 2.
 
-    So the journal sends the first batch under a producer id alone, and also the first batch after a pause in which the
-    leader may have dropped our state.
+    So the journal sends the first batch under a producer id and epoch alone, and also the first batch after a pause in
+    which the leader may have dropped our state.
 
     Attributes:
         confirmed: The (producer id, epoch) for which the leader has producer state.

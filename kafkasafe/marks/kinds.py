@@ -103,8 +103,8 @@ class State:
 
     Attributes:
         baseline_offset: Offset before which the partition's log contains no batch of this lane; -1 if unknown.
-        last_acked_offset: Offset of the last acknowledged record before which no batch is unfinished; -1 if no record
-            was acknowledged.
+        last_acked_offset: Offset of the last acknowledged record before which no batch is unfinished; -1 if there is no
+            such record.
         leader_epoch: Leader epoch of `last_acked_offset`, -1 when unknown.
         topic_id: Id of the topic to which the offsets belong, 16 bytes.
     """
@@ -242,7 +242,8 @@ class Revived:
     Attributes:
         end_offset: The log's end offset when the journal noticed the loss. Acknowledged records at this offset or later
             are lost.
-        positions: Positions of the lost batches that are sent again, in this order.
+        positions: Positions of the lost batches that are sent again, in this order. Lost batches that the spool has
+            deleted are not listed.
         given_up: Positions of lost batches that are not sent again, although they are still in the spool.
         moved: (position, base offset) of batches that are in the log, but not at the offset that was acknowledged.
     """
@@ -305,7 +306,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Debt:
-    """Batches that earlier incarnations wrote to another lane of the same directory.
+    """Batches in another lane of the same directory, by incarnations that have ended or were dropped.
 
     Attributes:
         before: Upper bound (exclusive) of the batches' positions.
@@ -318,11 +319,11 @@ class Debt:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """An incarnation began, or the program dropped another producer. In each topic-partition, this lane's batches from
-    `position` on are delivered after the unfinished batches of other lanes in `debts`.
+    """An incarnation began, or the program dropped another producer. In each topic-partition, this lane's batches that
+    were first written at `position` or later are delivered after the unfinished batches of other lanes in `debts`.
 
     Attributes:
-        position: Position in this lane of the first batch that waits for `debts`.
+        position: Lowest position in this lane of a batch that waits for `debts`.
         debts: The batches of other lanes that are delivered first.
     """
 

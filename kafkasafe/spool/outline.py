@@ -58,7 +58,7 @@ class OutlineReader:
 
         Returns:
             The groups. None if a byte differs from its expected value: the segment object is then unchanged, and the
-                whole segment must be read.
+            whole segment must be read.
 
         Raises:
             SpoolFormatError: A newer kafkasafe has written the segment.

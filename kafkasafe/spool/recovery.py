@@ -78,7 +78,7 @@ def scan(files: Files, lane: Path, each: Callable[[Entry], None] | None = None) 
         files: The disk.
         lane: The lane's directory.
         each: Called, while the log is read, with each entry before the first torn or damaged place. `Log.entries` then
-            has only the entries after this place. With `each`, `scan` skips the content of large batches in segments
+            has only the entries from this place on. With `each`, `scan` skips the content of large batches in segments
             that are certain to be durable. `Spool.read` checks this content later. A caller that passes `each` must
             hold the lane's lock.
 

@@ -121,7 +121,7 @@ class Spool:
 
         Returns:
             The spool, and the log's entries in order, without the entries that `each` received. The log is durable on
-                return (unless sync is "os").
+            return (unless sync is "os").
 
         Raises:
             SpoolCorruptError: The log has damage other than a torn tail. Nothing was changed.
@@ -347,7 +347,7 @@ class Spool:
         """Close the files.
 
         Args:
-            closed_mark: Whether to record in the log that this close was orderly (unless nothing was ever written and
+            closed_mark: Whether to record in the log that this close was orderly (unless this owner wrote nothing, and
                 `marks` is empty).
             marks: Marks to write before the files are closed, if `closed_mark` is true.
 

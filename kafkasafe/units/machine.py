@@ -273,7 +273,7 @@ class Units:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def outcome_found(self, action: FindOutcome, *, committed: bool | None) -> None:
-        """Record the final outcome of a transaction; None if retention has removed the transaction from the log."""
+        """Record the final outcome of a transaction; None if the log does not have the transaction any more."""
         if not _valid(action):
             return
         if committed is None:

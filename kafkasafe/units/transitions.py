@@ -262,7 +262,7 @@ class Transitions:
         for line, reading in moved.items():
             for entry in self._lines.from_end(line):
                 if entry.reading(line).number == reading:
-                    break  # later entries belong to later readings
+                    break  # readings are in order, so older entries belong to this or an earlier reading
                 if entry.phase in _RETRACTABLE:
                     units = (entry,) if isinstance(entry, Unit) else entry.units
                     late |= {unit.number: unit for unit in units if self._readings.is_superseded(unit)}

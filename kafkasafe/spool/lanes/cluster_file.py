@@ -52,7 +52,7 @@ class ClusterFile:
 
         Returns:
             (former, ours). `former` is the id that the file contained before, or None. `ours` says whether the
-                directory now belongs to this cluster.
+            directory now belongs to this cluster.
 
         Raises:
             SpoolCorruptError: The directory's file CLUSTER does not contain an id, and records wait in the directory.

@@ -145,8 +145,8 @@ class SpoolDirectory:
         """Takes ownership of a lane: the requested one, or a free one.
 
         With `client`, this method prefers the lowest free lane whose last owner had this client id or drained the lane.
-        If all lanes with this client id have owners, this method asks processes that have adopted such lanes to hand a
-        lane back. The last choice is a new lane.
+        If all of these lanes have owners, this method asks processes that have adopted such lanes to hand a lane back.
+        The last choice is a new lane.
 
         Args:
             number: Number of the requested lane.
