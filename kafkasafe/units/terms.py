@@ -102,7 +102,8 @@ class Grant:
 class Reading:
     """One run of a consumer through a partition, in which each unit continues the previous unit.
 
-    A consumer that seeks, or gets the partition assigned again, begins another reading.
+    A consumer that seeks (except to the end of its last accepted unit), or gets the partition assigned again, begins
+    another reading.
 
     Attributes:
         number: Later readings have larger numbers; readings of earlier incarnations have negative numbers.

@@ -167,8 +167,8 @@ class Transitions:
         (a producer that took over the id).
 
         If the transaction was not committed, a successor has ended it or, with protocol 1, it may have timed out. Once
-        the engine knows that the transaction was open, `ids._late` distinguishes these cases. Only the log shows the
-        outcome: with protocol 1, a delayed TxnOffsetCommit can write this transaction's marker as part of a successor's
+        the engine knows that the transaction was open, `ids._late` distinguishes these cases. With protocol 1, only the
+        log shows the outcome: a delayed TxnOffsetCommit can write this transaction's marker as part of a successor's
         transaction.
         """
         second = tid.grant is not None and tid.grant.protocol >= 2
