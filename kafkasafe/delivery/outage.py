@@ -1,4 +1,4 @@
-"""Measures how long the cluster accepted no batch, so that the producer can log the end and the length of an outage."""
+"""Measures how long no leader decided about a batch, so that the producer can log an outage's end and length."""
 
 from __future__ import annotations
 

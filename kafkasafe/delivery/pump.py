@@ -522,7 +522,9 @@ class Pump:
         return self._context.own.producer_id.refusal
 
     def doubts(self) -> list[str]:
-        """Partitions that may lack acknowledged records of the producer's own lane, with the reason, as text."""
+        """Open questions about acknowledged records of the producer's own lane. Each is a text that can follow
+        "whether", with the reason why the question is open.
+        """
         return [
             f"{topic}-{partition} still has all acknowledged records ({why})"
             for topic, partition, why in self._context.own.journal.views.doubts()

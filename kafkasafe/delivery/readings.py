@@ -235,14 +235,16 @@ class ReadingRun:
     @property
     def handed(self) -> int | None:
         """The largest offset that a batch of this run commits or would commit, including batches that the program has
-        not committed yet; None if unknown.
+        not committed yet. Without batches, the group's offset at the start of the run; None if unknown.
         """
         taken = (claim.offset for claim in self._claims if claim.fate() is not OffsetsFate.FORGOTTEN)
         return max(taken, default=self.sent)
 
     @property
     def accepted(self) -> int | None:
-        """The largest offset in the batches that the program has committed; None if unknown."""
+        """The largest offset in the batches that the program has committed. Without such batches, the group's offset at
+        the reading's start; None if unknown.
+        """
         taken = (
             claim.offset
             for claim in self._claims
@@ -331,8 +333,8 @@ class Readings(Generic[_Partition]):
         return found
 
     def waits(self, partition: _Partition) -> bool:
-        """Whether a batch with the consumer's offsets has no outcome yet. Such a batch may still change the group's
-        offset.
+        """Whether an accepted batch with the consumer's offsets has no outcome yet. Such a batch may still change
+        the group's offset.
         """
         run = self._runs.get(partition)
         return run is not None and run.waits

@@ -24,7 +24,9 @@ class Absences:
         self._cases: dict[tuple[str, int], Absence] = {}
 
     def look(self) -> None:
-        """Ask brokers, and tell the journals which partitions exist. The engine calls `look` each second."""
+        """Ask brokers, and tell the journals which partitions exist. The engine calls `look` each second, and after new
+        metadata.
+        """
         found = [
             (lane, dict.fromkeys((*lane.journal.missing.said, *lane.journal.missing.proven)))
             for lane in self._context.lanes

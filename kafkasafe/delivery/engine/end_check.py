@@ -29,8 +29,8 @@ class EndCheck:
         idle: True for a routine check of an idle partition, which the engine drops if the partition becomes active.
             False for a check after an acknowledgement from a new leader, which the engine repeats until the leader
             answers.
-        elected: Whether a new leader was elected since the last acknowledgement. If so, the check also reports a log
-            that begins after all acknowledged records.
+        elected: Whether a new leader was elected since the offset in `check` was acknowledged. If so, the check also
+            reports a log that begins after all acknowledged records.
     """
 
     def __init__(

@@ -240,7 +240,7 @@ class Ledger:
     def idle(self) -> bool:
         """Whether `close` has nothing left to wait for.
 
-        `close` waits until the producer's own lane has no unfinished records, and until the engine knows that the
+        `close` waits until the producer's own lane has no unfinished records, and until the engine knows whether the
         cluster has all acknowledged records. `close` also waits until all adopted lanes, and all lanes of earlier
         producers in this directory, are drained. Besides, `close` waits until no other directory can hold records to
         adopt. With `spool="never"`, `close` also waits for records whose `delivery_timeout_ms` is over, because no file

@@ -130,7 +130,7 @@ class Parcel:
         self.sealed_at = now
 
     def renumber(self, number: int) -> None:
-        """Set the number of a parcel that was read from the spool."""
+        """Set the number of a parcel that was read from the spool, or that is sent again after a loss."""
         self.number = number
 
     def restart(self, now: float) -> None:

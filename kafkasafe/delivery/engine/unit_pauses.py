@@ -22,7 +22,7 @@ is at most n times this long.
 
 @dataclass(frozen=True, slots=True)
 class _TopicPause:
-    """The pause of a unit (atomic batch) that the cluster refused because a topic was missing.
+    """The pause of a unit (atomic batch) that the cluster refused because a topic was missing or forbidden.
 
     Attributes:
         addresses: The unit's partitions.
