@@ -212,9 +212,9 @@ class Cluster(Protocol):
     def on_metadata(self, callback: Callable[[MetadataRefreshed], None]) -> None:
         """Adds a listener for each metadata answer.
 
-        When a metadata answer arrives, the client first calls the `reply` of each waiting `refresh_metadata` call.
-        Next, the client sends the requests that waited for metadata. A request that still cannot be sent fails. At
-        last, the client calls the listener. The answers to the sent requests come later.
+        When a metadata answer arrives, the client first calls the `reply` of each `refresh_metadata` call that waited
+        for this answer. Next, the client sends the requests that waited for this answer. A request that still cannot be
+        sent fails. At last, the client calls the listener. The answers to the sent requests come later.
         """
 
     def create_only(self, may_create: Callable[[str], bool]) -> None:

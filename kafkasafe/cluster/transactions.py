@@ -69,7 +69,7 @@ class PartitionsAdded:
 
     Attributes:
         error_code: 0 if all partitions were added. If a partition could not be added, no partition was added, and
-            `error_code` is the first error.
+            `error_code` is the first error, but not 55 if another partition has another error.
         error_codes: Code of each partition. 55: not attempted because of another partition's error.
     """
 
@@ -100,7 +100,7 @@ class GroupMember:
 
 
 NO_MEMBER: Final = GroupMember("", -1)
-"""Used if the group has no members: the coordinator accepts the offsets without a check of the membership."""
+"""Stands for no member: the coordinator accepts the offsets without a check of the membership."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,9 @@ class AheadOffset(int):
     offset.
 
     Attributes:
-        checked: The object that stands for the partition's leader and leader epoch at the time of the fetch. If the
-            partition has another such object when the response is used, the response may come from a former leader.
+        checked: An object that stands for the leader and the leader epoch for which the position was checked before
+            the fetch. If the partition has another such object when the response is used, the position was checked
+            again meanwhile, and the response may come from a former leader.
     """
 
     checked: Any

@@ -79,11 +79,11 @@ class ArrowPacker:
         batch_bytes: Largest size of a batch before compression; a larger record gets a batch of its own.
         held_bytes: Approximate limit for the bytes of all held rows. Above this limit, the packer also yields batches
             that are not full.
-        head_rows: Largest number of rows in the first batch of a partition. This batch is small because the sender
-            reads it back from the log. See `head_from`.
+        head_rows: Largest number of rows in the first batch of a partition, the *head*. The sender reads the head back
+            from the log. See `head_from`.
         head_from: `head_rows` applies only to a partition that gets more than this many rows in its first `add`.
-        head_base: Computes the base timestamp of a partition's first batch from the timestamp of its records. In later
-            batches, and in the first batch if `head_base` is None, the base timestamp is the records' timestamp.
+        head_base: Computes the base timestamp of a head from the timestamp of its records. If  is None, and in
+            all other batches, the base timestamp is that of the records.
         compression: How to compress batches.
         compression_level: Level in the codec's own scale; None for the codec's default.
     """
