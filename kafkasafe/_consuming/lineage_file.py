@@ -27,7 +27,8 @@ class LineageMemory:
         files: The disk, for tests.
 
     Raises:
-        LineageFileError: The file is damaged, or another consumer uses it. The file was not changed.
+        LineageFileError: The file is damaged or of a newer version, or another consumer uses it. The file was not
+            changed.
         OSError: The file, or the lock next to it, cannot be opened.
     """
 

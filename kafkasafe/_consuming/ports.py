@@ -57,8 +57,8 @@ class AssignmentState(Protocol):
         """Return whether the partition may be fetched."""
 
     def mark_pending_revocation(self, val: bool = True) -> None:
-        """Fetch nothing from the partition until the mark `val` is removed. kafka-python removes the mark in a
-        rebalance.
+        """Set the mark, or remove it if `val` is False. While the mark is set, nothing is fetched from the partition.
+        kafka-python removes the mark in a rebalance.
         """
 
     def clear_preferred_read_replica(self) -> int | None:

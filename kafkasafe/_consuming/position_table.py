@@ -12,8 +12,8 @@ consumer fetches nothing until it knows that the position is valid under the pre
 2. If the consumer has read records before the position (event CHECK_DUE), the position is WALKING while the consumer
    compares these records with the leader's log. If the consumer has read no records (event UNREAD), there is no record
    that the log could have lost.
-3. If the log still has these records (event AGREED), the position is IDLE and VALID. It stays VALID until there is
-   another leader (CHECK_DUE again), or until a fetched batch contradicts the records that were read before
+3. If the log still has these records (event AGREED), the position is IDLE and VALID. It stays so until the consumer
+   knows of another leader (CHECK_DUE again), or until a fetched batch contradicts the records that were read before
    (CONTRADICTED).
 4. If the log no longer has these records (event DIFFERED), the position is DIVERGED until the application chooses a
    position (SOUGHT).

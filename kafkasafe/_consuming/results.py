@@ -153,9 +153,9 @@ class Results:
         # 3. So set the position to the end of the records that were read. The check of this position then finds that
         #    the log has lost the records.
         is_gone = has_read and leadership is not None and history.is_of_another(leadership[0])
-        # After an unclean election, the log may end before the last record that was read. A check of the position at
-        # the log's end would compare only the records below this end, and find no loss. So in this case, too, set the
-        # position to the end of the records that were read.
+        # After an unclean election, the log may end before the last record that was read, and the group may have no
+        # offset. A check of the position at the log's end would compare only the records below this end, and find no
+        # loss. So in this case, too, set the position to the end of the records that were read.
         ends_early = has_read and to.strategy == LATEST and to.offset < read_to
         offset = read_to if is_gone or ends_early else to.offset
         self._assignments.place(tp, offset)

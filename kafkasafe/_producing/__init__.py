@@ -12,7 +12,7 @@ Each object owns its state. In this list, each module uses only the modules list
 - `shutdown.py` closes the producer.
 
 `opening.py` creates all of these objects. `registry.py` has the state that all producers of a process share. This state
-has two uses: producers on the same directory send the records of a dropped producer before their own later records, and
+has two uses: producers on the same directory send their later records only after the records of a dropped producer, and
 a forked child makes the producers that it inherited unusable. `record_future.py` defines the future that `send`
 returns. `SafeProducer`, atomic batches, transactions and coroutines use these objects, but none of the objects depends
 on them.

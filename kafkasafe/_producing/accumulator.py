@@ -296,7 +296,7 @@ class Accumulator:
         """
         usual, most = self.open_batch_bytes, self.most_room
         if not self._encoder.partitioning.knows(topic):
-            return usual  # a batch without chosen partitions cannot be divided
+            return usual  # its records may have to wait in a single batch until partitions are chosen
         room = room_for(usual, self._spread.get(topic, 1), most)
         if room > usual:
             beyond = sum(open_batch.room - usual for open_batch in list(self.open_batches.values()))

@@ -43,7 +43,7 @@ _WAYS_OUT: Final = {
 
 
 class Admission:
-    """Accepts records and atomic batches, and makes open batches. Each of these operations begins with the same checks,
+    """Accepts records and atomic batches, and makes open batches. Each of these operations comes after the same checks,
     in the same order.
     """
 

@@ -1,5 +1,5 @@
-"""Registers this process's producers, for two purposes. Other producers on the same directory send the records of a
-dropped producer before their own later records. And a forked child ends the producers that it inherited.
+"""Registers this process's producers, for two purposes. Other producers on the same directory send their later records
+only after the records of a dropped producer. And a forked child ends the producers that it inherited.
 """
 
 from __future__ import annotations

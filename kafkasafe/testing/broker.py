@@ -2,8 +2,8 @@
 
 `KafkaCluster` starts N broker processes and one dedicated controller process (KRaft). For Kafka before 3.3,
 `KafkaCluster` starts one ZooKeeper instead of the controller. Each node has its own JVM and listens on 127.0.0.1 only.
-In KRaft mode, a single broker is also the controller, which halves the start time. The controller of a single broker
-may end with the broker, because no other broker needs it.
+In KRaft mode, a single broker is also the controller, which halves the start time. If this broker is killed, the
+controller ends, too, which does no harm, because no other broker needs it.
 
 Non-obvious:
 

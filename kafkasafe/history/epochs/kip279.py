@@ -26,7 +26,7 @@ from kafkasafe.history.epochs.walk import (
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A leader's answer: an epoch and its end. Both can be `UNDEFINED`; `kind` says what the answer means."""
+    """A leader's answer: an epoch and its end. Either can be `UNDEFINED`; `kind` says what the answer means."""
 
     epoch: int
     end_offset: int

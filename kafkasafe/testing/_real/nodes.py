@@ -177,7 +177,7 @@ class Nodes:
             for port in node.ports:
                 if not port_free(port):
                     raise self._workspace.error(
-                        f"port {port} of {node.name} is used by another process: end this process"
+                        f"port {port} of {node.name} is used by another process: end that process"
                         " (`ss -ltnp` names it), or make a new KafkaCluster, which takes other ports",
                         [],
                     )

@@ -184,7 +184,8 @@ class Producers:
 
     def recall(self, before: Producers, end_offset: int) -> None:
         """After a truncation, restores producers that have no batch in the log any more. (The truncation removed their
-        latest batches, and retention had deleted the earlier ones.) A broker restores such producers from its snapshot.
+        latest batches, and the earlier ones had already been deleted.) A broker restores such producers from its
+        snapshot.
 
         `before` is the state before the truncation, and `end_offset` the end of the log after it.
         """
