@@ -296,8 +296,8 @@ class SafeConsumer(OfOneProcess, metaclass=Tidy):
         return found
 
     def pause(self, *partitions: TopicPartition) -> asyncio.Future[None]:
-        """Return no records of these partitions until `resume`, or until the group revokes and reassigns the
-        partitions.
+        """Return no records of these partitions until `resume`. If a rebalance takes a partition away, the partition is
+        no longer paused when it is assigned again.
 
         Raises:
             ValueError: A partition is not assigned (this error is an IllegalStateError, too).

@@ -245,8 +245,9 @@ class RecordQueue:
         paused_meanwhile = self._meanwhile.paused & result.assigned
         # If the program has chosen an assignment since the request, the assignment of the poll is outdated.
         self.lose(gone, self._assigned if self._moves.has_assigned(asked) else result.assigned)
-        # A partition that was revoked is no longer paused, even if it was assigned again. But it stays paused if its
-        # position only moved back (kafka-python's new state is paused, too), or if the program paused it meanwhile.
+        # A partition that a rebalance took away is no longer paused, even if it was assigned again. But a partition
+        # stays paused if only its position moved back (kafka-python's new state is paused, too), or if the program
+        # paused it meanwhile.
         self._paused.difference_update({*gone} - result.paused - paused_meanwhile)
         for tp, found in result.records.items():
             # Ignore records that were fetched before a concurrent seek.
