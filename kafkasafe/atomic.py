@@ -178,7 +178,7 @@ class BatchOutcome(metaclass=Tidy):
 class AtomicBatch(metaclass=Tidy):
     """Collects records and offsets that are delivered together or not at all. Only one thread may use it at a time.
 
-    Before `commit` the batch is in memory only. `commit` writes either the whole batch or nothing of it to the spool,
+    Before `commit` the batch is in memory only. After `commit`, the spool has either the whole batch or nothing of it,
     and `read_committed` consumers, too, get the whole batch or nothing.
     """
 

@@ -53,7 +53,7 @@ class _Mark:
 
 
 class KafkaHandler(logging.Handler):
-    """Sends log records to a topic. A SafeProducer stores the records on disk at once and delivers them when brokers
+    """Sends log records to a topic. A SafeProducer's spool accepts the records at once, and delivers them when brokers
     answer.
 
     `logging.config.dictConfig` can create the handler. The root logger can use the handler at any level, until the

@@ -65,10 +65,10 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
             crash of the machine (not of the process) may lose records that are not acknowledged.
         rejected_max_bytes (int): How many bytes of rejected records each lane keeps. Default: as `spool_max_bytes`, but
             at most 256 MiB.
-        delivery (str): "idempotent": each batch is sent to its partition independently. Consumers with any isolation
-            level see each record exactly once. "transactional": batches are sent in transactions, which this process or
-            another one commits in a separate step. Consumers with `isolation_level="read_committed"` see each record
-            exactly once. See docs/staged.md.
+        delivery (str): "idempotent": each batch is sent to its partition independently. The log contains each record
+            exactly once, for consumers with any isolation level. "transactional": batches are sent in transactions,
+            which this process or another one commits in a separate step. The log contains each record exactly once for
+            consumers with `isolation_level="read_committed"`. See docs/staged.md.
         spool_lane (int): Use this lane (subdirectory of the spool). If another process has this lane, the constructor
             raises LaneBusyError. Default: the lane that this `client_id` used before, or the lowest free one.
         retain_acked_bytes (int): Keep this many bytes of delivered records on disk. Default: 0.
@@ -309,8 +309,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         Args:
             timeout: Maximum number of seconds to wait for deliveries, and for a failing disk to work again. Writing to
                 a disk that is slow but works may take ten seconds even if `timeout` is shorter. Default: wait until no
-                record has been delivered for 5 s (30 s with `spool="never"`). If the producer is pausing before a
-                retry, the default is longer, by at most two request timeouts.
+                record has been delivered for 5 s (30 s with `spool="never"`). If the producer waits until a known
+                time before a retry, the default is longer, by at most two request timeouts.
 
         Raises:
             SpoolError: Some accepted records could not be made durable, or the spool failed permanently.

@@ -21,8 +21,8 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
 
     The option takes precedence over the environment variable. The default is a directory in the user's state directory.
     The default's name depends on client id and cluster address, because records that were spooled for one cluster must
-    never be delivered to another. `siblings.py` finds the directory of an earlier producer that spelled the same
-    cluster's address differently.
+    never be delivered to another. `siblings.py` finds, by the cluster id, the directory of an earlier producer that
+    spelled the same cluster's address differently.
     """
     chosen = given if given is not None else os.environ.get("KAFKASAFE_SPOOL_DIR") or None
     if chosen is not None:

@@ -189,8 +189,8 @@ def is_topic_name(value: str) -> bool:
 def sendable(name: str, value: str) -> str:
     """Refuse a string that Kafka's protocol and the spool cannot store.
 
-    Without this check, the string would fail only in a request or in a write to the spool. That error would end the
-    producer.
+    Without this check, each request with the string would fail. A write of the string to the spool would fail, too, and
+    that error would end the producer.
 
     Args:
         name: Name of the option or of the method's argument, for the error message.

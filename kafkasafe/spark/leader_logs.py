@@ -322,7 +322,9 @@ class LeaderLogs:
         return walk.outcome
 
     def _learn(self, partition: Partition, found: LogState, history: Lineage | None) -> Procedure[None]:
-        """Asks the leader for its epochs, from the newest back to those in `history`. Each epoch takes one request."""
+        """Asks the leader for its epochs, from the newest back to the epoch at the range's begin (or at the end of
+        `history`, if that is lower). Each epoch takes one request.
+        """
         current = found.leader_epoch
         if current < 0:
             return

@@ -3,8 +3,8 @@
 Spark writes the entry of a batch before it runs the batch, and repeats the batch from that entry. So a repeated batch
 has the same entry. If the checkpoint has lost the entry, Spark plans the batch again and writes a different entry.
 
-A sink in the driver gets the entry from the running query. A writer commits in a process without a JVM, which reads the
-entry from the checkpoint, if the checkpoint is a directory on the same machine.
+A sink in the driver gets the entry from the running query. A writer commits in a process without a JVM. This process
+reads the entry from the checkpoint, if the checkpoint is a directory on the same machine.
 """
 
 from __future__ import annotations

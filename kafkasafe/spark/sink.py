@@ -228,8 +228,8 @@ class ForeachBatchSink:
         """Writes a micro-batch, unless it is already committed.
 
         In each micro-batch, Spark expects the state of joins, aggregations and deduplications to be committed
-        (SPARK-52008). Computing the data frame commits this state. So if the query has a join, an aggregation or a
-        deduplication, the sink computes the data frame even of a duplicate micro-batch, without writing it.
+        (SPARK-52008). Computing the data frame commits this state. So if the query has state, the sink computes the
+        data frame even of a duplicate micro-batch, without writing it.
 
         Raises:
             ConfigError: A column is missing or has a wrong type, or the query's id is not available.

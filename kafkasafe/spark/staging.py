@@ -6,7 +6,7 @@ place (`StagedBatch`) through Spark, not through Kafka. A record that no task re
 it. So any number of attempts of a task may stage batches.
 
 A reader either finds a staged batch exactly as it was staged, or raises an error: the record at the reported offset
-must have the reported size and CRC, even if the log was truncated, deleted or replaced.
+must have the reported size and CRC. So a reader notices if the log was truncated, deleted or replaced.
 """
 
 from __future__ import annotations

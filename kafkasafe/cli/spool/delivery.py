@@ -129,7 +129,7 @@ def deliver(
     there = _left(lanes, set())
     before = there.records
     if not there.work:
-        # All records are delivered, so no broker is needed.
+        # Lanes without an owner hold no undelivered records, so no broker is needed.
         return DeliveryReport(0, 0, _all_rejected(lanes), there.foreign, "", time.monotonic() - began)
     refused_before = _rejected(lanes)
     options = {**options, "on_undecidable": on_undecidable}
