@@ -30,8 +30,8 @@ class Unit(UnitContent):
         unit_id: Id of the unit, 16 bytes.
         transactional_id: The transactional id that the user chose; empty: the unit gets one of the lane's own ids.
         offsets: The offsets of consumer groups.
-        readings: For each partition of a group: the reading (a consumer's run, see `Reading`) from which the offset
-            comes. recorded: The entries of the unit's READ mark; empty if the unit has no READ mark.
+        readings: For each partition of a group: the consumer's run (`Reading`) from which the offset comes.
+        recorded: The entries of the unit's READ mark; empty if the unit has no READ mark.
         batches: The batches, in order. The parts of a divided batch replace the batch.
         durable: The unit is on disk.
         position: A lower bound for the positions of the unit's records in the spool; -1: the unit is not on disk.
@@ -161,9 +161,7 @@ class Unit(UnitContent):
         self.epochs[handle] = leader_epoch
 
     def read_epoch(self, handle: int, leader_epoch: int) -> None:
-        """Record a batch's leader epoch, which a mark (log entry) in the spool gives, unless the epoch is known
-        already.
-        """
+        """Record a batch's leader epoch from a mark (log entry) in the spool, unless the epoch is known already."""
         self.epochs.setdefault(handle, leader_epoch)
 
     @property
@@ -411,9 +409,7 @@ class Transaction(UnitContent):
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
-        """Forget that the coordinator refused EndTxn. The log does not show the outcome, so the marker (a committed
-        offset) must show it.
-        """
+        """Forget the refusal of EndTxn. The log does not show the outcome, so the marker (an offset) must show it."""
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
