@@ -292,9 +292,7 @@ class Recovery:
             self._revivals.finish(done)
 
     def _recover_unit(self, mark: m.Unit, position: int) -> None:
-        """Take a UNIT mark, which declares a unit (atomic batch), unless the mark is a repetition for a unit whose
-        batches were divided.
-        """
+        """Take a UNIT mark, which declares a unit (atomic batch), unless it repeats that of a divided unit."""
         first = mark.first
         if self._replay.divides_unit(first):
             return
@@ -314,8 +312,7 @@ class Recovery:
         """
         if destination:
             lost = self._replay.take()
-            # A part of a divided batch belongs to the same unit (atomic batch) as the divided batch: see
-            # `recover_batch`.
+            # A part of a divided batch belongs to the unit of the divided batch: see `recover_batch`.
             unit = lost.unit if lost.parent is None or lost.parent.unit is None else lost.parent.unit
             if unit is not None:
                 unit.blame(DAMAGED, "a part of it is damaged on disk")
@@ -335,9 +332,7 @@ class Recovery:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """Complete the last spool group of the log. Recovery completes every other group when it reads the group after
-        it.
-        """
+        """Complete the log's last spool group. Recovery completes every other group when it reads the next one."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach_sent(partition)
