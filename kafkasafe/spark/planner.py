@@ -286,7 +286,9 @@ class Planner:
 
         Older versions of this source, and Spark's own source, stored only the end offsets of the first micro-batch. If
         the starting options still resolve to the same offset as when the batch was planned, the batch begins at that
-        offset. But "latest" now resolves to another offset, so the user has to name the beginning of the batch.
+        offset. But "latest" now resolves to another offset, and retention may have moved the start of the log. Then the
+        user has to name the beginning of the batch. With `failOnDataLoss=false`, a start of the log that may have moved
+        counts as the beginning.
         """
         unknown = [
             partition
@@ -296,6 +298,10 @@ class Planner:
         if not unknown:
             return start
         begins = dict((start if start.marks else self.first()).marks)
+        trimmed: set[Partition] = set()
+        if self._options.fail_on_data_loss:
+            planned = [each for each in unknown if each in begins and end.marks[each].first != UNRESOLVED]
+            trimmed = self._bounds.trimmed({partition: begins[partition].offset for partition in planned})
         unsure = []
         for partition in unknown:
             mark = end.marks[partition]
@@ -305,17 +311,25 @@ class Planner:
                 begins[partition] = Mark(min(begin, mark.offset))
             elif begin > mark.offset or not self._bounds.is_fixed(partition, begin, mark.offset):
                 unsure.append(partition)
+                trimmed.discard(partition)
+        unsure += sorted(trimmed)
         if unsure:
             given: dict[str, dict[str, int]] = {}
             for (topic, number), mark in sorted(end.marks.items()):
                 given.setdefault(topic, {})[str(number)] = mark.offset
+            remedy = (
+                f" Retention may have removed records of the batch from the log of {partition_names(sorted(trimmed))}:"
+                ' to read from the first record that exists, set .option("failOnDataLoss", "false").'
+                if trimmed
+                else ""
+            )
             raise error(
                 "FIRST_BATCH_UNKNOWN",
                 f"The checkpoint has an unfinished first micro-batch and does not record where that batch begins in"
                 f" {partition_names(unsure)}: an older kafkasafe or format kafka planned it. Start the query once with"
                 f" .option(\"startingOffsets\", '{json.dumps(given)}') or with lower offsets. The offsets shown here"
                 " are the ends of the batch: with these offsets, the query skips the batch's records and continues"
-                " after the batch. With lower offsets, it reads from those offsets on.",
+                f" after the batch. With lower offsets, it reads from those offsets on.{remedy}",
             )
         return Positions(begins, start.topic_ids, initial=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kafkasafe.cluster.api import EARLIEST, LATEST
 from kafkasafe.cluster.procedures import Procedure
@@ -72,8 +72,7 @@ class QueryBounds:
 
     def is_fixed(self, partition: Partition, begin: int, end: int) -> bool:
         """The starting options resolve to the offset `begin` now. Returns whether they gave the same offset when the
-        batch that ends at `end` was planned. "earliest" counts as fixed, although retention may have moved the start of
-        the log since then.
+        batch that ends at `end` was planned, unless retention has moved the start of the log since then: see `trimmed`.
         """
         starting = self._options.starting
         if isinstance(starting, Offsets):
@@ -82,6 +81,27 @@ class QueryBounds:
         # existed when the batch was planned. Otherwise `begin` may be the end of the log, which moves with each
         # appended record.
         return begin < end
+
+    def trimmed(self, begins: Mapping[Partition, int]) -> set[Partition]:
+        """Returns the partitions whose starting options may have resolved to an offset below the one in `begins`,
+        because retention may have moved the start of the log since then. An offset that the options name cannot move.
+
+        Raises:
+            SourceUnavailableError: The brokers do not answer.
+        """
+        starting = self._options.starting
+        moving = [
+            partition
+            for partition, begin in begins.items()
+            if begin > 0
+            and not (
+                isinstance(starting, Offsets)
+                and (starting.everywhere if starting.each is None else starting.each.get(partition))
+                != EARLIEST
+            )
+        ]
+        starts = self._brokers.starts(moving) if moving else {}
+        return {partition for partition in moving if begins[partition] <= starts[partition]}
 
     def _bound(self, partition: Partition, bound: Bound, which: str, value: int | None) -> Procedure[int]:
         assert value is not None  # noqa: S101  # there is one value for all partitions, or one for each

@@ -390,6 +390,38 @@ def test_an_old_checkpoint_in_its_first_batch_goes_on_from_a_fixed_start(
 
 
 @OLD
+@pytest.mark.parametrize(
+    "starting", [{"startingOffsets": "earliest"}, {"startingTimestamp": "5"}], ids=["earliest", "by time"]
+)
+def test_an_old_checkpoint_in_its_first_batch_does_not_skip_what_retention_took(
+    query: Any, make: Any, starting: dict[str, str]
+) -> None:
+    """The log began at 0 when the batch was planned, which such a checkpoint does not say."""
+    one = query(**starting)
+    one.write(10)
+    one.start().plan()
+    make(one.checkpoint)
+    one.cluster.delete_records("t", 0, 4)
+    with pytest.raises(ConfigError, match=r'FIRST_BATCH_UNKNOWN.* log of t-0: .*"failOnDataLoss", "false"'):
+        one.start().read(0)
+    assert one.start(failOnDataLoss="false").batch() == list(range(4, 10))
+
+
+@OLD
+def test_an_old_checkpoint_in_its_first_batch_goes_on_where_the_user_says_after_retention(
+    query: Any, make: Any
+) -> None:
+    one = query(startingOffsets="earliest")
+    one.write(10)
+    one.start().plan()
+    make(one.checkpoint)
+    one.cluster.delete_records("t", 0, 4)
+    with pytest.raises(DataLossError, match="offsets 0 to 3 unread"):
+        one.start(startingOffsets='{"t":{"0":0}}').read(0)
+    assert one.start(startingOffsets='{"t":{"0":4}}').batch() == list(range(4, 10))
+
+
+@OLD
 @pytest.mark.parametrize("newer", [0, 7])
 def test_an_old_checkpoint_in_its_first_batch_at_latest_asks_for_the_begin(
     query: Any, make: Any, newer: int
