@@ -19,6 +19,7 @@ from kafkasafe.journal import Moment
 
 _CLOCK: Final = getattr(time, "CLOCK_MONOTONIC" if sys.platform == "darwin" else "CLOCK_BOOTTIME", None)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_OFFSETS: Final = Path("/proc/self/timens_offsets")
 _LEAST_S: Final = 0.1  # smaller differences can arise because the two clocks are read one after the other
 
 
@@ -83,7 +84,22 @@ def read_clock() -> Moment:
 
 @functools.cache
 def _boot_id() -> bytes:
-    """Id of the current boot; zeros if the system does not report one."""
+    """See `boot_id_of`; zeros if the system does not report a boot id."""
     with contextlib.suppress(OSError, ValueError):
-        return uuid.UUID(_BOOT_ID.read_text(encoding="ascii").strip()).bytes
+        boot, offsets = _BOOT_ID.read_text(encoding="ascii"), ""
+        with contextlib.suppress(FileNotFoundError):  # a kernel without time namespaces
+            offsets = _OFFSETS.read_text(encoding="ascii")
+        return boot_id_of(boot, offsets)
     return bytes(16)
+
+
+def boot_id_of(boot: str, offsets: str) -> bytes:
+    """Id of a boot, as one time namespace sees it. Equal ids mean that the times since the boot can be compared.
+
+    Args:
+        boot: The kernel's boot id, which is the same in all time namespaces.
+        offsets: Text of the file `timens_offsets`: how far the clocks of the time namespace are ahead.
+    """
+    found = uuid.UUID(boot.strip())
+    shifts = [word for line in offsets.splitlines() for word in line.split()[1:]]
+    return uuid.uuid5(found, " ".join(shifts)).bytes if any(map(int, shifts)) else found.bytes
