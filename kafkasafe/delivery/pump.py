@@ -439,21 +439,25 @@ class Pump:
                 self._turn()
             self._last_turn()
         except SpoolError as error:
-            # Log no traceback: the user needs only the message, which says which records are safe, and what to do.
-            self._log.error(
-                "The producer ended: %s", error, error=type(error).__name__, event="producer_ended"
-            )
-            self.ledger.fail(error)
+            try:
+                # Log no traceback: the user needs only the message, which says which records are safe, and what to do.
+                self._log.error(
+                    "The producer ended: %s", error, error=type(error).__name__, event="producer_ended"
+                )
+            finally:
+                self.ledger.fail(error)
         except BaseException as error:
             orderly = False
-            self._log.exception(
-                "The producer ended by an error; %s",
-                "unacknowledged records are lost with it, unless the cluster has them"
-                if self._config.in_memory
-                else "everything durable is safe in the spool",
-                event="producer_ended",
-            )
-            self.ledger.fail(error)
+            try:
+                self._log.exception(
+                    "The producer ended by an error; %s",
+                    "unacknowledged records are lost with it, unless the cluster has them"
+                    if self._config.in_memory
+                    else "everything durable is safe in the spool",
+                    event="producer_ended",
+                )
+            finally:  # without memory, the log fails, too
+                self.ledger.fail(error)
         finally:
             self.engine.shut(orderly=orderly)
             self._then()

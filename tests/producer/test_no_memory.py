@@ -15,6 +15,7 @@ from kafkasafe import SafeProducer, aio
 from kafkasafe.errors import ProducerClosedError, SpoolError, SpoolWriteError
 from kafkasafe.events import SpoolDisplaced
 from kafkasafe.journal.journal import Journal
+from kafkasafe.logs import EventLog
 from kafkasafe.record.batch import encoding
 from kafkasafe.spool.extent_file import ExtentFile
 from kafkasafe.spool.reserve import Reserve
@@ -356,3 +357,31 @@ def test_a_second_error_at_the_end_leaves_no_lane_locked(cluster, tmp_path, monk
         following.flush(60)
         assert [path.name for path in tmp_path.glob("lane-*")] == ["lane-000"]
     assert cluster.values("orders")[0] == b"durable"
+
+
+def test_an_end_that_cannot_be_logged_still_reaches_those_who_wait(cluster, tmp_path, monkeypatch):
+    """flush() returned as if the records of an earlier run were delivered, and close() as if nothing had happened."""
+    options = {"bootstrap_servers": cluster.bootstrap_servers, "spool_dir": tmp_path}
+    cluster.stop(1)
+    with SafeProducer(**options) as earlier:
+        earlier.send("orders", b"durable", partition=0).durable(60)
+        earlier.close(timeout=0)
+    producer = SafeProducer(**options)
+    unlogged = []
+
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(threading, "excepthook", unlogged.append)
+    with monkeypatch.context() as patches:
+        patches.setattr(EventLog, "exception", fail)
+        patches.setattr(Journal, "ready", fail)
+        with pytest.raises(SpoolError, match="MemoryError"):
+            producer.flush(20)
+        with pytest.raises(SpoolError, match="MemoryError"):
+            producer.close()
+    assert len(unlogged) == 1
+    cluster.start(1)
+    with SafeProducer(**options) as following:
+        following.flush(60)
+    assert cluster.values("orders") == [b"durable"]
