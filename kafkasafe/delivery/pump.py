@@ -13,6 +13,7 @@ import collections
 import contextlib
 import itertools
 import logging
+import mmap
 import random
 import sys
 import threading
@@ -57,6 +58,7 @@ _BACKLOG: Final = 64
 """From this number of waiting messages on, callers should pause. A turn of the pump first handles all waiting messages,
 so more messages would delay all other work.
 """
+_SPARE_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,11 @@ class Pump:
         self._retiring: tuple[float, Patience] | None = None
         self._then: Callable[[], None] = lambda: None
         self.refused_sends = 0
+        # Address space that the end of the pump can use if the process has no memory left: otherwise nobody gets the
+        # error, or CPython hangs with the GIL (it repeats a jump to a handler for which it cannot make an int).
+        self._spare: mmap.mmap | None = mmap.mmap(
+            -1, _SPARE_BYTES, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ
+        )
         self._config = config
         self._log = self._context.log
         self.stats = self._context.stats
@@ -447,6 +454,7 @@ class Pump:
             finally:
                 self.ledger.fail(error)
         except BaseException as error:
+            self._spare = None
             orderly = False
             try:
                 self._log.exception(

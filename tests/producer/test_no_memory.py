@@ -10,6 +10,7 @@ import threading
 
 import harness
 import pytest
+from programs import python
 
 from kafkasafe import SafeProducer, aio
 from kafkasafe.errors import ProducerClosedError, SpoolError, SpoolWriteError
@@ -385,3 +386,46 @@ def test_an_end_that_cannot_be_logged_still_reaches_those_who_wait(cluster, tmp_
     with SafeProducer(**options) as following:
         following.flush(60)
     assert cluster.values("orders") == [b"durable"]
+
+
+NOT_A_BYTE_LEFT = """
+import resource
+import sys
+
+from kafkasafe import SafeProducer
+from kafkasafe.errors import SpoolError
+from kafkasafe.journal.journal import Journal
+
+producer = SafeProducer(bootstrap_servers="127.0.0.1:1", spool_dir=sys.argv[1])
+producer.send("orders", b"durable", partition=0).durable(60)
+places = list(range(1_000_000))
+held = [None] * len(places)
+sizes = [2**size for size in range(22, 9, -1)] + list(range(480, 0, -8))
+
+
+def exhaust(*_):
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**23, resource.RLIM_INFINITY))
+    left = iter(places)
+    for size in sizes:
+        try:
+            for place in left:
+                held[place] = bytes(size)
+        except MemoryError:
+            pass
+    raise MemoryError
+
+
+Journal.ready = exhaust
+try:
+    producer.flush(60)
+except SpoolError as error:
+    print(error)
+"""
+
+
+def test_the_end_of_a_process_without_any_memory_reaches_those_who_wait(tmp_path):
+    """CPython aborted, or hung with the GIL, because not even the end of the network thread had memory."""
+    done = python("-c", NOT_A_BYTE_LEFT, tmp_path / "spool")
+    assert done.stdout == "The producer ended by an error: MemoryError()\n", done.stderr
