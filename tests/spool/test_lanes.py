@@ -45,6 +45,26 @@ def fill(lock) -> None:
     spool.close()
 
 
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "Make room, or free inodes"),
+        (errno.EDQUOT, "Make room, or free inodes"),
+        (errno.EMFILE, "Raise the limit of open files (ulimit -n)"),
+        (errno.EACCES, "It must be writable by this user"),
+    ],
+)
+def test_a_directory_that_cannot_be_made_names_the_remedy(tmp_path, monkeypatch, number, remedy):
+    """A volume without inodes, and a process without file handles, "must be writable by this user"."""
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(OsFiles, "make_directory", fail)
+    with pytest.raises(SpoolError, match=re.escape(f"{os.strerror(number)}. {remedy}; ")):
+        directory(tmp_path / "spool")
+
+
 @contextlib.contextmanager
 def other_process(path, *, lane="None", fill="False"):
     """A process that takes a lane, says so, and waits to be killed."""

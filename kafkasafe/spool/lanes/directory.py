@@ -48,6 +48,12 @@ _GLANCE_S: Final = 0.02
 _NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EISDIR})
 """Errors that mean that a path is not a lane, or that a lane has no segments."""
 
+_REMEDIES: Final = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room, or free inodes"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (ulimit -n)"),
+}
+"""What to do if a spool directory cannot be created, by error number."""
+
 
 class SpoolDirectory:
     """A spool directory, which contains lanes.
@@ -84,8 +90,8 @@ class SpoolDirectory:
             is_file = isinstance(error, (FileExistsError, NotADirectoryError))
             must = "The path, or a part of it, is a file" if is_file else "It must be writable by this user"
             raise SpoolError(
-                f"The spool directory {path} cannot be used: {error}. {must}; choose another"
-                " with spool_dir= or KAFKASAFE_SPOOL_DIR. No record was accepted, none was lost"
+                f"The spool directory {path} cannot be used: {error}. {_REMEDIES.get(error.errno or 0, must)}; choose"
+                " another with spool_dir= or KAFKASAFE_SPOOL_DIR. No record was accepted, none was lost"
             ) from error
         return cls(path, files)
 
