@@ -59,6 +59,7 @@ _BACKLOG: Final = 64
 so more messages would delay all other work.
 """
 _SPARE_BYTES: Final = 4 * 1024 * 1024
+"""Address space that a pump frees when it ends by an error. No page of it is ever touched, so it takes no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,9 @@ class Pump:
         self._retiring: tuple[float, Patience] | None = None
         self._then: Callable[[], None] = lambda: None
         self.refused_sends = 0
-        # Address space that the end of the pump can use if the process has no memory left: otherwise nobody gets the
-        # error, or CPython hangs with the GIL (it repeats a jump to a handler for which it cannot make an int).
+        # If the process has no memory left, the end of the pump uses this address space. Without it, callers might
+        # never get the error, and CPython 3.11 can hang with the GIL: it repeats a jump to an exception handler for
+        # ever, because it cannot allocate the int that this jump needs.
         self._spare: mmap.mmap | None = mmap.mmap(
             -1, _SPARE_BYTES, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ
         )
