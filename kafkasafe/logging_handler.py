@@ -28,6 +28,7 @@ from kafkasafe.errors import ConfigError, ProducerClosedError, SpoolError, Spool
 from kafkasafe.logs import LOGGED_ON, apart
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.at_exit import at_end_of_child
+from kafkasafe.process.locks import new_lock
 from kafkasafe.process.weak_members import members
 from kafkasafe.producer import SafeProducer
 
@@ -138,9 +139,9 @@ class KafkaHandler(logging.Handler):
     def _begin(self) -> None:
         """Initialise the state for this process: an empty queue and no thread."""
         self._queue: queue.SimpleQueue[Item | _Mark] = queue.SimpleQueue()
-        self._once = threading.Lock()
+        self._once = new_lock()
         """Held while a thread is being started."""
-        self._only = threading.Lock()
+        self._only = new_lock()
         """Held by the handler's thread from its beginning on."""
         self._begun = threading.Event()
         self._thread: threading.Thread | None = None

@@ -29,6 +29,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from kafkasafe.process.locks import new_lock, new_rlock
+
 WINDOW_S: Final = 10.0
 """How many seconds pass before an event is logged again for the same subject (such as a partition)."""
 _PER_WINDOW: Final = 10
@@ -49,7 +51,7 @@ class _Limiter:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         # Reentrant: a signal handler may log while its own thread holds the lock.
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._last: dict[tuple[str, str], float] = {}
         self._windows: dict[str, tuple[float, int]] = {}
         self._suppressed: dict[str, int] = {}
@@ -57,7 +59,7 @@ class _Limiter:
 
     def forked(self) -> None:
         """In a forked child: replace the lock, because a thread of the parent may have held it during the fork."""
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
 
     def admit(self, kind: str, about: str) -> int | None:
         """Return how many records of this kind were suppressed since the last one that was logged; None: suppress this
@@ -231,7 +233,7 @@ class _HandlerThread:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[logging.LogRecord | threading.Lock] = queue.SimpleQueue()
         self._dropped: collections.deque[None] = collections.deque()
-        self._once = threading.Lock()
+        self._once = new_lock()
         self._started = False
         self._ident = 0
 

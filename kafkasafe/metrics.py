@@ -31,6 +31,7 @@ from prometheus_client.utils import floatToGoString
 
 from kafkasafe.delivery.metric_samples import AT_CLOSE
 from kafkasafe.metric_definitions import Definition
+from kafkasafe.process.locks import new_lock
 from kafkasafe.process.weak_members import members
 from kafkasafe.stats import BUCKETS_S, Histogram, Sample
 
@@ -71,7 +72,7 @@ _Key: TypeAlias = tuple[str, tuple[str, ...]]
 _Values: TypeAlias = dict[_Key, float | Histogram]
 """The values of one metric, keyed by client id and labels."""
 
-_lock = threading.Lock()
+_lock = new_lock()
 _installed: weakref.WeakKeyDictionary[CollectorRegistry, Collector] = weakref.WeakKeyDictionary()
 _mirrors: dict[CollectorRegistry, _Mirror] = {}
 
@@ -218,7 +219,7 @@ class Collector(PrometheusCollector):
     def __init__(self) -> None:
         self.partitions = False
         self.views: list[Callable[[Sequence[Any]], Iterable[Metric]]] = []
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._sources: list[_Seen] = []
         self._retired: dict[str, dict[Definition, dict[tuple[str, ...], float | Histogram]]] = {}
 
@@ -294,7 +295,7 @@ class Collector(PrometheusCollector):
 
         The child gets a new lock: a thread that does not exist in the child may have held the old one.
         """
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._sources.clear()
         self._retired.clear()
 
@@ -393,7 +394,7 @@ class _Mirror:
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._cells: dict[tuple[str, tuple[str, ...]], _Cell] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kafkasafe-metrics", daemon=True)
@@ -489,7 +490,7 @@ class _Cell:
 def _forked() -> None:
     """In a forked child: remove all sources and mirrors, because they belong to the parent."""
     global _lock
-    _lock = threading.Lock()
+    _lock = new_lock()
     for collector in list(_installed.values()):
         collector.forked()
     for mirror in _mirrors.values():

@@ -13,7 +13,6 @@ tracker.save()
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,6 +34,7 @@ from kafkasafe.history.offset_answers import (
     Value,
 )
 from kafkasafe.history.offsets import EndOffsets
+from kafkasafe.process.locks import new_lock
 from kafkasafe.spool.files import Files, OsFiles, read_whole, replace_whole
 
 __all__ = [
@@ -95,7 +95,7 @@ class EndOffsetTracker:
         self._on_result = on_result
         self._clock = clock
         self._files = OsFiles() if files is None else files
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._ends = EndOffsets(hold_timeout_s=hold_timeout_s)
         self._saved: str | None = None
         content = None if self._path is None else read_whole(self._files, self._path)

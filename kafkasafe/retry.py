@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import random
-import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Iterator
@@ -22,6 +21,7 @@ from kafkasafe.classification import ErrorAction, Verdict, classify
 from kafkasafe.cluster.backoff import Backoff
 from kafkasafe.errors import ConfigError, UsageError, WaitTimeoutError
 from kafkasafe.logs import EventLog
+from kafkasafe.process.locks import new_rlock
 from kafkasafe.stats import RetryStats, Sample
 
 __all__ = ["RetryEvent", "RetryPolicy", "Times", "retry_if_kafka_retriable"]
@@ -269,13 +269,13 @@ class _RateLimit:
         self.least_s = least_s
         self._clock = clock
         # Reentrant: a signal handler may make a call under this policy while its own thread holds the lock.
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._next_turn: dict[Hashable, float] = {}  # Contains only partitions whose last attempt failed.
         _locked.add(self)
 
     def forked(self) -> None:
         """In a forked child: replace the lock, because a thread of the parent may have held it during the fork."""
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
 
     def __len__(self) -> int:
         """Return the number of partitions that fail."""
@@ -317,12 +317,12 @@ class _Counts:
 
     def __init__(self) -> None:
         self._stats = RetryStats()
-        self._lock = threading.RLock()  # reentrant, as that of `_RateLimit`
+        self._lock = new_rlock()  # reentrant, as that of `_RateLimit`
         _locked.add(self)
 
     def forked(self) -> None:
         """See `_RateLimit.forked`."""
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
 
     def count(self, api: str, error: str, pause_s: float | None, gave_up: _GaveUp | None) -> None:
         """Counts a failed attempt."""

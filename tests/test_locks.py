@@ -14,12 +14,18 @@ compiles `any` and `all` of a generator as such a loop.
 from __future__ import annotations
 
 import ast
+import contextlib
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kafkasafe
+from kafkasafe.process.locks import EnteredByStep, new_lock, new_rlock
+from tests.ctrl_c import CtrlC
 
 PACKAGE = Path(kafkasafe.__file__).parent
 LOCKS = ("lock", "self._once", "self._changed")
@@ -115,3 +121,101 @@ with open(path) as file:
 """
     )
     assert loops_under_locks(tree) == [3, 8, 12, 14, 16, 20, 25]
+
+
+OTHERS = {
+    "kafkasafe/delivery/callbacks.py": 1,  # a mark in a queue: acquired and released, but not by `with`
+    "kafkasafe/logs.py": 1,  # the same
+    "kafkasafe/process/locks.py": 2,
+    "kafkasafe/process/wake_flag.py": 1,  # each method is one call into C
+}
+"""How many locks of `threading` these modules make."""
+
+
+def test_locks_come_from_the_module_that_makes_them_safe():
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = str(path.relative_to(PACKAGE.parent))
+        made = [
+            node
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"threading.Lock", "threading.RLock"}
+        ]
+        if made and not name.startswith(("kafkasafe/testing/", "kafkasafe/demo/")):
+            found[name] = len(made)
+    assert found == OTHERS
+
+
+def is_free(lock: Any) -> bool:
+    """Whether another thread could acquire the lock."""
+    found: list[bool] = []
+    thread = threading.Thread(
+        target=lambda: found.append(lock.acquire(blocking=False) and not lock.release())
+    )
+    thread.start()
+    thread.join(10)
+    return found == [True]
+
+
+def test_a_lock_that_is_entered_by_a_step_is_a_lock():
+    lock: Any = EnteredByStep(threading.Lock())
+    with lock as acquired:
+        assert acquired
+        assert lock.locked()
+        assert not lock.acquire(blocking=False)
+    assert not lock.locked()
+    with pytest.raises(ZeroDivisionError), lock:
+        _ = 1 / 0
+    assert lock.acquire(timeout=1)
+    lock.release()
+    with pytest.raises(RuntimeError):
+        lock.release()
+
+
+def test_a_reentrant_lock_that_is_entered_by_a_step_is_reentrant():
+    lock: Any = EnteredByStep(threading.RLock())
+    with lock, lock:
+        assert lock._is_owned()
+        assert not is_free(lock)
+    assert not lock._is_owned()
+
+
+def test_ctrl_c_at_each_bytecode_of_entering_leaves_no_lock_taken():
+    lock = threading.Lock()
+    entered: Any = EnteredByStep(lock)
+    for step in range(100):
+        at = CtrlC(step, {"kafkasafe.process.locks"})
+        with contextlib.suppress(KeyboardInterrupt), at, entered:
+            pass
+        assert not lock.locked(), at.place
+        if not at.pressed:
+            break
+    assert step > 5
+
+
+@pytest.mark.parametrize("make", [new_lock, new_rlock])
+def test_ctrl_c_while_locks_are_taken_leaves_none_taken(make):
+    """On Python 3.14, this left every second lock of `threading` taken."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("Signals come to the main thread, and the tests run on another one")
+    lock = make()
+
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def take() -> None:
+        while True:
+            with lock:
+                pass
+
+    before = signal.signal(signal.SIGALRM, press)
+    try:
+        for _ in range(200):
+            signal.setitimer(signal.ITIMER_REAL, 0.0002)
+            with contextlib.suppress(KeyboardInterrupt):
+                take()
+            assert is_free(lock)
+            lock = make()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

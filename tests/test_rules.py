@@ -108,6 +108,7 @@ TESTS = {
     "A refusal is checked once": "test_a_refusal_of_what_the_leader_has_is_not_believed",
     "Error −1 proves nothing": "test_an_appended_batch_is_delivered_whatever_is_answered",
     "Ctrl-C may raise": "test_ctrl_c_anywhere_in_send",
+    "Locks come from": "test_ctrl_c_while_locks_are_taken_leaves_none_taken",
     "No loop with a condition": "test_ctrl_c_in_a_loop_leaves_no_lock_taken",
     "A signal handler may call": "test_signal_handler_in_the_middle_of_send",
     "Neither the pump nor an object of the producer": "test_dropped_producers",

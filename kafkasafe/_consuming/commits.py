@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from kafkasafe._consuming.parts import AssignedPartitions
 from kafkasafe._consuming.ports import Assignments, Metadata
 from kafkasafe.history.epochs import UNDEFINED
 from kafkasafe.history.epochs.lineage import METADATA_BYTES
+from kafkasafe.process.locks import new_lock
 
 _NOTHING_UNHANDED: Final[Mapping[TopicPartition, int]] = {}
 
@@ -25,7 +25,7 @@ class Commits:
         self._assignments = assignments
         self._metadata = metadata
         self._parts = parts
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._carries_lineage = True
 
     def stop_describing(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -10,6 +9,7 @@ import kafka.errors as kafka_errors
 
 from kafkasafe.cluster.api import Cluster
 from kafkasafe.kafkapython.connect import connect
+from kafkasafe.process.locks import new_lock
 
 _CLOSE_S: Final = 5.0
 
@@ -31,7 +31,7 @@ class Connections:
         self._options = options
         self._is_closed = is_closed
         self._may_create = may_create
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._transport: Cluster | None = None
 
     def network(self) -> Cluster:

@@ -5,7 +5,6 @@ compares the leader's log with this history.
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +18,7 @@ from kafkasafe.history.epochs import (
 )
 from kafkasafe.history.memory import Remembered
 from kafkasafe.history.remembered_offsets import FORMER_TOPIC_S
+from kafkasafe.process.locks import new_lock
 
 # Base offset, length, leader epoch, magic, CRC, attributes, last offset's delta.
 _HEADER: Final = struct.Struct(">qiibIhi")
@@ -155,7 +155,7 @@ class History:
     __slots__ = ("_lock", "_skipped", "former", "lineage", "marks", "topic_id")
 
     def __init__(self, known: Remembered | None = None) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self.lineage = Lineage() if known is None else known.lineage.copy()
         self.marks = BatchMemory()
         self.topic_id: bytes | None = None if known is None else known.topic_id

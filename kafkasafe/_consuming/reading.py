@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -29,6 +28,7 @@ from kafkasafe.cluster.inquiry import ProcedureRunner
 from kafkasafe.cluster.lookups import LookUps
 from kafkasafe.config import ConsumerConfig
 from kafkasafe.offsets import EndOffsetTracker
+from kafkasafe.process.locks import new_lock
 
 _DECIDED_S: Final = 0.1
 """While a partition waits for an atomic batch, the consumer checks at this interval, in seconds, whether the batch is
@@ -67,9 +67,7 @@ class Reading:
         self.reports = reports
         self.polls = Polls()
         self.runner = ProcedureRunner(port.wake)
-        self.followers: Followers[TopicPartition] = Followers(
-            config["fetch_max_wait_ms"] / 1000, threading.Lock()
-        )
+        self.followers: Followers[TopicPartition] = Followers(config["fetch_max_wait_ms"] / 1000, new_lock())
         self._has_rack = bool(config["client_rack"])
         # Do not pass on the broker version that kafka-python detected: brokers may be upgraded while this consumer
         # runs.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -24,6 +23,7 @@ from kafkasafe.delivery.engine.parcels import Parcel, UnitHandle
 from kafkasafe.delivery.pump import Pump
 from kafkasafe.errors import SpoolWriteError, UsageError
 from kafkasafe.logs import EventLog
+from kafkasafe.process.locks import new_rlock
 from kafkasafe.record import batch as codec
 
 log = EventLog("producer")
@@ -83,7 +83,7 @@ class Accumulator:
         self, config: ProducerConfig, lifecycle: Lifecycle, partitioning: Partitioning, pump: Pump
     ) -> None:
         self.open_batches: dict[str, OpenBatch] = {}
-        self.lock = threading.RLock()
+        self.lock = new_rlock()
         self.max_record_bytes = config.max_record_bytes - 2 * codec.HEADER_BYTES
         self.open_batch_bytes = min(config.batch_bytes, self.max_record_bytes)
         self.most_room = _most_room(config)
@@ -111,7 +111,7 @@ class Accumulator:
 
         The child gets a new lock, because a thread that does not exist in the child may have held the old lock.
         """
-        self.lock = threading.RLock()
+        self.lock = new_rlock()
         self._being_encoded.clear()
         self.open_batches.clear()
         self._units.clear()

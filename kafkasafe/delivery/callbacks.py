@@ -19,6 +19,7 @@ from operator import length_hint
 from typing import Any, Final
 
 from kafkasafe.logs import EventLog, apart
+from kafkasafe.process.locks import new_lock
 
 log = EventLog("producer")
 
@@ -48,7 +49,7 @@ class CallbackThread:
         self._wake_senders = wake_senders
         self._ended = ended
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._once = threading.Lock()
+        self._once = new_lock()
         self._started = False
         self._stopping = False
         self._over = False

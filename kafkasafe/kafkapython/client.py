@@ -20,6 +20,7 @@ from kafkasafe.kafkapython.loop import LoopClosedError
 from kafkasafe.kafkapython.manager import Manager
 from kafkasafe.kafkapython.metadata import Metadata
 from kafkasafe.logs import as_own_thread, limit_foreign
+from kafkasafe.process.locks import new_lock
 from kafkasafe.process.wake_flag import WakeFlag
 
 _NO_LIMIT: Final = -1.0
@@ -77,7 +78,8 @@ class _InterruptibleNet(NetworkSelector):
     """kafka-python's event loop, which Ctrl-C in a caller's thread cannot block.
 
     With kafka-python 3.0.12, a caller waits for a `threading.Event`. If Ctrl-C interrupts the wait, the Event's lock
-    may stay locked, and the I/O thread and each later call would wait for the lock for ever.
+    may stay locked, and the I/O thread and each later call would wait for the lock for ever. The lock of the waiting
+    callers is one of ours for the same reason (`kafkasafe.process.locks`).
     """
 
     config: dict[str, Any]
@@ -90,6 +92,7 @@ class _InterruptibleNet(NetworkSelector):
         parent: Any = super()
         parent.__init__(**configs)
         self._pid = os.getpid()
+        self._pending_waiters_lock = new_lock()
 
     def check_process(self) -> None:
         """Raise ForkedProcessError in a forked child, which has no I/O thread: a call would wait for ever."""

@@ -26,6 +26,7 @@ from kafkasafe.kafkapython.loop import Loop
 from kafkasafe.kafkapython.manager import DirectManager
 from kafkasafe.kafkapython.sockets import LINGER_RESET
 from kafkasafe.logs import limit_foreign
+from kafkasafe.process.locks import new_lock
 
 _MANAGER_OPTIONS: Final = frozenset(DirectManager.DEFAULT_CONFIG) | {"socks5_proxy"}
 _LOOP_OPTIONS: Final = frozenset(Loop.DEFAULT_CONFIG)
@@ -80,7 +81,7 @@ class SocketNetwork:
         self._pid = os.getpid()
         self._born_at = 0.0
         self._crashes = 0
-        self._start_lock = threading.Lock()
+        self._start_lock = new_lock()
         self._stopped = threading.Event()
         self._ended = False
         limit_foreign()

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kafkasafe.cluster.api import Cluster
+from kafkasafe.process.locks import new_lock
 
 # The process id is part of each key, because a worker may be forked from a process that had connections.
 _kept: dict[tuple[int, Callable[..., Cluster], str], Cluster] = {}
-_lock: Final = threading.Lock()
+_lock: Final = new_lock()
 
 
 def kept(options: Mapping[str, Any], make: Callable[[Mapping[str, Any]], Cluster]) -> Cluster:

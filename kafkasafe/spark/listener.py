@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -26,6 +25,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from kafkasafe.errors import ConfigError
+from kafkasafe.process.locks import new_lock
 from kafkasafe.spark import stats
 from kafkasafe.spark.java import gateway
 from kafkasafe.spark.outcomes import inbox
@@ -138,7 +138,7 @@ class _Query:
 
 class _Collector(Collector):
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._queries: dict[str, _Query] = {}
 
     def describe(self) -> list[Metric]:

@@ -33,6 +33,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
+from kafkasafe.process.locks import new_lock
 from kafkasafe.spark import stats
 from kafkasafe.spark.session import Outcome
 
@@ -133,7 +134,7 @@ class Inbox:
     """Receives the messages for this process and counts them in `stats`. All listeners share one inbox."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._socket: socket.socket | None = None
         self._path = Path()
         self._thread: threading.Thread | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from kafkasafe.process.locks import new_lock
 from kafkasafe.spark.java import java_frame, jvm_of
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def with_settings(df: DataFrame, settings: dict[str, str]) -> Iterator[DataFrame
 
 # (session, setting) → (number of current users, original value). Only for Spark Connect, which cannot copy a session.
 _shared: dict[tuple[str, str], tuple[int, str | None]] = {}
-_shared_lock: Final = threading.Lock()
+_shared_lock: Final = new_lock()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 import uuid
 from collections import Counter
@@ -14,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkasafe.errors import ConfigError, UsageError
+from kafkasafe.process.locks import new_lock
 from kafkasafe.spark import stats
 from kafkasafe.spark.appender import FencedError, RestartError
 from kafkasafe.spark.collected import RowTooLargeError, Size, bound_of, collect_rows, later_size
@@ -203,7 +203,7 @@ class ForeachBatchSink:
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._sessions: dict[str, Session] = {}
         self._sizes: dict[str, Size] = {}  # application id → size of the latest micro-batch
         self.last: Outcome | None = None
@@ -282,7 +282,7 @@ class _Turns:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         # Application id → (run id, batch id) of the latest micro-batch that this process has written or is writing.
         self._latest: dict[str, tuple[str, int]] = {}
 

@@ -5,14 +5,15 @@ numbers: Spark reports -1 rows for a foreachBatch sink and does not know which m
 from __future__ import annotations
 
 import collections
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from kafkasafe.process.locks import new_lock
 
 if TYPE_CHECKING:
     from kafkasafe.spark.session import Outcome
 
-_lock = threading.Lock()
+_lock = new_lock()
 batches: collections.Counter[tuple[str, str]] = collections.Counter()
 """(query id, outcome) → number of micro-batches. Outcomes: written, resumed, duplicate, failed."""
 rows: collections.Counter[str] = collections.Counter()

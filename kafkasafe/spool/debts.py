@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import threading
 from pathlib import Path
 from typing import Final
 
 from kafkasafe import marks as m
 from kafkasafe.journal.order import Owed
+from kafkasafe.process.locks import new_lock
 from kafkasafe.record import batch as codec
 from kafkasafe.spool.files import Files, opened
 from kafkasafe.spool.segment import SEGMENT_NAME
@@ -40,7 +40,7 @@ class LaneReader:
         self._where: dict[int, tuple[str, int, m.ManifestEntry]] = {}
         """For each batch without an outcome, by its position: its segment, its byte offset and its manifest entry."""
         self._whole: set[int] = set()
-        self._once = threading.Lock()
+        self._once = new_lock()
 
     def owed(self, *, tail: bool = False) -> Owed:
         """Returns the batches that the lane has not delivered yet: none if the lane does not exist.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from kafkasafe.delivery.engine.order import LaneOrder
 from kafkasafe.delivery.engine.packing import LogReplay, packs
 from kafkasafe.delivery.engine.parcels import Parcel, UnitHandle
 from kafkasafe.errors import SpoolCorruptError, SpoolError, SpoolFormatError
+from kafkasafe.process.locks import new_lock
 from kafkasafe.spool.lanes import LaneLock
 from kafkasafe.spool.log_content import Entry
 from kafkasafe.spool.rejected import RejectedStore, retire, waits_of
@@ -95,7 +95,7 @@ class LaneKeeper:
         """By the lane's id: the path of each lane that this producer delivers or has delivered."""
         self._again: dict[int, float] = {}
         """For each lane that could not be adopted, by its number: when the engine tries again."""
-        self._lock = threading.Lock()
+        self._lock = new_lock()
         self._over = False
         self._results: dict[Path, _Read | SpoolError] = {}
 

@@ -5,11 +5,11 @@ not get the lock until the handler returned.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from kafkasafe.process.locks import new_rlock
 from kafkasafe.process.wake_flag import WakeFlag
 
 _LOOK_EVERY_S: Final = 5.0
@@ -24,7 +24,7 @@ class Guard:
 
     def renew(self) -> None:
         """Create a new lock, because the thread that held the old lock may not exist in a forked child."""
-        self.lock = threading.RLock()
+        self.lock = new_rlock()
         self.waiters = WaitingCallers()
 
 

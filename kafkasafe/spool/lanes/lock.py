@@ -7,13 +7,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-import threading
 import weakref
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import quote
 
 from kafkasafe.errors import LaneBusyError
+from kafkasafe.process.locks import new_rlock
 from kafkasafe.spool.files import DirectoryFiles, Files
 
 LOCK_NAME: Final = Path("lock")
@@ -41,7 +41,7 @@ class LockedDirectory(Protocol):
 _held: weakref.WeakSet[LaneLock] = weakref.WeakSet()
 _lockable: set[tuple[Files, int]] = set()
 """Every open file that is locked or about to be locked."""
-_forking = threading.RLock()
+_forking = new_rlock()
 """Held during a fork, and while `_lockable` changes. A flock belongs to the open file, not to the process. So a forked
 child must close all inherited lock files, which are in `_lockable`. Otherwise the locks would stay held until the child
 ends, even after the parent has released them.
