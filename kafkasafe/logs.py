@@ -169,8 +169,8 @@ class _KafkaPythonFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether the record is logged."""
-        # Check the current thread, not the thread that the log record names: a record that was logged in the context
-        # `apart` passes this filter again on the writer's thread, and must not be counted twice.
+        # Check the current thread, not the thread that the log record names. A record that was logged within `apart` is
+        # filtered twice, the second time on the thread that writes it, and must be counted only once.
         if threading.get_ident() not in own_threads or record.levelno < logging.INFO:
             return True
         if record.levelno < logging.WARNING and not record.name.startswith("kafka.net."):

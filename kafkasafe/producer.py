@@ -284,8 +284,8 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
     def durable(self, timeout: float | None = None) -> None:
         """Wait until all records accepted so far are durable: fsynced in the spool, or in the cluster.
 
-        With `spool="never"` only the cluster makes a record durable, so `durable` waits like `flush`, and also for
-        records whose futures failed after `delivery_timeout_ms`.
+        With `spool="never"` only the cluster makes a record durable, so `durable` waits until the cluster has the
+        records. It also waits for records whose futures failed after `delivery_timeout_ms`.
 
         Args:
             timeout: Seconds; None for no limit.

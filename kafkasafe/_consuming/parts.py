@@ -30,7 +30,7 @@ class AssignedPartitions:
         self._unhanded: Callable[[], Mapping[TopicPartition, int]] = dict
 
     def hand_out_later(self, unhanded: Callable[[], Mapping[TopicPartition, int]]) -> None:
-        """Set the function `unhanded`, for a consumer that buffers fetched records.
+        """Tell the parts which fetched records a buffering consumer has not returned yet.
 
         Args:
             unhanded: Returns a mapping from partitions to the first offset that was fetched but not returned yet. The

@@ -67,7 +67,7 @@ def goes_first(pump: Pump, path: str) -> None:
 
 
 def await_dropped(spool_dir: os.PathLike[str]) -> None:
-    """Wait until dropped producers on the same directory end, so that their records are sent before newer records.
+    """Wait for the end of dropped producers on the same directory, so that their records are sent before newer ones.
 
     If dropped producers cannot deliver all of their records soon, the new producer takes over their lanes with the
     remaining records.

@@ -68,8 +68,8 @@ class PartitionsAdded:
     """The answer to AddPartitionsToTxn.
 
     Attributes:
-        error_code: 0 if all partitions were added. If a partition could not be added, no partition was added, and
-            `error_code` is the first error, but not 55 if another partition has another error.
+        error_code: 0 if all partitions were added. If a partition could not be added, no partition was added, and this
+            is the first error code other than 55, or 55 if there is no other one.
         error_codes: Code of each partition. 55: not attempted because of another partition's error.
     """
 

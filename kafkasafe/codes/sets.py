@@ -1,8 +1,8 @@
 """Sets of error codes. Modules handle all codes of a set alike. Each set's description says what its codes have in
 common.
 
-The first sets are columns of the table (`rows`), and hold for every kind of request. The other sets hold for the
-requests that their descriptions name, and a code may be in several sets.
+The first sets apply to every kind of request. Their codes are marked in the table (`rows`). The other sets apply only
+to the requests that their descriptions name. A code may be in several sets.
 """
 
 from __future__ import annotations

@@ -145,9 +145,9 @@ class Suspicions:
         self.raise_suspicion(partition, Cause.ACK, evidence, from_offset=base_offset)
 
     def note_leader_epoch(self, partition: Partition, leader_epoch: int) -> None:
-        """Record the leader epoch of an acknowledgement, of an answer that found batches in the log, or of a mark that
-        recovery reads. After a change of leader, the journal checks for a loss, because the new leader may lack records
-        that the former leader acknowledged.
+        """Record the leader epoch under which the partition's batches are in the log. It comes from an acknowledgement,
+        from a search of the log, or from the spool. After a change of leader, the journal checks for a loss, because
+        the new leader may lack records that the former leader acknowledged.
         """
         if 0 <= partition.log.leader_epoch != leader_epoch and partition.log.last_acked_offset >= 0:
             partition.loss.check(
@@ -489,8 +489,8 @@ def _is_remembered(
         return False
     # If batches of this lane cover every suspected offset up to the last acknowledged one, the log has the last
     # acknowledged batch. Otherwise, a remembered batch that ends at the last acknowledged offset may be another batch.
-    # It is the last acknowledged batch if the log has a batch of this lane at the offset of each suspected batch that
-    # the spool has deleted.
+    # The spool may have deleted suspected batches. If the log has a batch of this lane at each of their offsets, the
+    # remembered batch is the last acknowledged one.
     return last < loss.ours_until or (loss.released_there and is_end)
 
 

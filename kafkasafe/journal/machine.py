@@ -47,7 +47,7 @@ def is_suspected(turn: Turn) -> bool:
 
 
 def has_late_requests(turn: Turn) -> bool:
-    """The batches need new ids, and a broker may still append a request under the old ids."""
+    """The batches need new ids, and a request with the old ids may still arrive at a broker."""
     return turn.now < turn.partition.doubt.dead_at and _ends_in_new_ids(turn)
 
 

@@ -25,7 +25,7 @@ CONFIRMED_S: Final = 1.0
 
 @dataclass(slots=True)
 class RefusalTimer:
-    """The refusal of one destination, or of the first batch of its queue.
+    """How long the cluster has refused one destination, or the first batch of the destination's queue.
 
     Attributes:
         denial: The current refusal; None: the cluster refuses nothing.

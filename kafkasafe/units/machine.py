@@ -43,8 +43,8 @@ class Units:
     Attributes:
         lines: The unfinished units, and their order for each partition and group offset.
         ids: The transactional ids of the lane.
-        out: The decisions that are not carried out yet. The journal takes from this object the marks to write, and the
-            units and transactions that continue once these marks are durable.
+        out: The decisions that are not carried out yet: which marks the journal must write to the log, and which units
+            and transactions continue once these marks are durable.
         replay: Restores the units from the marks of earlier incarnations.
 
     Args:

@@ -47,7 +47,7 @@ class DeliveryReport:
     """
     dropped: int = 0
     """Number of records of dropped atomic batches. Dropped records are not kept in rejected/. The application produces
-    the records again, because each batch's consumer group reads the batch's input again.
+    the records again, because the consumer whose offsets belong to the batch reads its input again.
     """
     rejected_now: int = 0
     """Number of records that this drain added to rejected/."""
@@ -64,7 +64,7 @@ class DeliveryReport:
             return EXIT_FAILED
         rejected = bool(self.rejected)
         if self.ignore_rejected:
-            # Only records that this drain added to rejected/, and unreadable files, count.
+            # Ignore records that were in rejected/ before this drain, unless a file is unreadable.
             rejected = self.rejected_now > 0 or any(found.rejected_unreadable for found in self.rejected)
         return EXIT_BROKEN if self.left or self.trouble or rejected or self.lost else 0
 

@@ -195,9 +195,9 @@ class RequestOrder:
         return fence
 
     def overtaken(self, target: TopicPartition, node_id: NodeId, topic_id: bytes) -> str | None:
-        """Describes the unanswered batches that a batch to this node with this topic id would overtake; None if there
-        are none. After a topic was recreated, a broker may refuse unanswered batches with the former id, and yet append
-        a batch with the new id.
+        """Describes the unanswered batches that another batch could overtake if it were sent to this node with this
+        topic id; None if there are none. After a topic was recreated, a broker may refuse unanswered batches with the
+        former id, and yet append a batch with the new id.
         """
         pending = self._pending.get(target)
         if pending is None:

@@ -499,7 +499,7 @@ class DiskWriter:
 def _is_written(parcel: Parcel) -> bool:
     """Return whether the spool has the bytes of this very parcel (a batch, as callers see it).
 
-    1. Small batches of a partition are durable, and the engine joins them into one batch. The parcel of the joined
+    1. The engine joins small batches of a partition, which are durable, into one batch. The parcel of the joined
        batch counts as durable, because the records are on disk in the small batches.
     2. Before the joined batch is written, the engine writes another spool group, and the batches in memory exceed their
        limit.

@@ -78,8 +78,8 @@ class Leader:
         return Reply(epoch, self._log.end_of(index))
 
     def alternative2(self, sequence: Sequence[tuple[int, int]]) -> Reply:
-        """The newest epoch that both the sequence and the leader's log contain, with the lower of its two end offsets.
-        The sequence has the newest epoch first.
+        """Returns the newest epoch that is both in `sequence` (newest epoch first) and in the leader's log. If the
+        epoch ends at different offsets there, returns the lower end offset.
         """
         for epoch, end in sequence:
             reply = self.alternative1(epoch)
