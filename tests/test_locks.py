@@ -211,8 +211,8 @@ def test_ctrl_c_while_locks_are_taken_leaves_none_taken(make):
     before = signal.signal(signal.SIGALRM, press)
     try:
         for _ in range(200):
-            signal.setitimer(signal.ITIMER_REAL, 0.0002)
             with contextlib.suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 0.0002)
                 take()
             assert is_free(lock)
             lock = make()
