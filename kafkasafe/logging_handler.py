@@ -160,6 +160,16 @@ class KafkaHandler(logging.Handler):
 
     # -- threads that log --------------------------------------------------------------------------------------------
 
+    def handle(self, record: logging.LogRecord) -> Any:
+        """Put a record into the queue, unless a filter drops it.
+
+        Takes no lock. From Python 3.13 on, logging's own method fails for a handler without a lock.
+        """
+        found: Any = self.filter(record)  # from Python 3.12 on, a filter may return another record
+        if found:
+            self.emit(found if isinstance(found, logging.LogRecord) else record)
+        return found
+
     def emit(self, record: logging.LogRecord) -> None:
         """Put a record into the queue."""
         if self._is_own(record):

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from kafkasafe import marks as m
 from kafkasafe.config import validate
+from kafkasafe.config.spool_dir import without_links
 from kafkasafe.errors import ConfigError, SpoolError, SpoolFormatError
 from kafkasafe.history.identity import BatchId
 from kafkasafe.spool.files import OsFiles
@@ -170,8 +171,8 @@ def resolved(directory: Path) -> Path:
         BadParameter: Symbolic links of the path form a loop.
     """
     try:
-        return directory.resolve()
-    except RuntimeError:
+        return without_links(directory)
+    except OSError:
         raise typer.BadParameter(
             f"{directory} is not a spool directory: its symbolic links form a loop", param_hint="DIR"
         ) from None

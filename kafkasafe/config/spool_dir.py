@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -55,9 +56,27 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
 def resolved(path: Path) -> Path:
     """Resolve symbolic links once: the spool stays in one directory even if a deployment changes a link later."""
     try:
-        return path.resolve()
-    except (OSError, RuntimeError) as error:  # a loop of links
+        return without_links(path)
+    except OSError as error:
         raise ConfigError(f"spool_dir={path} cannot be resolved: {error}") from None
+
+
+def without_links(path: Path) -> Path:
+    """Resolve symbolic links. The path need not exist.
+
+    Raises:
+        OSError: The links form a loop.
+    """
+    try:
+        found = path.resolve()
+    except RuntimeError as error:  # up to Python 3.12
+        raise OSError(errno.ELOOP, str(error)) from None
+    try:
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # from Python 3.13 on, `resolve` ignores it
+            raise
+    return found
 
 
 def take_locks_early() -> None:
