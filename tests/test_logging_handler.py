@@ -357,7 +357,8 @@ def test_a_ctrl_c_while_the_thread_starts_does_not_leave_the_records_in_memory(
     assert lines(fake_kafka) == ["first", "second"]
     handler.close()
     for thread in threads:
-        thread.join(LONG_S)  # a thread that is not the only one ends by itself
+        if thread.is_alive():
+            thread.join(LONG_S)  # a thread that is not the only one ends by itself
     assert not any(thread.is_alive() for thread in threads)
 
 
