@@ -69,6 +69,7 @@ def opened(config: ProducerConfig, before_start: Callable[[ProducerParts], None]
         await_dropped(config.spool_dir)
     codec.load_codec(config.compression)
     lock = directory.take_lane(config.spool_lane, client=config.client_id, wait=time.sleep)
+    is_unused = True
     try:
         cluster: Cluster = connect(config.kafka)
         try:
@@ -80,12 +81,18 @@ def opened(config: ProducerConfig, before_start: Callable[[ProducerParts], None]
             # Read the journal before the threads start: afterwards the journal belongs to the pump.
             parts.partitioning.recall(pump.remembered_topics(), pump.unchosen_topics())
             before_start(parts)
-            pump.start()
+            try:
+                pump.start()
+            except BaseException:
+                is_unused = False  # a second Ctrl-C may come
+                is_unused = pump.cancel()
+                raise
         except BaseException:
             cluster.close(0.0)
             raise
     except BaseException:
-        lock.release()
+        if is_unused:  # otherwise the pump, which waits for the disk, releases the lane at its end
+            lock.release()
         raise
     return parts
 

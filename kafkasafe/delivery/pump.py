@@ -48,6 +48,7 @@ from kafkasafe.errors import ForkedProcessError, SpoolError, UsageError
 from kafkasafe.health.states import DISK_STUCK_S, ProducerSeen
 from kafkasafe.limits.patience import Patience
 from kafkasafe.logs import apart
+from kafkasafe.process.locks import new_lock
 from kafkasafe.process.wake_flag import WakeFlag
 from kafkasafe.spool.files import Files
 from kafkasafe.spool.lanes import LaneLock, SpoolDirectory
@@ -58,6 +59,8 @@ _BACKLOG: Final = 64
 """From this number of waiting messages on, callers should pause. A turn of the pump first handles all waiting messages,
 so more messages would delay all other work.
 """
+_CANCEL_S: Final = 2.0
+"""After Ctrl-C at its start, a pump may continue its current work for this long."""
 _SPARE_BYTES: Final = 4 * 1024 * 1024
 """Address space that a pump frees when it ends by an error. No page of it is ever touched, so it takes no memory."""
 
@@ -131,6 +134,8 @@ class Pump:
         self._retiring: tuple[float, Patience] | None = None
         self._then: Callable[[], None] = lambda: None
         self.refused_sends = 0
+        self._begun = new_lock()
+        """Taken once: by the thread when it begins, or by `cancel` before that."""
         # If the process has no memory left, the end of the pump uses this address space. Without it, callers might
         # never get the error, and CPython 3.11 can hang with the GIL: it repeats a jump to an exception handler for
         # ever, because it cannot allocate the int that this jump needs.
@@ -159,6 +164,13 @@ class Pump:
         self.engine.listen()
         self._context.cluster.start()
         self._thread.start()
+
+    def cancel(self) -> bool:
+        """Undoes a call of `start` that raised an error: after Ctrl-C, the thread may run, or may still begin. Returns
+        whether the thread uses the lanes no more.
+        """
+        # A thread that finds the lock taken ends at once.
+        return self._begun.acquire(blocking=False) or self.stop(_CANCEL_S)
 
     @property
     def lane(self) -> str:
@@ -441,6 +453,8 @@ class Pump:
 
     @apart()
     def _run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
         orderly = True
         try:
             self.engine.begin()
