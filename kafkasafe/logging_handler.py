@@ -29,6 +29,7 @@ from kafkasafe.logs import LOGGED_ON, apart
 from kafkasafe.options import ProducerOptions
 from kafkasafe.process.at_exit import at_end_of_child
 from kafkasafe.process.locks import new_lock
+from kafkasafe.process.wake_flag import WakeFlag
 from kafkasafe.process.weak_members import members
 from kafkasafe.producer import SafeProducer
 
@@ -47,10 +48,26 @@ Item = tuple[str, bytes | None, bytes, logging.LogRecord]
 
 
 class _Mark:
-    """Marker in the queue. `reached` is set once all records before the marker are accepted or dropped."""
+    """Marker in the queue.
+
+    Attributes:
+        is_reached: Whether all records before the marker are accepted or dropped.
+    """
 
     def __init__(self) -> None:
-        self.reached = threading.Event()
+        self.is_reached = False
+        # Ctrl-C could leave the lock of a `threading.Event` taken, for which `reach` would wait for ever.
+        self._wake = WakeFlag()
+
+    def reach(self) -> None:
+        self.is_reached = True
+        self._wake.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for `is_reached`. Return it. If several threads wait, the time-out may pass for all but one of them."""
+        if not self.is_reached:
+            self._wake.wait(timeout_s)
+        return self.is_reached
 
 
 class KafkaHandler(logging.Handler):
@@ -143,7 +160,7 @@ class KafkaHandler(logging.Handler):
         """Held while a thread is being started."""
         self._only = new_lock()
         """Held by the handler's thread from its beginning on."""
-        self._begun = threading.Event()
+        self._begun = WakeFlag()
         self._thread: threading.Thread | None = None
         self._ends_with_child = False
         self._producer: SafeProducer | None = None
@@ -190,7 +207,7 @@ class KafkaHandler(logging.Handler):
             return
         self._queue.put((topic, key, value, record))
         self._start()
-        if self._last.reached.is_set():
+        if self._last.is_reached:
             self._drop_rest()
 
     def _is_own(self, record: logging.LogRecord) -> bool:
@@ -289,7 +306,8 @@ class KafkaHandler(logging.Handler):
             # second thread: the thread that does not get the lock `_only` ends at once.
             with contextlib.suppress(RuntimeError):
                 threading.Thread(target=self._run, name=_THREAD, daemon=True).start()
-                self._begun.wait()
+                if self._thread is None:
+                    self._begun.wait(threading.TIMEOUT_MAX)
         finally:
             self._once.release()
 
@@ -304,12 +322,12 @@ class KafkaHandler(logging.Handler):
             if isinstance(item, _Mark):
                 if item is self._last:
                     self._end()
-                    item.reached.set()
+                    item.reach()
                     self._drop_rest()
                     atexit.unregister(self.close)
                     return
                 self._spool_all()
-                item.reached.set()
+                item.reach()
                 continue
             self._accept(item)
             self._say_dropped(item)
@@ -409,7 +427,7 @@ class KafkaHandler(logging.Handler):
             return
         mark = _Mark()
         self._queue.put(mark)
-        mark.reached.wait(self._close_s)
+        mark.wait(self._close_s)
 
     def close(self) -> None:
         """Write the queue to the spool, within `close_ms`; then close the producer, which waits a while for deliveries.
@@ -429,7 +447,7 @@ class KafkaHandler(logging.Handler):
             if thread is not None and _configures():
                 atexit.register(self.close)
             elif thread is not None:
-                while thread.is_alive() and not self._last.reached.wait(0.1):
+                while thread.is_alive() and not self._last.wait(0.1):
                     pass
             elif first:
                 while not self._queue.empty():

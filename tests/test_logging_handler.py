@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import logging.config
@@ -12,11 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from ctrl_c import CtrlC
 
 from kafkasafe import SafeProducer
 from kafkasafe.errors import ConfigError, LaneBusyError, ProducerClosedError, SpoolFormatError
 from kafkasafe.logging_handler import KafkaHandler
 
+FLUSHING = {"threading", "kafkasafe.logging_handler", "kafkasafe.process.wake_flag"}
 PROGRAM = Path(__file__).parent / "logged_program.py"
 LONG_S = 90.0
 
@@ -327,6 +330,26 @@ def test_a_thread_that_cannot_be_started_yet_is_started_later(options, own_logge
     handler.close()
     assert lines(fake_kafka) == ["one", "two"]
     assert handler.dropped == 0
+
+
+def test_a_ctrl_c_in_flush_does_not_stop_the_handlers_thread(options, own_logger):
+    """It left the lock of an event taken. The handler's thread waited for this lock for ever, and so did `close`."""
+    handler = KafkaHandler("logs", close_ms=5_000, **options)
+    own_logger.addHandler(handler)
+    own_logger.info("first")
+    for step in range(0, 300, 2):
+        own_logger.info("before %d", step)
+        with contextlib.suppress(KeyboardInterrupt, RuntimeError), CtrlC(step, FLUSHING) as at:
+            handler.flush()
+        began = time.monotonic()
+        own_logger.info("after %d", step)
+        handler.flush()
+        assert time.monotonic() - began < 4, at.place
+        if not at.pressed:
+            break
+    assert step > 5
+    own_logger.removeHandler(handler)
+    handler.close()
 
 
 @pytest.mark.parametrize("began", [False, True])
