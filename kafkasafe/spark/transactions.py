@@ -11,7 +11,6 @@ gets the same answer as the first request.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
@@ -46,6 +45,7 @@ from kafkasafe.codes.numbers import (
     UNSUPPORTED_VERSION,
 )
 from kafkasafe.errors import WaitTimeoutError
+from kafkasafe.process.wake_flag import WakeFlag
 from kafkasafe.retry import RetryPolicy
 from kafkasafe.spark.txn import WriterIdentity
 
@@ -110,17 +110,20 @@ class Pending:
     """
 
     def __init__(self, send: Callable[[Reply[Any]], None]) -> None:
-        self._arrived = threading.Event()
+        # Ctrl-C could leave the lock of a `threading.Event` taken, for which the network thread would wait for ever.
+        self._wake = WakeFlag()
         self._answers: list[Any] = []
         send(self._reply)
 
     def _reply(self, answer: Any) -> None:
         self._answers.append(answer)
-        self._arrived.set()
+        self._wake.set()
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for the answer, at most `timeout_s` seconds. Returns whether it arrived."""
-        return self._arrived.wait(max(0.0, timeout_s))
+        if not self._answers:
+            self._wake.wait(max(0.0, timeout_s))
+        return bool(self._answers)
 
     def answer(self, timeout_s: float) -> Any:
         """Waits for the answer and returns it.
@@ -389,7 +392,7 @@ class TransactionRequests:
 
         def attempt(left_s: float) -> None:
             arrived: dict[TopicPartition, Any] = {}
-            all_there = threading.Event()
+            all_there = WakeFlag()
             wanted = set(left)
 
             def reply(place: TopicPartition, answer: Any) -> None:
@@ -402,7 +405,9 @@ class TransactionRequests:
                     *place,
                     lambda answer, place=place: reply(place, answer),  # type: ignore[misc]
                 )
-            if wanted and not all_there.wait(max(0.0, left_s)):
+            if wanted:
+                all_there.wait(max(0.0, left_s))
+            if len(arrived) < len(wanted):
                 raise WaitTimeoutError(f"DescribeProducers: {len(arrived)} of {len(wanted)} leaders answered")
             failed: Exception | None = None
             for place, answer in arrived.items():
