@@ -16,6 +16,7 @@ def test_ctrl_c_while_the_pump_starts_leaves_no_pump_that_uses_a_released_lane(t
     3. The next producer takes the lane. The pump of the first one still ran, so two pumps used the same files.
     """
     begun: list[Any] = []
+    running: list[Any] = []
     step = 0
     start = threading.Thread.start
 
@@ -24,6 +25,13 @@ def test_ctrl_c_while_the_pump_starts_leaves_no_pump_that_uses_a_released_lane(t
             start(thread)
             return
         begun.append(thread)
+        run = thread.run
+
+        def runs() -> None:
+            running.append(thread)
+            run()
+
+        thread.run = runs
         with at:
             start(thread)
 
@@ -40,10 +48,12 @@ def test_ctrl_c_while_the_pump_starts_leaves_no_pump_that_uses_a_released_lane(t
                 producer = SafeProducer(**options)
             except (KeyboardInterrupt, RuntimeError):  # `Condition.wait` may raise the latter after Ctrl-C
                 cut += 1
-                # A thread whose event is not set waits for ever where Ctrl-C has left a lock of `threading` taken.
-                if begun[-1]._started.is_set():
-                    begun[-1].join(1)
+                # A thread that does not run may wait for ever for a lock of `threading` that Ctrl-C has left taken.
+                if begun[-1] in running:
+                    begun[-1].join(10)
                     assert not begun[-1].is_alive(), at.place
+                while threading._active_limbo_lock._is_owned():  # on Python 3.14
+                    threading._active_limbo_lock.release()
             else:
                 assert producer._pump.lane == "lane-000", at.place
                 producer.close()
