@@ -180,6 +180,32 @@ def test_a_reentrant_lock_that_is_entered_by_a_step_is_reentrant():
     assert not lock._is_owned()
 
 
+@pytest.mark.parametrize("lock", [threading.Lock, threading.RLock])
+def test_an_exit_stack_and_a_condition_take_such_a_lock(lock):
+    entered: Any = EnteredByStep(lock())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(entered)
+        assert not is_free(entered)
+    assert is_free(entered)
+    condition = threading.Condition(entered)
+    waits, told, got = threading.Event(), [], []
+
+    def wait() -> None:
+        with condition:
+            waits.set()
+            got.append(condition.wait_for(lambda: bool(told), 10))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waits.wait(10)
+    with condition:  # not before the other thread waits, which holds the lock until then
+        told.append("woken")
+        condition.notify_all()
+    thread.join(10)
+    assert got == [True]
+    assert is_free(entered)
+
+
 def test_ctrl_c_at_each_bytecode_of_entering_leaves_no_lock_taken():
     lock = threading.Lock()
     entered: Any = EnteredByStep(lock)

@@ -15,10 +15,9 @@ have an `__enter__` in Python, because CALL does not look for signals after a fu
 
 from __future__ import annotations
 
-import operator
 import sys
 import threading
-from typing import Any, cast
+from typing import Any, Final, cast
 
 
 def new_lock() -> threading.Lock:
@@ -33,26 +32,42 @@ def new_rlock() -> threading.RLock:
     return cast("threading.RLock", EnteredByStep(lock)) if sys.version_info >= (3, 14) else lock
 
 
+_OPTIONAL: Final = ("locked", "_is_owned", "_release_save", "_acquire_restore")
+"""Methods that only some locks have. `threading.Condition` uses those with an underscore."""
+
+
+class _Exit:
+    """The method `__exit__` of `EnteredByStep`: the lock's own one, a function in C."""
+
+    def __get__(self, entered: EnteredByStep | None, _: type) -> Any:
+        return _exit if entered is None else entered.own_exit
+
+
+def _exit(entered: EnteredByStep, *error: Any) -> Any:
+    return entered.own_exit(*error)  # contextlib.ExitStack calls the method of the class
+
+
 class EnteredByStep:
-    """See the module. All attributes are functions in C.
+    """See the module. The methods other than `__enter__` are those of the lock, functions in C.
 
     Args:
         lock: The lock that this object stands for: a `threading.Lock` or a `threading.RLock`.
     """
 
-    __slots__ = ("_acquisitions", "_exit", "_is_owned", "acquire", "locked", "release")
+    __slots__ = ("_acquisitions", "acquire", "own_exit", "release", *_OPTIONAL)
 
     def __init__(self, lock: Any) -> None:
         self.acquire = lock.acquire
         self.release = lock.release
-        self.locked = getattr(lock, "locked", None)  # an RLock has it from Python 3.14 on
-        self._is_owned = getattr(lock, "_is_owned", None)
+        for name in _OPTIONAL:
+            if hasattr(lock, name):
+                setattr(self, name, getattr(lock, name))
         self._acquisitions = iter(lock.acquire, None)  # each step acquires the lock
-        self._exit = lock.__exit__
+        self.own_exit = lock.__exit__
 
     def __enter__(self) -> bool:
         for _ in self._acquisitions:
             return True
         raise AssertionError("the iterator never ends")
 
-    __exit__ = property(operator.attrgetter("_exit"))
+    __exit__ = _Exit()
