@@ -587,7 +587,7 @@ def test_a_port_taken_by_another_process_is_named(kafka_cluster):
     host, port = kafka_cluster.client_address(2)
     with (
         socket.create_server((host, port)),
-        pytest.raises(ClusterError, match=rf"port {port} of broker-2 is taken.*ss -ltnp"),
+        pytest.raises(ClusterError, match=rf"port {port} of broker-2 is used by another process.*ss -ltnp"),
     ):
         kafka_cluster.start(2)
     kafka_cluster.start(2)
