@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -172,7 +173,9 @@ def resolved(directory: Path) -> Path:
     """
     try:
         return without_links(directory)
-    except OSError:
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
         raise typer.BadParameter(
             f"{directory} is not a spool directory: its symbolic links form a loop", param_hint="DIR"
         ) from None

@@ -64,17 +64,16 @@ def resolved(path: Path) -> Path:
 def without_links(path: Path) -> Path:
     """Resolve symbolic links. The path need not exist.
 
+    `Path.resolve` raises a RuntimeError for a loop of links up to Python 3.12, and none from 3.13 on.
+
     Raises:
-        OSError: The links form a loop.
+        OSError: The links form a loop (ELOOP), or the path is relative, and the current directory was deleted.
     """
-    try:
-        found = path.resolve()
-    except RuntimeError as error:  # up to Python 3.12
-        raise OSError(errno.ELOOP, str(error)) from None
+    found = Path(os.path.realpath(path))
     try:
         path.stat()
     except OSError as error:
-        if error.errno == errno.ELOOP:  # from Python 3.13 on, `resolve` ignores it
+        if error.errno == errno.ELOOP:
             raise
     return found
 

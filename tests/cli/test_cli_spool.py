@@ -318,6 +318,17 @@ def test_a_loop_of_links_is_a_usage_error(capsys, tmp_path, command):
     assert "is not a spool directory: its symbolic links form a loop" in " ".join(err.split())
 
 
+def test_a_deleted_current_directory_is_no_loop_of_links(capsys, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, out, err = run(capsys, "spool", "ls", "some")
+    assert code != 0
+    assert out == ""
+    assert "No such file or directory" in err
+    assert "loop" not in err
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_spool_that_lost_its_format_is_told_with_what_it_holds_and_how_to_restore_it(capsys, lane, command):
     directory = lane.path.parent
