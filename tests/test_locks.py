@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ctrl_c import CtrlC
 
 import kafkasafe
 from kafkasafe.process.locks import EnteredByStep, new_lock, new_rlock
-from tests.ctrl_c import CtrlC
 
 PACKAGE = Path(kafkasafe.__file__).parent
 LOCKS = ("lock", "self._once", "self._changed")

@@ -94,6 +94,17 @@ class Orders:
         )
         self.world.run(0.1)
 
+    def in_a_long_pause_of(self, what: str) -> None:
+        """Until a pause of more than 4.5 s has begun, by the counter `backoff_s` of the stats."""
+        paused_s = [0.0]
+
+        def began() -> bool:
+            paused_s.append(self.life.context.stats.backoff_s[what])
+            return paused_s[-1] - paused_s[-2] > 4.5
+
+        assert self.world.run(BLOCKED_S, began)
+        self.world.run(0.1)
+
 
 @pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
 def test_a_topic_that_is_there_for_a_few_seconds_takes_what_waits(begun):
@@ -118,16 +129,8 @@ def test_a_topic_that_is_there_for_a_few_seconds_takes_an_atomic_batch_that_wait
     """As for other batches: the atomic batch was not tried before its pause was over."""
     orders = Orders(begun=begun)
     topic = orders.hide()
-    stats = orders.life.context.stats
     head = orders.life.unit(("orders", 0, [b"second"]))[0]
-    paused_s = [0.0]
-
-    def in_a_long_pause() -> bool:
-        paused_s.append(stats.backoff_s["transaction"])
-        return paused_s[-1] - paused_s[-2] > 4.5
-
-    assert orders.world.run(BLOCKED_S, in_a_long_pause)
-    orders.world.run(0.1)
+    orders.in_a_long_pause_of("transaction")
     orders.show(topic)
     orders.world.run(4)
     assert head.done
@@ -142,17 +145,9 @@ def test_a_topic_that_is_allowed_for_a_few_seconds_takes_what_waits(atomic):
     """
     orders = Orders(begun=True)
     orders.forbid()
-    stats = orders.life.context.stats
-    paused_s = [0.0]
-
-    def in_a_long_pause() -> bool:
-        paused_s.append(stats.backoff_s["transaction"] + stats.backoff_s["produce"])
-        return paused_s[-1] - paused_s[-2] > 4.5
-
     life = orders.life
     parcel = life.unit(("orders", 0, [b"second"]))[0] if atomic else life.send("orders", 0, [b"second"])
-    assert orders.world.run(BLOCKED_S, in_a_long_pause)
-    orders.world.run(0.1)
+    orders.in_a_long_pause_of("transaction" if atomic else "produce")
     orders.forbid(on=False)
     orders.world.run(4)
     orders.forbid()
@@ -199,9 +194,7 @@ def test_metadata_of_a_stale_broker_end_few_pauses_and_count_for_no_answer(named
 def test_a_topic_that_may_be_seen_but_not_written_ends_one_pause():
     """The leader refuses the next request, and metadata that have named the topic before are no news."""
     orders = Orders(begun=True)
-    orders.world.cluster.deny("describe", topic="orders")
-    orders.life.context.refresh_topics(["orders"])
-    orders.world.run(0.1)
+    orders.forbid()
     orders.life.send("orders", 0, [b"second"])
     orders.in_a_pause(longer_than_s=4.5)
     before = len(orders.pauses)

@@ -33,6 +33,7 @@ from kafkasafe.spool.lanes.lock import (
     open_lockable,
 )
 from kafkasafe.spool.lanes.owners import NO_CLIENT, Owners
+from kafkasafe.spool.reserve import NO_ROOM
 
 _MAX_LANES: Final = 1000
 _BIRTH_TRIES: Final = 250  # 5 s
@@ -49,7 +50,7 @@ _NO_LANE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.EI
 """Errors that mean that a path is not a lane, or that a lane has no segments."""
 
 _REMEDIES: Final = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Make room, or free inodes"),
+    **dict.fromkeys(NO_ROOM, "Make room, or free inodes"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "Raise the limit of open files (ulimit -n)"),
 }
 """What to do if a spool directory cannot be created, by error number."""
