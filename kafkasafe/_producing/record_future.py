@@ -225,7 +225,7 @@ class RecordFuture(FutureRecordMetadata, metaclass=Tidy):
         return self._add_callback(f)
 
     def _add_callback(self, call: Callable[[RecordMetadata], Any]) -> RecordFuture:
-        """Add a callback if the record has another callback, or if the open batch may be sealed already."""
+        """Add a callback to those of the open batch. Call it at once if the record has been delivered already."""
         if not self._enlisted(self.open_batch.callbacks, call) and self.succeeded():
             safely(lambda: call(self.open_batch.metadata(self.index)))
         return self

@@ -61,8 +61,8 @@ def not_for_callers(hint: str) -> Any:
 
 
 class _Method:
-    """A method without a truth value: `if future.done:` (without parentheses) raises an error. An ordinary method would
-    always be true.
+    """A method without a truth value: `if future.done:` (without parentheses) raises an error. With an ordinary method,
+    this condition would always hold.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -262,14 +262,16 @@ class ReadingRun:
         return consumed != (self.first if handed is None else handed)
 
     def step_back(self) -> None:
-        """Void the batches that the program has not committed, because the consumer moves back to `accepted`."""
+        """Revoke the offsets in the batches that the program has not committed, because the consumer moves back to
+        `accepted`.
+        """
         for claim in self._claims:
             if claim.fate() is OffsetsFate.OPEN:
                 claim.revoke()
         self._claims = deque(claim for claim in self._claims if not claim.void)
 
     def end(self) -> None:
-        """Void the batches of the reading, because the consumer moves to another position."""
+        """Revoke the offsets in the reading's batches, because the consumer moves to another position."""
         for claim in self._claims:
             claim.revoke()
 
@@ -318,7 +320,9 @@ class Readings(Generic[_Partition]):
             run.end()
 
     def suspect(self) -> None:
-        """Suspect all readings after a rebalance, because other members may have owned the partitions in between."""
+        """Note that all readings may be out of date after a rebalance, because other members may have owned the
+        partitions in between.
+        """
         self._suspects.update(self._runs)
 
     def look(self, assigned: Iterable[_Partition]) -> list[_Partition]:
@@ -374,11 +378,11 @@ class Earlier(Generic[_Partition]):
         self._tidy(partition)
 
     def elsewhere(self, partition: _Partition, mine: Carrier) -> list[OffsetClaim]:
-        """Return the batches that may still be committed, except batches of the lane of `mine`.
+        """Return the batches of other lanes that may still be committed.
 
         The result leaves out:
 
-        - batches of the lane of `mine`: the lane itself compares its batches with one another.
+        - batches of the lane to which `mine` belongs: the producer of a lane compares its batches with one another.
         - batches of former members: the group refuses these batches.
         - batches that only the memory of a closed producer had: these batches are lost. If such a batch has begun a
           transaction, brokers report the group's offset as unstable until the transaction ends.

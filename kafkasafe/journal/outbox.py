@@ -121,7 +121,7 @@ class Persist:
         batches: The batches to write, in this order.
         marks: The marks to write before the batches.
         atomic: Marks and batches are one spool group, which recovery reads as a whole or not at all.
-        after: The consequences that `persisted()` applies once the spool groups are durable.
+        after: What `persisted()` notes in the journal once the spool groups are durable.
         units: New units, each in a separate spool group.
     """
 

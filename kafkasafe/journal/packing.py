@@ -38,8 +38,8 @@ class Packer:
         self._out.touched[partition.number] = None
 
     def packable(self, destination: int) -> Iterator[Batch]:
-        """Batches that may be packed (into compact rows) next, in queue order. The caller may pass any number of these
-        batches, from the first one on, to `pack`.
+        """Batches that may be packed next, in queue order. The caller may pass any number of these batches, from the
+        first one on, to `pack`.
         """
         partition = self._partitions.get(destination)
         if partition is None or partition.progress.flow is Flow.REJECTING:
@@ -126,12 +126,11 @@ class Packer:
 
 
 class RereadBacklogs:
-    """Packs long backlogs into compact rows, as far as recovery has read them. If a later mark refers to a batch, turns
-    its row into an object again.
+    """Packs long backlogs (a packed batch is a compact row of numbers), as far as recovery has read them. If a later
+    mark refers to a batch, turns its row into an object again.
 
-    Before recovery applies a mark about a batch that may be packed (a compact row), it *reaches* the batch: it turns
-    all rows up to this batch into objects. `Ready.unpacked` stays empty, because the engine does not know these batches
-    yet.
+    Before recovery applies a mark about a batch that may be packed, it *reaches* the batch: it turns all rows up to
+    this batch into objects. `Ready.unpacked` stays empty, because the engine does not know these batches yet.
     """
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
@@ -143,7 +142,7 @@ class RereadBacklogs:
         """An earlier incarnation can have sent at most this many of a queue's batches: the first batches with an id."""
 
     def pack(self, numbers: Iterator[int]) -> None:
-        """Pack long backlogs into compact rows. Each batch that is packed gets the next number."""
+        """Pack long backlogs. Each batch that is packed gets the next number."""
         for partition in self._all.values():
             rows = [(next(numbers), 0.0) for _ in self._packable_next(partition)]
             if rows:
@@ -152,8 +151,8 @@ class RereadBacklogs:
     def _packable_next(self, partition: Destination) -> Iterator[Batch]:
         """The `packable` batches in queue order. Stops before a batch with an id if the batch before it has none.
 
-        A mark that voids ids takes effect on all packed batches (compact rows) together, so a batch with an id must not
-        be packed after a batch without an id.
+        A mark that voids ids takes effect on all packed batches together, so a batch with an id must not be packed
+        after a batch without an id.
         """
         queue = partition.queue
         without = queue.packed.count > 0 and not queue.packed.identified
@@ -179,13 +178,13 @@ class RereadBacklogs:
         self._out.ready.unpacked.clear()
 
     def reach_one(self, partition: Destination, position: int) -> None:
-        """If the batch at this position is packed (a compact row), turn it and all earlier batches into objects."""
+        """If the batch at this position is packed, turn it and all earlier batches into objects."""
         if partition.queue.packed.count:
             self.reach(partition, position if partition.queue.packed.has(position) else -1)
 
     def reach_any(self, position: int) -> None:
-        """If a batch at this position is packed (a compact row), turn it and all earlier batches of its partition into
-        objects. Recovery calls this for marks that do not name the partition.
+        """If a batch at this position is packed, turn it and all earlier batches of its partition into objects.
+        Recovery calls this for marks that do not name the partition.
         """
         if position in self._index:
             return

@@ -161,7 +161,7 @@ class PackedRows:
         return row
 
     def has(self, position: int) -> bool:
-        """Whether the batch at this position is packed (a compact row)."""
+        """Whether the batch at this position is packed."""
         return self.at(position) is not None
 
     def at(self, position: int) -> BacklogRow | None:
@@ -190,7 +190,7 @@ class PackedRows:
         return ((position, size) for position, size in self._sizes)
 
     def forget_identities(self) -> None:
-        """Make the ids of all packed batches (compact rows) void."""
+        """Make the ids of all packed batches void."""
         self._void = self.count > 0
         self.with_id = 0
         self.identified = False

@@ -40,9 +40,10 @@ class Rejecter:
         self._aside_batches = state.settings.aside_batches
 
     def disown(self, mark: m.Resent) -> None:
-        """Record in the lane's log that a file in `rejected/` is void, because the file could not be deleted.
+        """Note in the spool that a file in `rejected/` is void, because the file could not be deleted.
 
-        The records of the file must not be sent again, because this lane's log has them, too.
+        The batches in the file are not rejected: they are still in this lane's log. So `kafkasafe spool resend` must
+        not send the file's copies.
         """
         if not self._index.is_disowned(mark):
             self._index.disown(mark, self._index.end)

@@ -74,9 +74,9 @@ class SpoolIndex:
         self.end = 0
         self.released = 0
         self.first_packed = ANYWHERE
-        # The unfinished batches, by position, except those that are packed into compact rows.
+        # The unfinished batches, by position, except those that are packed.
         self._batches: Ordered[Batch] = Ordered()
-        # By destination: the position of the first batch that is packed into a compact row.
+        # By destination: the position of the first batch that is packed.
         self._packed_from: dict[int, int] = {}
         # The void files of `rejected/`: the lane's log has their records, too. Each with the position of the mark that
         # says so.
@@ -116,15 +116,13 @@ class SpoolIndex:
                 break
 
     def pack(self, batch: Batch) -> None:
-        """Remove a batch that was packed into a compact row. For each destination, the index stores only the position
-        of the first packed batch (`note_packed`).
+        """Remove a batch that was packed. For each destination, the index stores only the position of the first packed
+        batch (`note_packed`).
         """
         self._batches.pop(batch.position)
 
     def note_packed(self, destination: int, position: int | None) -> None:
-        """Record the position of the first batch of a destination that is packed into a compact row; None: no batch is
-        packed.
-        """
+        """Note the position of a destination's first packed batch; None if the destination has no packed batch."""
         known = self._packed_from.get(destination)
         if position == known:
             return
@@ -139,7 +137,7 @@ class SpoolIndex:
 
     @property
     def packed_from(self) -> Mapping[int, int]:
-        """By destination: the position of the first batch that is packed into a compact row."""
+        """By destination: the position of the first batch that is packed."""
         return self._packed_from
 
     # -- the spool -----------------------------------------------------------------------------------------------------

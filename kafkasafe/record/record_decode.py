@@ -179,7 +179,7 @@ def _rows(
     values: tuple[Iterable[Any], Iterable[int]],
     headers: tuple[Iterable[Any], Iterable[int]],
 ) -> Iterator[Row]:
-    """Make rows from columns. Each of the last three arguments is a pair of fields and their sizes."""
+    """Make rows from columns. `keys`, `values` and `headers` are pairs: the contents of a column, and their sizes."""
     timestamps: Iterable[int]
     if place.append_timestamp is None:
         timestamps = (time_deltas + place.base_timestamp).tolist()

@@ -222,8 +222,8 @@ class _Dense:
 
     @staticmethod
     def write(partitions: Sequence[Sequence[tuple[int, int]]]) -> str:
-        """Writes the numbers of each partition. Each number is given as (number, bound). A partition's numbers must be
-        given in the order in which they will be read.
+        """Writes the numbers of each partition. A pair consists of a number and its bound: the number is less than the
+        bound. A partition's numbers must be given in the order in which they will be read.
         """
         texts = []
         for at in range(0, len(partitions), _TOGETHER):

@@ -171,7 +171,7 @@ class SinkTransaction:
         READ_MARKER have run again.
 
         Returns:
-            The grant for the next transaction; None if the driver has to run FENCE to get a grant.
+            The producer id and epoch for the next transaction; None if the driver has to get them in the step FENCE.
         """
         return self._requests.end(grant, commit=True)
 

@@ -139,8 +139,8 @@ class Reserve:
             self.shrink_to(before)
 
     def give_step(self, error: OSError) -> None:
-        """Free some space, because the disk has no room for a small file beside the log: 64 KiB of the reserve's part
-        for divisions. If the reserve has no part for divisions, free the whole reserve.
+        """Free some space, because the disk has no room for a small file beside the log. If the reserve includes room
+        for dividing batches among partitions, free 64 KiB of this room. Otherwise free the whole reserve.
         """
         if error.errno in NO_ROOM and self._size is not None and self._size > _MARKS_BYTES:
             self._shrink(self._size - _STEP_BYTES)

@@ -15,11 +15,15 @@ from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
 @dataclass(frozen=True, slots=True)
 class InitProducerId:
-    """Send InitProducerId (answer: `fenced`). With `keep`, the request fails if another producer has taken over the id
-    since this producer got the grant `keep`.
+    """Send InitProducerId (answer: `fenced`).
 
-    With `timed_out`, the epoch of `keep` is the epoch that the coordinator sets when it aborts a transaction after a
-    timeout.
+    Attributes:
+        tid: The transactional id.
+        turn: The transactional id's turn, which the answer repeats (`TransactionalId.turn`).
+        keep: The producer id and epoch that this producer has. The request fails if another producer has taken over the
+            transactional id in the meantime. None: take over the transactional id in any case.
+        timed_out: The epoch in `keep` is the epoch that the coordinator sets when it aborts a transaction after a
+            timeout.
     """
 
     tid: TransactionalId

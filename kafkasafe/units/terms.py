@@ -35,7 +35,7 @@ class Phase(enum.Enum):
     """The state of a unit, from its acceptance to its end."""
 
     WAITING = "waiting"
-    """The unit waits in its lines, or is being written to the spool."""
+    """The unit waits for its turn, or is being written to the spool."""
     BEGUN = "begun"
     """The unit has a transactional id."""
     APPENDING = "appending"

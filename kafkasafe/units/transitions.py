@@ -1,4 +1,4 @@
-"""Moves units into transactions and back into their lines, and ends transactions and units."""
+"""Moves units into transactions and back into the lines in which they wait, and ends transactions and units."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOVED_ON: Final = (
 
 
 class Transitions:
-    """Moves units into transactions and back into their lines, and ends transactions and units.
+    """Moves units into transactions and back into the lines in which they wait, and ends transactions and units.
 
     Args:
         lines: The unfinished units.

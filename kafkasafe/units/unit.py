@@ -47,7 +47,7 @@ class Unit(UnitContent):
         reason: Why the unit was refused, or why its last attempt failed, human-readable.
         dropped: The unit was refused, and its records are not kept, because consumers read its input again.
         ended: The unit's fate is decided.
-        transaction: The unit's transaction. None if the unit waits in its lines, or was refused.
+        transaction: The unit's transaction. None if the unit waits for its turn, or was refused.
         group_lines: The group partitions whose offsets the unit moves.
     """
 

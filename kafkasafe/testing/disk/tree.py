@@ -61,7 +61,8 @@ class File:
 
 
 class FileTree:
-    """The directories and their names, the files and their content, and the mounted volumes. A node is a number.
+    """The directories and their names, the files and their content, and the mounted volumes. A node is the number of a
+    file or directory, like an inode number.
 
     Args:
         operations: List to which each change of a directory entry is appended.
