@@ -328,8 +328,8 @@ class Planner:
                 f"The checkpoint has an unfinished first micro-batch and does not record where that batch begins in"
                 f" {partition_names(unsure)}: an older kafkasafe or Spark's format 'kafka' planned it. Start the query"
                 f" once with .option(\"startingOffsets\", '{json.dumps(given)}') or with lower offsets. The offsets"
-                " shown here are the ends of the batch: with these offsets, the query skips the batch's records and continues"
-                f" after the batch. With lower offsets, it reads from those offsets on.{remedy}",
+                " shown here are the ends of the batch: with these offsets, the query skips the batch's records and"
+                f" continues after the batch. With lower offsets, it reads from those offsets on.{remedy}",
             )
         return Positions(begins, start.topic_ids, initial=True)
 
