@@ -103,3 +103,31 @@ def test_a_lane_that_is_being_read_bars_another_cluster_only_if_it_has_records(r
         world.deliver(life, b"last")
         assert world.log("orders", 0) == [b"early", b"other", b"last"]
     assert not [each for each in heard if isinstance(each, events.DataLost | events.SpoolRecordsMissing)]
+
+
+def test_no_producer_id_of_another_cluster_gets_into_the_log():
+    """1. Records wait for a cluster. 2. A second producer starts, and the brokers of another cluster answer. The other
+    cluster grants the same producer ids. 3. The right cluster answers a third producer.
+
+    With an id of the other cluster, the second producer's record would count as delivered: the right cluster knows a batch
+    of the first producer under this id.
+    """
+    world = TwoClusters()
+    first = world.start()
+    world.deliver(first, b"0")
+    world.set_outage(True)
+    first.send("orders", 0, [b"1"])
+    world.run(1)
+    world.lead_to("other")
+    world.set_outage(False)
+    second = world.start()
+    second.send("orders", 0, [b"2"])
+    world.run(5)
+    assert second.context.own_cluster.stranger is not None
+    world.kill(first)
+    world.kill(second)
+    world.lead_to("fake-cluster")
+    third = world.start()
+    world.deliver(third, b"3")
+    assert world.run(60, lambda: len(world.log("orders", 0)) == 4)
+    assert world.log("orders", 0) == [b"0", b"1", b"2", b"3"]

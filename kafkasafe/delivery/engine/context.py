@@ -85,11 +85,14 @@ class OwnCluster:
         cluster_id: Id of this cluster; None until brokers of this cluster have answered, and the spool directory is
             bound to the cluster.
         stranger: The error that ends the producer if the brokers belong to another cluster; None otherwise.
+        answered: Whether a metadata answer has come, and was not from a stranger. Before that, no producer id may be
+            asked for: an id of another cluster could be the id of a batch in this cluster.
     """
 
     def __init__(self) -> None:
         self.cluster_id: str | None = None
         self.stranger: WrongClusterError | None = None
+        self.answered = False
 
     def bind(self, cluster_id: str) -> None:
         """Record that the brokers and the spool directory belong to this cluster."""

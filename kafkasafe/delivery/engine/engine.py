@@ -455,6 +455,7 @@ class Engine:
                 self._unit_endings.resolve(lane, ready.ended)
             if (
                 ready.wants_producer_id
+                and self._context.own_cluster.answered
                 and not lane.producer_id.is_open
                 and (lane.own or lane.journal.views.unfinished)
             ):

@@ -486,6 +486,8 @@ class Sender:
 
     def granted(self, lane: Lane, result: t.ProducerIdGranted | t.Failure) -> None:
         """Handle the answer to a request for a producer id."""
+        if self._context.own_cluster.stranger is not None:
+            return  # the id of another cluster; this producer ends
         if isinstance(result, t.ProducerIdGranted):
             lane.producer_id.granted()
             self._context.progress.note()
