@@ -200,6 +200,12 @@ class OutcomeInquiry:
 
     def _decide(self) -> Procedure[None]:
         ask = self._ask
+        if self._leader_epoch < 0:
+            # A producer that has just started has no metadata yet. The first metadata must not look like an election.
+            refreshed: t.MetadataRefreshed | t.Failure = yield self._leader.refresh_metadata("metadata")
+            if isinstance(refreshed, t.Failure):
+                raise NoAnswerError(trouble(refreshed)[1])
+            self._leader_epoch = self._leader.epoch
         view = None
         described: t.ProducersDescribed | t.Failure = yield self._leader.describe_producers("described")
         if not unsupported(described):
