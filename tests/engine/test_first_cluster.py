@@ -131,3 +131,36 @@ def test_no_producer_id_of_another_cluster_gets_into_the_log():
     world.deliver(third, b"3")
     assert world.run(60, lambda: len(world.log("orders", 0)) == 4)
     assert world.log("orders", 0) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("wait_s", [0, 40])
+@pytest.mark.parametrize("atomic", [False, True])
+def test_another_cluster_is_asked_for_metadata_only(atomic, wait_s):
+    """1. A batch, or an atomic batch, is in doubt. 2. The next producer starts, and the brokers of another cluster answer
+    at once or after an outage. 3. The right cluster answers a third producer.
+    """
+    world = TwoClusters()
+    first = world.start()
+    world.deliver(first, b"0")
+    if atomic:
+        first.unit(("orders", 0, [b"1"]))
+    else:
+        first.send("orders", 0, [b"1"])
+    assert world.run(60, lambda: world.log("orders", 0) == [b"0", b"1"])
+    world.kill(first)
+    world.lead_to("other")
+    world.set_outage(True)
+    world.run(1)
+    world.cluster._handler.counts.clear()
+    second = world.start()
+    world.run(wait_s)
+    world.set_outage(False)
+    world.run(60)
+    assert second.context.own_cluster.stranger is not None
+    assert set(world.cluster._handler.counts) <= {"ApiVersions", "Metadata"}
+    world.kill(second)
+    world.lead_to("fake-cluster")
+    third = world.start()
+    world.deliver(third, b"2")
+    world.run(60)
+    assert world.committed("orders", 0) == [b"0", b"1", b"2"]

@@ -85,14 +85,16 @@ class OwnCluster:
         cluster_id: Id of this cluster; None until brokers of this cluster have answered, and the spool directory is
             bound to the cluster.
         stranger: The error that ends the producer if the brokers belong to another cluster; None otherwise.
-        answered: Whether a metadata answer has come, and was not from a stranger. Before that, no producer id may be
-            asked for: an id of another cluster could be the id of a batch in this cluster.
+        answered: Whether a metadata answer has come, and was not from a stranger. Before that, the engine asks the
+            brokers for nothing but metadata: a producer id of another cluster could be the id of a batch in this
+            cluster, and another cluster's log does not show what this cluster's log has.
     """
 
     def __init__(self) -> None:
         self.cluster_id: str | None = None
         self.stranger: WrongClusterError | None = None
         self.answered = False
+        self._held: list[Callable[[], None]] = []
 
     def bind(self, cluster_id: str) -> None:
         """Record that the brokers and the spool directory belong to this cluster."""
@@ -101,6 +103,18 @@ class OwnCluster:
     def meet_stranger(self, error: WrongClusterError) -> None:
         """End the producer, because the brokers belong to a different cluster than the spool directory."""
         self.stranger = error
+        self._held.clear()
+
+    def hold(self, send: Callable[[], None]) -> None:
+        """Call `send`, which sends requests, when the brokers have turned out to be this cluster's."""
+        self._held.append(send)
+
+    def note_answer(self) -> None:
+        """Record that a metadata answer has come, and was not from a stranger. Send the requests that were held."""
+        self.answered = True
+        held, self._held = self._held, []
+        for send in held:
+            send()
 
 
 class DeliveryProgress:

@@ -436,17 +436,7 @@ class Engine:
                 divided |= self._gathering.gather_all(lane, ready.gathers.values())
             for aside in ready.asides:
                 self._rejects.put_aside(lane, aside)
-            if self._context.own_cluster.stranger is None:
-                if ready.sends:
-                    self._sender.send(lane, ready.sends)
-                for ask in ready.asks:
-                    self._inquiries.ask(lane, ask)
-                for survey in ready.surveys:
-                    self._inquiries.survey(lane, survey)
-                for check in ready.checks:
-                    self._losses.check_epoch(lane, check)
-                if ready.units:
-                    self._transactor.carry_out(lane, ready.units)
+            self._ask_cluster(lane, ready)
             for wait in ready.waits:
                 self._sender.wait(lane, wait)
             if ready.resolved:
@@ -471,3 +461,32 @@ class Engine:
                 self.disk.release(lane)
         self._room.keep(lane)
         self.disk.release(lane)
+
+    def _ask_cluster(self, lane: Lane, ready: j.Ready) -> None:
+        """Send what the journal has decided to send, once the brokers have turned out to be those of the producer's
+        own cluster.
+
+        1. A batch is in doubt. The next producer's address leads to another cluster, which has a topic of this name.
+        2. If the producer asked at once, the other cluster would answer that it has no such batch.
+        """
+        own_cluster = self._context.own_cluster
+        if own_cluster.stranger is not None or lane not in self._context.lanes:
+            return
+        if not own_cluster.answered:
+            if ready.sends or ready.asks or ready.surveys or ready.checks or ready.units:
+                own_cluster.hold(lambda: self._ask_cluster(lane, ready))
+                about = (*ready.asks, *ready.surveys, *ready.checks)
+                self._context.refresh_topics(
+                    {lane.journal.views.address(each.destination)[0] for each in about}
+                )
+            return
+        if ready.sends:
+            self._sender.send(lane, ready.sends)
+        for ask in ready.asks:
+            self._inquiries.ask(lane, ask)
+        for survey in ready.surveys:
+            self._inquiries.survey(lane, survey)
+        for check in ready.checks:
+            self._losses.check_epoch(lane, check)
+        if ready.units:
+            self._transactor.carry_out(lane, ready.units)

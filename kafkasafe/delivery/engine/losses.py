@@ -193,6 +193,9 @@ class LossWatch:
         """Check idle partitions for losses of acknowledged records. If a partition is active, the answers to its
         Produce requests already reveal losses.
         """
+        self._context.timer(self._config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
+        if not self._context.own_cluster.answered:
+            return  # the brokers may belong to another cluster
         # Only metadata show that a topic was created again, because all other requests name topics without their ids.
         topics = {
             lane.journal.views.address(number)[0]
@@ -205,7 +208,6 @@ class LossWatch:
             for destination, last_acked_offset in lane.journal.views.idle():
                 if lane.journal.views.address(destination)[0] not in self._deleted:
                     self._check_end(lane, destination, last_acked_offset)
-        self._context.timer(self._config.data_loss_check_s, ChoreDue(Chore.CHECK_ACKED))
 
     def _check_end(
         self, lane: Lane, destination: int, last_acked_offset: int, *, elected: bool = False

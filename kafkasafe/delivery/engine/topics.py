@@ -63,7 +63,7 @@ class TopicKeeper:
             self._binding.bind(refreshed.cluster_id)
         if self._context.own_cluster.stranger is not None:
             return  # what another cluster says about topics of the same names must not get into the log
-        self._context.own_cluster.answered = True
+        self._context.own_cluster.note_answer()
         self.learn(refreshed.topics, fresh=True)
         for name, info in refreshed.topics.items():
             self._see_whether_gone(name, info.error_code)
