@@ -9,11 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from kafkasafe.config.values import nameable
+from kafkasafe.config.values import absolute, nameable
 from kafkasafe.errors import ConfigError
 
 # Volatile file systems: their files do not survive a restart of the machine, or vanish with the container.
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+_TEMPORARY: Final = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108
+"""The directories for temporary files that `tempfile` tries, besides those that the environment names."""
 _LAYERS: Final = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs"})
 
 
@@ -34,7 +36,7 @@ def spool_dir(given: str | os.PathLike[str] | None, client_id: str, servers: Any
                 "spool_dir is empty; name a directory ('.' for the current one), or leave the option out for the"
                 " default one"
             )
-        return nameable("spool_dir", Path(chosen).expanduser().absolute()), False
+        return absolute("spool_dir", chosen), False
     names = [servers] if isinstance(servers, str) else list(servers)
     address = ",".join(sorted(part.strip() for name in names for part in str(name).split(",")))
     digest = hashlib.sha256(address.encode()).hexdigest()[:8]
@@ -89,7 +91,7 @@ def take_locks_early() -> None:
     """
     import platformdirs  # noqa: F401 - the default of spool_dir
 
-    tempfile.gettempdir()
+    _temporary()
 
 
 def volatile_reason(path: Path) -> str | None:
@@ -109,6 +111,21 @@ def volatile_reason(path: Path) -> str | None:
         return f"{best[0]} is a {best[1]}: its files are in memory"
     if best[1] in _LAYERS:
         return f"{best[0]} is a container's own layer ({best[1]}): its files vanish with the container; mount a volume"
-    if path.is_relative_to(tempfile.gettempdir()):
-        return f"{tempfile.gettempdir()} is cleared at a restart on many systems"
+    temporary = _temporary()
+    if temporary is not None and path.is_relative_to(temporary):
+        return f"{temporary} is cleared at a restart on many systems"
     return None
+
+
+def _temporary() -> str | None:
+    """The system's directory for temporary files. None if it has none that is writable, as in many containers.
+
+    Without such a directory, `tempfile` uses the current directory, which is not cleared at a restart, or raises an
+    error.
+    """
+    try:
+        found = tempfile.gettempdir()
+    except FileNotFoundError:
+        return None
+    named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    return found if found in map(os.path.abspath, filter(None, (*named, *_TEMPORARY))) else None

@@ -161,7 +161,30 @@ def path_of_file(options: Mapping[str, Any], name: str) -> Path | None:
         return None
     if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
         raise ConfigError(f"{name} must be the path of a file, not {value!r}")
-    return nameable(name, Path(value).expanduser().absolute())
+    return absolute(name, value)
+
+
+def absolute(option: str, value: str | os.PathLike[str]) -> Path:
+    """Return the path that an option names, as an absolute path. A leading `~` stands for the home directory.
+
+    Raises:
+        ConfigError: The path begins with `~`, and there is no home directory. Or the path is relative, and the current
+            directory was deleted. Or the path cannot be a file name (`nameable`).
+    """
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{option}={value!r}: this user has no home directory, or the named user does not exist; set HOME, or give"
+            " an absolute path"
+        ) from None
+    try:
+        path = path.absolute()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{option}={value!r}: the path is relative, and the current directory was deleted; give an absolute path"
+        ) from None
+    return nameable(option, path)
 
 
 def nameable(option: str, path: Path) -> Path:

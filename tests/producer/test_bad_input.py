@@ -11,7 +11,7 @@ import lives
 import pytest
 
 import kafkasafe
-from kafkasafe import SafeProducer, config
+from kafkasafe import SafeConsumer, SafeProducer, config
 from kafkasafe.errors import (
     ConfigError,
     KafkaSafeError,
@@ -489,3 +489,36 @@ def test_a_client_id_that_is_no_text_is_refused_by_name(tmp_path):
 def test_only_a_name_that_is_near_is_offered():
     with pytest.raises(ConfigError, match=r"'foo': see docs/options\.md"):
         SafeProducer(bootstrap_servers=NOWHERE, foo=1)
+
+
+def test_without_a_directory_for_temporary_files(tmp_path, monkeypatch, caplog):
+    """A container with a read-only file system, and a volume for the spool."""
+
+    def missing() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", missing)
+    config.take_locks_early()  # KafkaHandler calls it while it handles a log record
+    SafeProducer(bootstrap_servers=NOWHERE, spool_dir=tmp_path / "spool").close(timeout=0)
+    # Without /tmp, Python uses the current directory.
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    SafeProducer(bootstrap_servers=NOWHERE, spool_dir=tmp_path / "spool").close(timeout=0)
+    assert "may not survive a restart" not in caplog.text
+
+
+@pytest.mark.parametrize("option", ["spool_dir", "lineage_path"])
+def test_a_path_without_a_home_or_current_directory(option, tmp_path, monkeypatch):
+    def opened(path: str) -> None:
+        if option == "spool_dir":
+            SafeProducer(bootstrap_servers=NOWHERE, spool_dir=path)
+        else:
+            SafeConsumer("topic", bootstrap_servers=NOWHERE, lineage_path=path)
+
+    with pytest.raises(ConfigError, match=rf"{option}='~nobody-here/x': .* no home directory"):
+        opened("~nobody-here/x")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigError, match=rf"{option}='x': .* current directory was deleted"):
+        opened("x")
