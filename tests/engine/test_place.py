@@ -266,7 +266,10 @@ def test_another_volume_in_its_place_stops_promises_and_not_deliveries(caplog):
     assert not world.run(20, until=lambda: parcel.durable)
     assert world.displaced() == [("moved", False, 0)]
     assert life.engine.places.displaced == 1
-    assert f"another volume is mounted at {SPOOL} or above it" in life.engine.ledger.room.disk_trouble
+    trouble = life.engine.ledger.room.disk_trouble
+    assert f"another volume is mounted at {SPOOL} or above it" in trouble
+    # `umount -l` leaves the path to the volume below, which nobody can unmount.
+    assert "or mount the spool's volume again" in trouble
     world.set_outage(False)
     assert world.run(60, until=lambda: parcel.done)
     assert world.log("t", 0) == [*world.promised, b"on the other volume"]

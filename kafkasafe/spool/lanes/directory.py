@@ -429,9 +429,10 @@ class SpoolDirectory:
         except OSError as error:
             if error.errno == errno.EXDEV:
                 raise SpoolError(
-                    f"another volume is mounted at {self.path} or above it, and files cannot be moved there. Unmount"
-                    " the volume. If you want to use that volume, stop the producer afterwards, and move the spool"
-                    " there before the next start"
+                    f"another volume is mounted at {self.path} or above it, or the spool's volume was unmounted there,"
+                    " so files cannot be moved there. Unmount the other volume, or mount the spool's volume again. If"
+                    " you want to use the other volume, stop the producer afterwards, and move the spool there before"
+                    " the next start"
                 ) from error
             raise SpoolError(f"{self.path} cannot be made again: {error}") from error
 
