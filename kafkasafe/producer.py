@@ -304,7 +304,9 @@ class SafeProducer(OfOneProcess, metaclass=Tidy):
         `close` also waits for records in the directories next to this one. Undelivered records stay on disk, and the
         next producer on the directory delivers them. For each directory, a warning gives the number of undelivered
         records. With `spool="never"`, undelivered records are lost, and `close` raises an error. Calling `close` again
-        does nothing. At the end of the interpreter, open producers are closed automatically.
+        does nothing. If another thread is closing the producer, `close` waits for that thread, for at most `timeout`;
+        on the callback thread it returns at once. At the end of the interpreter, open producers are closed
+        automatically.
 
         Args:
             timeout: Maximum number of seconds to wait for deliveries, and for a failing disk to work again. Writing to

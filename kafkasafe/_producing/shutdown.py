@@ -99,6 +99,8 @@ class Shutdown:
         self._kept: object | None = None
         """The producer, from the moment when it is dropped until its pump has ended."""
         self._warned = False
+        self._closer: int | None = None
+        """The ident of the thread that closes the producer at present."""
         self._at_exit = _exit_hook(weakref.ref(self))
         self._not_at_end_of_child: Callable[[], object] = lambda: None
 
@@ -132,6 +134,7 @@ class Shutdown:
     def forked(self, error: BaseException) -> None:
         """In a forked child: make all calls raise this error, because the parent owns the producer."""
         self._lifecycle.end(error)
+        self._closer = None  # the thread does not exist in the child
         self._accumulator.forked()
         self._delivery.forked(error)
 
@@ -155,9 +158,40 @@ class Shutdown:
 
     def _close(self, timeout: float | None, patience: Patience) -> None:
         if self._lifecycle.closed is not None:
+            self._await_closer(timeout)
             return
-        deadline = None if timeout is None else time.monotonic() + (timeout := timeout_of(timeout))
+        self._closer = threading.get_ident()
+        try:
+            self._close_first(timeout, patience)
+        finally:
+            self._closer = None
+            self._pump.ledger.waiters.notify_all()
+
+    def _await_closer(self, timeout: float | None) -> None:
+        """If another thread is closing the producer, wait until the records are durable, and then until that thread
+        has finished, or until the timeout.
+
+        Return at once on the callback thread and on the pump's thread, because the thread that closes the producer
+        waits for both.
+        """
+        pump, callbacks = self._pump, self._delivery.callbacks
+        if self._closer in {None, threading.get_ident()}:
+            return
+        if pump.is_current_thread() or callbacks.is_current_thread():
+            return
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._accumulator.released():
+            self._seal_for_good()  # the other thread may not have sealed the open batches yet
+            self._await_disk(timeout, deadline)
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            pump.ledger.waiters.wait_for(lambda: self._closer is None, left)
+        self._delivery.raise_failure()
+        self._delivery.raise_undurable()
+        self._delivery.raise_wrong_cluster()
+
+    def _close_first(self, timeout: float | None, patience: Patience) -> None:
         pump = self._pump
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
             self._refuse_more()
             if pump.is_current_thread():
@@ -169,12 +203,9 @@ class Shutdown:
                 return
             with self._accumulator.released():
                 self._seal_for_good()
-                if not self._config.in_memory:
-                    self._flush_disk(
-                        _CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S), deadline
-                    )
-                    if timeout is not None and deadline is not None and pump.ledger.room.disk_trouble:
-                        timeout = max(0.0, deadline - time.monotonic())
+                self._await_disk(timeout, deadline)
+                if timeout is not None and deadline is not None and pump.ledger.room.disk_trouble:
+                    timeout = max(0.0, deadline - time.monotonic())
                 pump.adopt_now()
                 self._await_deliveries(timeout, patience)
         finally:
@@ -393,6 +424,13 @@ class Shutdown:
         if producer is not None:
             PRODUCERS.pop(producer, None)
         LIVE.pop(self._pump, None)
+
+    def _await_disk(self, timeout: float | None, deadline: float | None) -> None:
+        """For `close`: wait until everything is on disk, longer than the timeout if the disk is slow but works."""
+        if not self._config.in_memory:
+            self._flush_disk(
+                _CLOSE_DISK_S if timeout is None else max(timeout, _CLOSE_DISK_LEAST_S), deadline
+            )
 
     def _flush_disk(self, limit_s: float, deadline: float | None) -> None:
         """Wait until everything is on disk.
