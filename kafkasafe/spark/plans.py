@@ -72,6 +72,19 @@ def plan_of_query(session: SparkSession, query_id: str | None, batch_id: int) ->
         return ""
 
 
+def run_of_query(session: SparkSession, query_id: str | None) -> str:
+    """Returns the id of the current run of a query in this process's JVM; "" if not available.
+
+    Spark sets the job group to the id of the run, but a function for `foreachBatch` may set another job group.
+    """
+    try:
+        query = _running_query(session, query_id)
+        return "" if query is None else str(query.runId().toString())
+    except Exception as failed:  # another version of Spark may have other internals
+        log.debug("The run of query %s is not available: %r", query_id, failed)
+        return ""
+
+
 def commits_are_validated(session: SparkSession, query_id: str | None) -> bool:
     """Returns whether Spark ends the query with an error if `foreachBatch` has not committed the state of this
     micro-batch.

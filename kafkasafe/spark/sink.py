@@ -20,7 +20,7 @@ from kafkasafe.spark.collected import RowTooLargeError, Size, bound_of, collect_
 from kafkasafe.spark.failures import dead_worker
 from kafkasafe.spark.java import java_frame, map_in_arrow, spark_context
 from kafkasafe.spark.option_values import error
-from kafkasafe.spark.plans import commits_are_validated, plan_of_query
+from kafkasafe.spark.plans import commits_are_validated, plan_of_query, run_of_query
 from kafkasafe.spark.session import Outcome, Session
 from kafkasafe.spark.session_settings import exchange_settings, limits_arrow_bytes, speculates, with_settings
 from kafkasafe.spark.sink_columns import checked
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _QUERY: Final = "sql.streaming.queryId"
-_RUN: Final = "spark.jobGroup.id"  # the run id of a streaming query
+_RUN: Final = "spark.jobGroup.id"  # the run id of a streaming query, unless its function set another group
 _TRACKER_S: Final = 2.0
 _TRACKER_POLL_S: Final = 0.002
 _MAX_SLOTS: Final = 256  # maximum number of sending tasks if the number of cores is unknown
@@ -242,7 +242,7 @@ class ForeachBatchSink:
         app_id = stream_id(
             self._options, query_id, "here (Spark Connect, or a call from outside of foreachBatch)"
         )
-        run = _property(df, _RUN)
+        run = run_of_query(df.sparkSession, query_id) or _property(df, _RUN)
         with _turns.of(app_id, run, batch_id, self), self._lock:
             session = self._sessions.get(app_id)
             if session is None:

@@ -102,3 +102,20 @@ def test_where_the_run_is_not_known_a_later_call_may_be_a_repetition(sink: Any) 
     one(DF, 0)
     one(DF, 0)
     assert sink.session.written == 2
+
+
+def test_a_job_group_of_the_user_s_function_is_no_run(sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two job groups made two runs of one run: the second write was skipped, as a repetition, without an error. One job
+    group made one run of two: a batch that Spark repeated in the same process was refused for ever.
+    """
+    runs = ["run"]
+    monkeypatch.setattr(sinks, "run_of_query", lambda *_: runs[-1])
+    one = sink.make()
+    sink.properties["spark.jobGroup.id"] = "good rows"
+    one(DF, 0)
+    sink.properties["spark.jobGroup.id"] = "bad rows"
+    with pytest.raises(UsageError):
+        one(DF, 0)
+    runs.append("after a restart")
+    one(DF, 0)
+    assert sink.session.written == 2
