@@ -61,12 +61,13 @@ class RecordForm:
         timestamp_ms: int | None,
     ) -> tuple[bytes | None, bytes | None, Special | None, int]:
         """Check and serialize a record. Return its key and value as bytes, its special fields, and its size."""
+        self._lifecycle.raise_closed()  # first: a closed producer calls neither serializers nor the partitioner
         given_key, given_value = key, value
         if self._serializes:
             if value is None and key is None:
                 # Check before serializing: a serializer may turn None into bytes such as `null`.
                 raise ValueError("Need at least one: key or value")
-            self._lifecycle.raise_closed()  # do not call serializers of a closed producer
+            _check_headers(headers)  # serializers get only well-formed headers
             headers = [] if headers is None else headers  # a serializer may add headers
             key, value = self._serialize(topic, headers, key, value)
         size = RECORD_OVERHEAD
@@ -78,16 +79,17 @@ class RecordForm:
         if key is not None:
             key = _as_bytes(key, "key", "key_serializer")
             size += len(key)
+        checked_headers = _check_headers(headers)
         if self._partitioning.asks and partition is None:
             partition = self._partitioning.ask(topic, given_key, key, given_value, value)
         special: Special | None = None
-        if headers or partition is not None or timestamp_ms is not None:
+        if checked_headers or partition is not None or timestamp_ms is not None:
             if timestamp_ms is not None:
                 timestamp_ms = as_int(timestamp_ms, "timestamp_ms", _MAX_TIMESTAMP)
             if partition is not None:
                 partition = self._admission.checked_partition(topic, partition)
-            special = (partition, _check_headers(headers), timestamp_ms)
-            size += headers_bytes(special[1])
+            special = (partition, checked_headers, timestamp_ms)
+            size += headers_bytes(checked_headers)
         return key, value, special, size
 
     def _serialize(self, topic: str, headers: Any, key: Any, value: Any) -> tuple[Any, Any]:
@@ -128,8 +130,8 @@ def _as_bytes(item: Any, what: str, option: str) -> bytes:
 
 
 def _check_headers(headers: Any) -> Headers:
-    if headers is None:
-        return ()
+    if not headers:
+        return ()  # KafkaProducer refuses what is empty, but not a list
     if not isinstance(headers, list):
         raise TypeError(f"headers must be a list of (str, bytes) tuples, not {headers!r}")
     for index, item in enumerate(headers):

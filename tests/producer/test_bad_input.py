@@ -9,6 +9,7 @@ from pathlib import Path
 import harness
 import lives
 import pytest
+from kafka.partitioner import Partitioner
 
 import kafkasafe
 from kafkasafe import SafeConsumer, SafeProducer, config
@@ -477,6 +478,62 @@ def test_a_closed_producer_says_so_before_a_serializer_is_asked(tmp_path):
     producer.close()
     with pytest.raises(ProducerClosedError):
         producer.send("orders", "too late")
+
+
+class Noting(Partitioner):
+    """A partitioner and a serializer that note what they are asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def partition(self, *asked):
+        self.asked.append(asked)
+        raise LookupError("asked")
+
+    def serialize(self, *asked):
+        self.asked.append(asked)
+        raise LookupError("asked")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"headers": 5},
+        {"headers": [("h", "text")]},
+        {"partition": "1"},
+        {"timestamp_ms": "1"},
+        {"value": "text"},
+        {},
+    ],
+)
+def test_a_closed_producer_says_so_before_anything_else(fake_kafka, producers, wrong):
+    """The error of a partitioner, or of another argument, hid it."""
+    fake_kafka.create_topic("orders")
+    noting = Noting()
+    producer = producers(fake_kafka.bootstrap_servers, partitioner=noting)
+    producer.send("orders", b"1", partition=0).get(30)
+    producer.close()
+    with pytest.raises(ProducerClosedError):
+        producer.send("orders", **{"value": b"too late", **wrong})
+    assert noting.asked == []
+
+
+@pytest.mark.parametrize("headers", [5, (("h", b"1"),), [("h", "text")], [("h", b"1", 2)], [None]])
+@pytest.mark.parametrize("option", ["value_serializer", "partitioner"])
+def test_headers_are_checked_before_a_serializer_or_partitioner_is_asked(
+    fake_kafka, producers, option, headers
+):
+    """Serializers read them, and their errors hid that of the headers."""
+    fake_kafka.create_topic("orders")
+    noting = Noting()
+    producer = producers(fake_kafka.bootstrap_servers, **{option: noting})
+    if option == "partitioner":
+        producer.send("orders", b"1", partition=0).get(
+            30
+        )  # a topic that is not known yet asks no partitioner
+    with pytest.raises(TypeError, match="headers"):
+        producer.send("orders", b"1", headers=headers)
+    assert noting.asked == []
 
 
 def test_a_client_id_that_is_no_text_is_refused_by_name(tmp_path):
