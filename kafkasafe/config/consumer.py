@@ -10,10 +10,16 @@ from kafka import KafkaConsumer
 
 from kafkasafe.config.connection import check_connection, check_types, unprotected
 from kafkasafe.config.kafka_consumer import check_kafka_consumer
-from kafkasafe.config.names import CONSUMER_WITHOUT_EFFECT, check_names, ignored, ignored_together, with_sizes
+from kafkasafe.config.names import (
+    CONSUMER_WITHOUT_EFFECT,
+    check_names,
+    ignored,
+    ignored_together,
+    with_numbers,
+)
 from kafkasafe.config.option import fields_of
 from kafkasafe.config.table import CONSUMER, CONSUMER_DEFAULTS, DEFAULTS, ConsumerConfig
-from kafkasafe.config.values import choice
+from kafkasafe.config.values import as_text, choice
 from kafkasafe.errors import ConfigError
 
 __all__ = [
@@ -31,7 +37,7 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     check_names(
         options, {**KafkaConsumer.DEFAULT_CONFIG, **CONSUMER_DEFAULTS}, DEFAULTS, "SafeProducer", "consumer"
     )
-    options = with_sizes(options)
+    options = with_numbers(options)
     merged = {**CONSUMER_DEFAULTS, **options}
     check_types(options, KafkaConsumer.DEFAULT_CONFIG)
     every = {**KafkaConsumer.DEFAULT_CONFIG, **options}
@@ -43,9 +49,9 @@ def validate_consumer(options: Mapping[str, Any]) -> ConsumerConfig:
     for names, reason in unprotected(every):
         ignored_together(names, reason)
     # kafka-python treats an unknown `auto_offset_reset` as "none", and only logs a warning.
-    reset = options.get("auto_offset_reset", "latest")
-    if str(reset) not in {"smallest", "largest"}:
-        choice("earliest", "latest", "none")({"auto_offset_reset": str(reset).lower()}, "auto_offset_reset")
+    reset = as_text(options.get("auto_offset_reset", "latest"))
+    if reset not in {"smallest", "largest"}:
+        choice("earliest", "latest", "none")({"auto_offset_reset": reset.lower()}, "auto_offset_reset")
     values = fields_of(CONSUMER.items(), merged)
     _check_memories(values)
     return ConsumerConfig(

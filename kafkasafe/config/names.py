@@ -1,9 +1,10 @@
-"""Checks the names of options: unknown, removed and ignored ones. Also converts sizes that are given as text."""
+"""Checks the names of options: unknown, removed and ignored ones. Also converts numbers that have other forms."""
 
 from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any, Final
 
 from kafka import KafkaProducer
@@ -82,8 +83,10 @@ def _page(name: str) -> str:
     return f"docs/{name}.md"
 
 
-def with_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options, with sizes converted from strings to numbers."""
+def with_numbers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options. Sizes are converted from strings to numbers, and numbers of other packages, such as numpy's,
+    to Python's: kafka-python refuses some of them only in `poll`.
+    """
     found = dict(options)
     for name, value in options.items():
         if (name in _SIZES or name.endswith("_bytes")) and isinstance(value, str):
@@ -91,6 +94,8 @@ def with_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
                 found[name] = size_of(value)
             except ValueError as error:
                 raise ConfigError(f"{name}: {error}") from None
+        elif isinstance(value, Real) and not isinstance(value, (int, float)):
+            found[name] = int(value) if isinstance(value, Integral) else float(value)
     return found
 
 

@@ -72,6 +72,13 @@ def duration(options: Mapping[str, Any], name: str) -> float:
         ) from None
 
 
+def as_text(value: Any) -> str:
+    """Return the value as a string. Unlike `str`, the function returns the text of a member of an enum of strings
+    (`class Reset(str, Enum)`), and not the member's name.
+    """
+    return str.__str__(value) if isinstance(value, str) else str(value)
+
+
 def optional(check: Check, *absent: Any) -> Check:
     """Return a check that also accepts None and the values in `absent`, and returns None for them."""
     return lambda options, name: None if options[name] in (None, *absent) else check(options, name)
@@ -244,7 +251,7 @@ def consumers_hook(options: Mapping[str, Any], name: str) -> Any:
 
 def acks_of(options: Mapping[str, Any], name: str) -> int:
     """Return the number of `acks`: -1 or 1."""
-    acks: Any = {"all": -1, "-1": -1, "1": 1}.get(str(options[name]), options[name])
+    acks: Any = {"all": -1, "-1": -1, "1": 1}.get(as_text(options[name]), options[name])
     if acks == 0:
         raise ConfigError(
             "acks=0 requests no acknowledgement, so the producer could never know that a record is safe; use 'all'"

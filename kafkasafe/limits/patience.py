@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 
-def seconds_of(timeout_ms: float) -> float:
-    """Convert a caller's time-out from ms to seconds.
+def seconds_of(timeout_ms: Any) -> float:
+    """Convert a caller's time-out from ms to seconds. numpy's numbers are accepted, as by KafkaConsumer.
 
     Raises:
         TypeError: The time-out is not a number.
         ValueError: The time-out is nan.
     """
-    if not isinstance(timeout_ms, (int, float)):
+    if not isinstance(timeout_ms, Real):
         raise TypeError(f"timeout_ms must be a number of milliseconds, not {timeout_ms!r}")
     if math.isnan(timeout_ms):
         raise ValueError("timeout_ms must be a number of milliseconds, not nan")
-    return timeout_ms / 1000
+    return float(timeout_ms) / 1000
 
 
 def timeout_of(timeout: Any) -> float:

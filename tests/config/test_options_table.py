@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 import typing
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kafkasafe import SafeProducer, config
@@ -165,3 +168,40 @@ def test_an_option_about_files_cannot_be_combined_with_no_files(name: str):
     value = words.get(name, 5)
     with pytest.raises(ConfigError, match=f"spool='never' writes no file, so {name}="):
         config.validate({"spool": "never", name: value})
+
+
+class Word(str, enum.Enum):  # noqa: UP042 - a StrEnum's str() is its text
+    """A program's own settings, whose str() is the member's name."""
+
+    ALL = "all"
+    EARLIEST = "earliest"
+    GZIP = "gzip"
+    PLAINTEXT = "PLAINTEXT"
+
+
+def test_a_word_may_be_a_member_of_an_enum_of_strings():
+    """kafka-python compares, so that it takes them."""
+    words = {"acks": Word.ALL, "compression_type": Word.GZIP, "security_protocol": Word.PLAINTEXT}
+    assert config.validate(words) == config.validate({name: word.value for name, word in words.items()})
+    words = {"auto_offset_reset": Word.EARLIEST, "security_protocol": Word.PLAINTEXT}
+    assert config.validate_consumer(words).kafka == words
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [(np.int64(40_000), 40_000), (np.float32(40_000), 40_000.0), (Fraction(80_000, 2), 40_000.0)],
+)
+def test_a_number_may_be_one_of_another_package(given, number):
+    """As in KafkaProducer and KafkaConsumer; kafka-python itself refuses some of them, but only in `poll`."""
+    for name in ("linger_ms", "batch_size", "max_block_ms", "metadata_max_age_ms", "request_timeout_ms"):
+        assert config.validate({name: given}) == config.validate({name: number})
+    for name in ("session_timeout_ms", "max_poll_records", "fetch_max_bytes", "consumer_timeout_ms"):
+        found = config.validate_consumer({name: given}).kafka[name]
+        assert (found, type(found)) == (number, type(number))
+
+
+@pytest.mark.parametrize("given", [np.int64(-1), np.float32("nan")])
+def test_a_number_of_another_package_is_checked(given):
+    for validate, name in ((config.validate, "linger_ms"), (config.validate_consumer, "session_timeout_ms")):
+        with pytest.raises(ConfigError, match=f"{name} must be a number of at least"):
+            validate({name: given})

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from kafkasafe.limits.patience import Patience, timeout_of
+from kafkasafe.limits.patience import Patience, seconds_of, timeout_of
 
 NONE = -1e9
 
@@ -58,3 +58,13 @@ def test_a_time_out_that_is_a_number_is_one_to_reckon_with(given):
 def test_a_time_out_that_is_none_is_refused_by_name(given, error):
     with pytest.raises(error, match="timeout must be a number of seconds, or None, not "):
         timeout_of(given)
+
+
+@pytest.mark.parametrize(
+    "given", [0, -1, 5, 2.5, True, math.inf, np.int64(3), np.float32(1.5), Fraction(1, 2)]
+)
+def test_milliseconds_may_be_a_number_of_another_package(given):
+    """KafkaConsumer's `end_offsets` takes them."""
+    found = seconds_of(given)
+    assert found == float(given) / 1000
+    assert type(found) is float
