@@ -49,7 +49,9 @@ class Subject(Protocol):
         """Whether `look` may find progress. Any thread may call this method. Once the result is True, it stays True."""
 
     def look(self) -> CheckResult:
-        """Checks for progress since the previous call, and returns its kind. Must be called on the loop's thread."""
+        """Checks for progress since the previous call. Returns whether none, some or all of the coroutines may
+        continue. Must be called on the loop's thread.
+        """
 
     def is_ready(self, entry: Any) -> bool:
         """Whether the coroutine with this entry can continue."""
@@ -185,7 +187,7 @@ class _SubjectWaiters:
         return bool(self.left) or self.again
 
     def look_again(self) -> None:
-        """Records that the subject has changed, so that the next call of `look` checks the coroutines."""
+        """Notes that the subject has changed, so that the next call of `look` checks the coroutines."""
         self.again = True
 
 

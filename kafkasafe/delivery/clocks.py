@@ -47,14 +47,14 @@ class Clocks:
         """
 
     def sent(self, address: _Address, max_timestamp: int) -> None:
-        """Record the largest timestamp in a batch of this producer, so that `listed` does not attribute it to another
+        """Note the largest timestamp in a batch of this producer, so that `listed` does not attribute it to another
         producer.
         """
         if max_timestamp > self._ours.get(address, -1):
             self._ours[address] = max_timestamp
 
     def stamped(self, now: float) -> None:
-        """Record that a broker stamped a record with its own time (LogAppendTime). Discards the timestamps of other
+        """Note that a broker stamped a record with its own time (LogAppendTime). Discards the timestamps of other
         producers.
         """
         self._next = now + _HOUR_S
@@ -70,7 +70,7 @@ class Clocks:
         return True
 
     def unanswered(self, address: _Address) -> None:
-        """Record that a request got no answer, so that `asks` may soon choose this partition again."""
+        """Note that a request got no answer, so that `asks` may soon choose this partition again."""
         self._next_of.pop(address, None)
 
     def listed(self, address: _Address, timestamp: int, now: float, now_ms: int) -> bool:

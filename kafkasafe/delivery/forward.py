@@ -1,4 +1,4 @@
-"""Decides how many batches at the front of a log are worth copying to its end ("copying forward").
+"""Decides how many batches at the front of a lane's log are worth copying to the log's end ("copying forward").
 
 The spool deletes a log only from the front, so one waiting batch prevents the deletion of all later batches. As in
 log-structured stores, kafkasafe writes the waiting batches of the first segments again at the log's end, and deletes

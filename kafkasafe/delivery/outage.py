@@ -27,12 +27,12 @@ class Outage:
         self._start: float | None = now
 
     def failed(self, now: float) -> None:
-        """Record that a request had no answer, or that the cluster was not ready for it."""
+        """Note that a request had no answer, or that the cluster was not ready for it."""
         if self._began is None:
             self._began = now
 
     def refused(self, verdict: ProduceVerdict, now: float) -> float:
-        """Record a refusal. A final rejection ends an outage as an acknowledgement does, so the method returns the same
+        """Note a refusal. A final rejection ends an outage as an acknowledgement does, so the method returns the same
         value as `acked`.
         """
         if verdict.action is AnswerAction.REJECT_BATCH:
@@ -42,14 +42,13 @@ class Outage:
         return 0.0
 
     def decided(self, now: float) -> float:
-        """Record that a leader rejected a batch, or that the leader's log contains a batch in doubt. Returns the same
+        """Note that a leader rejected a batch, or that the leader's log contains a batch in doubt. Returns the same
         value as `acked`.
         """
         return 0.0 if self._began is None else self.acked(now, now)
 
     def acked(self, now: float, sealed_at: float) -> float:
-        """Record an acknowledgement. Returns the length of the outage in seconds; 0 if the outage is too short to
-        report.
+        """Note an acknowledgement. Returns the length of the outage in seconds; 0 if the outage is too short to report.
 
         Args:
             now: Seconds.

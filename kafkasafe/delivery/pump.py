@@ -167,7 +167,7 @@ class Pump:
 
     def cancel(self) -> bool:
         """Undoes a call of `start` that raised an error: after Ctrl-C, the thread may run, or may still begin. Returns
-        whether the thread uses the lanes no more.
+        whether the thread no longer uses the lanes.
         """
         # A thread that finds the lock taken ends at once.
         return self._begun.acquire(blocking=False) or self.stop(_CANCEL_S)

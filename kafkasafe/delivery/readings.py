@@ -1,19 +1,19 @@
-"""Decides when a consumer must move back to its group's offset: if one of its atomic batches was dropped or left
-undecided, or if anything but its batches has moved the group's offset.
+"""Decides when a consumer must move back to its group's offset: when an atomic batch with the consumer's offsets was
+dropped or left undecided, or when anything else has moved the group's offset.
 
 A *reading* is one run of a consumer through a partition: from the position where the run begins until the consumer
-moves to another position. Each atomic batch with the consumer's offsets continues the previous batch. If a batch is
-dropped, the package `kafkasafe.units` also drops the later batches of the reading. The consumer then has to return to
-the group's offset, where a new reading begins.
+moves to another position. Within a reading, each atomic batch with the consumer's offsets begins at the offset where
+the previous batch ended. If a batch is dropped, the package `kafkasafe.units` also drops the later batches of the
+reading. The consumer then has to return to the group's offset, where a new reading begins.
 
-A consumer that gets a partition back in a rebalance keeps its position. But in between, another member may have owned
-the partition and moved the group's offset. So after a rebalance, `Readings.goes_on` compares the group's offset with
-the offsets that the reading's own batches committed.
+A consumer that gets a partition back in a rebalance keeps its position. But another member may have owned the partition
+meanwhile, and moved the group's offset. So after a rebalance, `Readings.goes_on` compares the group's offset with the
+offsets that the reading's own batches committed.
 
-A batch may outlive its reading: if the program has closed the batch's producer, another process may deliver the batch
-at any time. `kafkasafe.units.ReadingOrder` compares the batches of one lane with one another, but not with batches of
-other lanes. So before a consumer commits a batch through another lane, it makes sure that no undecided batch of a
-closed producer can still be committed (`Earlier`).
+A batch may be committed after the end of its reading: if the program closed the batch's producer, another process may
+deliver the batch from the spool at any time. `kafkasafe.units.ReadingOrder` decides which batches of a lane to drop,
+but does not know the batches of other lanes. So before a consumer commits a batch through another lane, it makes sure
+that no undecided batch of a closed producer can still be committed (`Earlier`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OffsetsFate(enum.Enum):
     FORGOTTEN = "forgotten"
     """The program dropped the batch before committing it."""
     WAITING = "waiting"
-    """The producer accepted the batch, but the outcome is open."""
+    """The producer accepted the batch, and the batch has no outcome yet."""
     COMMITTED = "committed"
     REJECTED = "rejected"
     """The producer gave up the batch and kept its records. The group's offset did not move, and the
@@ -95,12 +95,12 @@ class ProducerLane(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """The lane that delivers a batch, and the group member whose id the offset commit of the batch uses.
+    """The lane that delivers a batch, and the group member in whose name the batch commits offsets.
 
     Attributes:
         lane: The lane of the batch's producer. Each producer has its own `ProducerLane` object.
-        member: The consumer as a member of its group. None for a consumer that is not a member (`assign`): the group
-            cannot refuse offsets of such a consumer.
+        member: The consumer as a member of its group. None if the consumer uses `assign`, and so is not a member: the
+            group cannot refuse its offsets.
     """
 
     lane: ProducerLane
@@ -125,7 +125,7 @@ class OffsetClaim:
     Attributes:
         offset: Offset of the next record to be read.
         fate: Returns the outcome of the batch. Callable from any thread.
-        carrier: Carrier of the batch; None: not known.
+        carrier: The batch's lane and group member; None if unknown.
         void: Whether the consumer was moved back. If so, the batch must not be committed any more.
     """
 
@@ -135,7 +135,7 @@ class OffsetClaim:
     void: bool = False
 
     def revoke(self) -> None:
-        """Record that the consumer was moved back."""
+        """Note that the consumer was moved back."""
         self.void = True
 
 
@@ -144,9 +144,9 @@ class ReadingRun:
     the order in which they were made.
 
     Attributes:
-        reading: The number and the start of the reading, in the form in which batches store them.
-        reached: The group's offset, as far as committed batches of this run had moved it when `look` was last called;
-            None if unknown.
+        reading: The reading's number and start, as batches store them.
+        reached: The group's offset after the committed batches of this run that `look` has evaluated. Before the first
+            one, the group's offset at the reading's start; None if unknown.
         sent: The offset of the last accepted batch that `look` has evaluated. Before the first accepted batch, `sent`
             is the group's offset at the reading's start; None if the group has no offset or the offset is unknown.
         first: The position where the reading began, if `place` has set one; otherwise None.
@@ -164,7 +164,9 @@ class ReadingRun:
         """Batches that had no outcome yet when the program closed their producer."""
 
     def place(self, first: int) -> None:
-        """Set the position where the reading begins, if this position is not a committed offset of the group."""
+        """Set the position where the reading begins. Called only if this position is not a committed offset of the
+        group.
+        """
         self.first = first
 
     def claim(self, claim: OffsetClaim) -> None:
@@ -209,7 +211,7 @@ class ReadingRun:
         return [*self._left, *(claim for claim in self._claims if claim.fate() in _UNDECIDED)]
 
     def elsewhere(self, mine: Carrier) -> list[OffsetClaim]:
-        """Return the undecided batches of all producers except the producer of `mine`."""
+        """Return the undecided batches of other producers, that is, those whose lane is not `mine.lane`."""
         return [
             claim
             for claim in self._claims
@@ -234,8 +236,8 @@ class ReadingRun:
 
     @property
     def handed(self) -> int | None:
-        """The largest offset that a batch of this run commits or would commit, including batches that the program has
-        not committed yet. Without batches, the group's offset at the start of the run; None if unknown.
+        """The largest offset in the batches of this run, including those that the program has not committed yet, but
+        not those that it dropped. Without batches, the group's offset at the start of the run; None if unknown.
         """
         taken = (claim.offset for claim in self._claims if claim.fate() is not OffsetsFate.FORGOTTEN)
         return max(taken, default=self.sent)
@@ -253,7 +255,7 @@ class ReadingRun:
         return max(taken, default=self.sent)
 
     def in_no_batch(self, consumed: int) -> bool:
-        """Whether the program may hold records that are in no batch.
+        """Whether the program may have received records that are in no batch.
 
         Args:
             consumed: Offset after the last record that the program received.
@@ -289,7 +291,7 @@ class Readings(Generic[_Partition]):
         """
 
     def use(self) -> None:
-        """Record that a batch with the consumer's offsets is being made."""
+        """Note that a batch with the consumer's offsets is being made."""
         self.used = True
 
     def get(self, partition: _Partition) -> ReadingRun | None:
@@ -326,7 +328,9 @@ class Readings(Generic[_Partition]):
         self._suspects.update(self._runs)
 
     def look(self, assigned: Iterable[_Partition]) -> list[_Partition]:
-        """The partitions for which the consumer has to compare its position with the group's offset."""
+        """The assigned partitions whose reading may have to end: a batch was dropped or left undecided, or other
+        members may have owned the partition since the reading began.
+        """
         found = []
         for partition in assigned if self.used else ():
             run = self._runs.get(partition)
@@ -344,12 +348,12 @@ class Readings(Generic[_Partition]):
         return run is not None and run.waits
 
     def goes_on(self, partition: _Partition, group_offset: int) -> bool:
-        """Whether the reading continues. It does if none of its batches was dropped or left undecided, and if nothing
-        but its own batches has moved the group's offset.
+        """Whether the reading continues. It does if none of its batches was dropped or left undecided, and if only its
+        own batches have moved the group's offset.
 
         If the reading does not continue, a new reading has to begin at the group's offset, even if the consumer's
         position is already this offset. The consumer may have returned records that are in no batch, and other members
-        may have processed these records since.
+        may have processed these records in the meantime.
 
         Args:
             partition: The partition. Call this method only while no batch with the partition's offsets waits for an
@@ -373,7 +377,7 @@ class Earlier(Generic[_Partition]):
         self._claims: dict[_Partition, list[OffsetClaim]] = {}
 
     def add(self, partition: _Partition, claims: Iterable[OffsetClaim]) -> None:
-        """Record the undecided batches of a reading that has ended."""
+        """Note the undecided batches of a reading that has ended."""
         self._claims[partition] = [*self._claims.pop(partition, ()), *claims]
         self._tidy(partition)
 
@@ -382,14 +386,14 @@ class Earlier(Generic[_Partition]):
 
         The result leaves out:
 
-        - batches of the lane to which `mine` belongs: the producer of a lane compares its batches with one another.
+        - batches of the lane in `mine`: the lane's producer itself decides which of its batches to drop.
         - batches of former members: the group refuses these batches.
-        - batches that only the memory of a closed producer had: these batches are lost. If such a batch has begun a
+        - batches that a closed producer had only in memory: these batches are lost. If such a batch has begun a
           transaction, brokers report the group's offset as unstable until the transaction ends.
 
         Args:
             partition: The partition.
-            mine: Carrier of the next batch.
+            mine: Lane and group member of the next batch.
         """
         self._tidy(partition, mine.member)
         return [

@@ -16,8 +16,8 @@ contract is the same as in etcd's raft: *persist before you send, send before yo
 Three tables say what follows an event. `Batch.on` looks up the next state of a batch in `STATE`. `Progress.on` looks up
 the next activity of a partition in `FLOW`, and the next activity of a topic whose partitions are not known in
 `UNASSIGNED_FLOW`. An event without an entry in its table is a bug, and raises IllegalMoveError. A batch of an earlier
-incarnation gets its state from the log (`recovery`). A batch that is part of a unit begins in the state JOINED. A unit
-is one or several batches that are delivered together or not at all.
+incarnation gets its state from the lane's log (`recovery`). A batch that is part of a unit begins in the state JOINED.
+A unit is one or several batches that are delivered together or not at all.
 
 Order and the window. A partition's batches are sent in the order in which they were sealed. At any time, at most
 `window` (five) sent batches of a partition lack a durable commit mark. The first batch under a producer id and epoch is

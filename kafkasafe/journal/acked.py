@@ -81,7 +81,7 @@ class AckedLog:
         return self.clear_offset + 1 if self.clear_offset >= 0 else self.baseline_offset
 
     def forget(self) -> None:
-        """Drop everything, because from now on the log is that of another cluster or another topic."""
+        """Drop everything, because the lane now writes to the log of another cluster or another topic."""
         self.baseline_offset = self.last_acked_offset = self.clear_offset = -1
         self.leader_epoch = -1
         self.topic_id = m.NO_TOPIC_ID
@@ -94,15 +94,15 @@ class AckedLog:
     # -- what the cluster says -----------------------------------------------------------------------------------------
 
     def begin(self, end_offset: int) -> None:
-        """Record the baseline: where the log ended before this lane sent its first batch. Batches of units (atomic
+        """Note the baseline: where the log ended before this lane sent its first batch. Batches of units (atomic
         batches) do not count.
         """
         self.baseline_offset = min([end_offset, *(batch.place for batch in self.acked)])
         self.unwritten += 1
 
     def begun(self) -> bool:
-        """Record that the oldest unwritten baseline (see `begin`) is now durable. Returns False if this baseline
-        belongs to a former log, because `forget` was called meanwhile.
+        """Note that the oldest unwritten baseline (see `begin`) is now durable. Returns False if this baseline belongs
+        to a former log, because `forget` was called meanwhile.
         """
         self.unwritten -= 1
         if not self.void:
@@ -119,22 +119,22 @@ class AckedLog:
             self.baseline_offset = first_offset
 
     def name_topic(self, topic_id: bytes) -> None:
-        """Record the topic to which the offsets belong."""
+        """Note the topic to which the offsets belong."""
         self.topic_id = topic_id
 
     def lead(self, leader_epoch: int) -> None:
-        """Record the leader epoch of the newest acknowledgement."""
+        """Note the leader epoch of the newest acknowledgement."""
         self.leader_epoch = leader_epoch
 
     def acknowledge(self, base_offset: int, count: int) -> None:
-        """Record that the cluster acknowledged a batch at this base offset (-1: unknown)."""
+        """Note that the cluster acknowledged a batch at this base offset (-1: unknown)."""
         if base_offset > self.last_acked_offset:
             self.know_from(base_offset)
         if base_offset >= 0:
             self.last_acked_offset = base_offset + count - 1
 
     def find(self, base_offset: int, count: int) -> None:
-        """Record that the log has a batch at this base offset, perhaps below batches that are already acknowledged."""
+        """Note that the log has a batch at this base offset, perhaps below batches that are already acknowledged."""
         self.last_acked_offset = max(self.last_acked_offset, base_offset + count - 1)
 
     def know_from(self, base_offset: int) -> None:
@@ -145,7 +145,7 @@ class AckedLog:
             self.known_from = base_offset
 
     def pass_id(self, identity: BatchId | None) -> None:
-        """Record that the log has the batch with this id below the high watermark."""
+        """Note that the log has the batch with this id below the high watermark."""
         last = self.last_acked_id
         if identity is not None and not (last is not None and last.follows(identity)):
             self.last_acked_id = identity
@@ -163,7 +163,7 @@ class AckedLog:
         return commits
 
     def clear(self, base_offset: int, count: int) -> None:
-        """Record that the first unfinished batch is now finished, and is in the log at this offset (-1: unknown)."""
+        """Note that the first unfinished batch is now finished, and is in the log at this offset (-1: unknown)."""
         if base_offset >= 0:
             self.clear_offset = base_offset + count - 1
 
@@ -212,7 +212,7 @@ class AckedLog:
         return [lost[position] for position in positions if position in lost]
 
     def end_at(self, end_offset: int) -> None:
-        """Record where the log ends, after `take_out` has dropped the lost batches."""
+        """Note where the log ends, after `take_out` has dropped the lost batches."""
         last = max((batch.place + batch.count - 1 for batch in self.acked), default=-1)
         self.last_acked_offset = self.clear_offset = min(last, end_offset - 1)
         if all(batch.identity != self.last_acked_id for batch in self.acked):
@@ -242,7 +242,7 @@ class AckedLog:
             self.forgotten_offset = mark.last_acked_offset + 1
 
     def read_released(self, base_offset: int, *, clear: bool) -> None:
-        """Record the offset of a batch that the spool has deleted; a mark (log entry) gives this offset. The batch's
+        """Note the offset of a batch that the spool has deleted; a mark (log entry) gives this offset. The batch's
         record count is unknown.
 
         Args:
@@ -259,8 +259,8 @@ class AckedLog:
             self.forgotten_offset = ANYWHERE
 
     def read_ended(self, base_offset: int, count: int, *, clear: bool) -> None:
-        """Record a batch's base offset from the mark that ended the batch's unit (atomic batch). See `read_released`
-        for `clear`.
+        """Note a batch's base offset from the mark that ended the batch's unit (atomic batch). See `read_released` for
+        `clear`.
         """
         self.know_from(base_offset)
         self.last_acked_offset = base_offset + count - 1
@@ -273,7 +273,7 @@ class AckedLog:
         self.forgotten_offset = batch.base_offset
 
     def cut(self, last_offset: int) -> None:
-        """Drop the batches that are lost for good: after the log's `last_offset`, and deleted from the spool."""
+        """Drop the batches that are lost for good: those after `last_offset` in the log that the spool has deleted."""
         self.released.cut(last_offset + 1)
         self.acked = deque(
             batch
@@ -336,8 +336,8 @@ class LossCase:
             the journal reports no further gap.
         hole: A notice for the user about a gap. The journal gives the notice if a survey finds no loss of acknowledged
             batches.
-        gaps: The sequence gaps that the journal expects, each before a waiting batch of an earlier incarnation. For
-            each gap, by the id of the first batch after it (producer id, epoch, base sequence): the first missing
+        gaps: The sequence gaps that the journal expects, each before a waiting batch of an earlier incarnation. The
+            dict maps the id of the first batch after the gap (producer id, epoch, base sequence) to the first missing
             sequence. Each new segment repeats the gaps, because the spool may delete the marks that explain a gap
             before the batch after the gap is delivered.
     """
@@ -365,7 +365,7 @@ class LossCase:
         self.suspicion = replace(known, overlaps=known.overlaps or overlaps)
 
     def find(self, base_offset: int, last_acked_offset: int) -> None:
-        """Record where a batch was found, perhaps at offsets of batches that were acknowledged earlier."""
+        """Note where a batch was found, perhaps at offsets of batches that were acknowledged earlier."""
         if self.suspicion is not None and base_offset <= last_acked_offset:
             self.suspicion = replace(self.suspicion, overlaps=True)
 
@@ -396,13 +396,13 @@ class LossCase:
         return check == self.asked
 
     def passed(self) -> None:
-        """Record that the check in progress found no loss."""
+        """Note that the check in progress found no loss."""
         self.asked = None
 
     # -- known gaps ----------------------------------------------------------------------------------------------------
 
     def explain(self) -> None:
-        """Record that a gap is expected."""
+        """Note that a gap is expected."""
         self.explained = True
 
     def expect(self, waiting: Iterable[BatchId], last_acked: BatchId | None) -> None:
@@ -438,7 +438,7 @@ class LossCase:
         return self.explained or known
 
     def miss(self, hole: Hole) -> None:
-        """Record that the records before an unfinished batch are neither in the log nor in the spool."""
+        """Note that the records before an unfinished batch are neither in the log nor in the spool."""
         self.explained = True
         self.hole = hole
 
@@ -452,7 +452,7 @@ class LossCase:
 
 def _first_missing(before: BatchId | None, identity: BatchId) -> int:
     """The first sequence that may be missing between the batch ids `before` and `identity`; 0 if the ids do not show
-    it, because the sequences of each producer id and epoch begin at 0.
+    which. (The sequences of each producer id and epoch begin at 0.)
     """
     if before is None or before.producer != identity.producer:
         return 0

@@ -52,7 +52,7 @@ class Answers:
         self._request_timeout_s = state.settings.request_timeout_s
 
     def acked(self, batch: Batch, base_offset: int, *, leader_epoch: int, now: float, now_ms: int) -> None:
-        """Record that the cluster acknowledged a batch.
+        """Note that the cluster acknowledged a batch.
 
         Args:
             batch: The batch.
@@ -89,7 +89,7 @@ class Answers:
     def lost(
         self, batch: Batch, *, sent: bool, code: int, message: str, now: float, timed_out: bool = False
     ) -> None:
-        """Record that a request got no answer.
+        """Note that a request got no answer.
 
         Args:
             batch: The batch.
@@ -124,7 +124,7 @@ class Answers:
         self._settle(partition, message, refresh=True)
 
     def damaged(self, batch: Batch, message: str) -> None:
-        """Record that a batch's bytes are damaged on disk, so the batch can be neither sent nor divided.
+        """Note that a batch's bytes are damaged on disk, so the batch can be neither sent nor divided.
 
         If the batch belongs to a unit (atomic batch), the unit ends too, because it is delivered as a whole or not at
         all.
@@ -164,7 +164,7 @@ class Answers:
         now: float,
         now_ms: int,
     ) -> None:
-        """Record that the broker answered with an error.
+        """Note that the broker answered with an error.
 
         Args:
             batch: The batch.
@@ -216,14 +216,14 @@ class Answers:
         self._settle(partition, text, refresh=verdict.refresh_metadata)
 
     def retry(self, destination: int) -> None:
-        """Record that the pause of a `Wait` is over."""
+        """Note that the pause of a `Wait` is over."""
         partition = self._partitions[destination]
         if partition.progress.flow is Flow.WAITING:
             partition.progress.on(FlowEvent.PAUSE_OVER)
             self._packer.touch(partition)
 
     def baseline(self, destination: int, end_offset: int, topic_id: bytes) -> None:
-        """Record where the partition's log ended before our first batch. The journal sends the first batch when this
+        """Note where the partition's log ended before our first batch. The journal sends the first batch when this
         offset is durable.
         """
         partition = self._partitions[destination]
@@ -238,7 +238,7 @@ class Answers:
         self._out.ready.persist.after.append(BaselineDurable(destination))
 
     def ask_failed(self, destination: int, reason: str, *, code: int, now: float) -> None:
-        """Record that the cluster did not answer a question. The journal asks again after a pause, or rejects the
+        """Note that the cluster did not answer a question. The journal asks again after a pause, or rejects the
         destination's batches if the cluster has refused the destination for too long.
 
         Args:
@@ -292,7 +292,7 @@ class Answers:
         self._packer.touch(partition)
 
     def _note_producer_state(self, partition: Partition, code: int, log_start_offset: int) -> None:
-        """Record that the producer is fenced, or suspect a loss if the broker has lost its producer state."""
+        """Note that the producer is fenced, or suspect a loss if the broker has lost its producer state."""
         if code in FENCED_CODES:
             partition.doubt.fence()
         if (
@@ -312,9 +312,7 @@ class Answers:
     def _note_refusal(
         self, partition: Partition, batch: Batch, code: int, text: str, scope: Scope, now: float
     ) -> bool:
-        """Record the refusal of the destination or the batch. Returns whether the refusal has lasted for too
-        long.
-        """
+        """Note the refusal of the destination or the batch. Returns whether the refusal has lasted for too long."""
         if scope is Scope.DESTINATION:
             return self._refusals.note_refusal(partition, code, text, scope, now)
         if batch is not partition.queue.head:

@@ -258,7 +258,8 @@ class Batch:
     before this batch is durable, recovery restores them. Invariant: never true for a batch that recovery read.
     """
     former_life: bool = False
-    """Recovery read the batch from the log, so an earlier run of the producer may have sent it. Never changes."""
+    """Recovery read the batch from the lane's log, so an earlier run of the producer may have sent it. Never changes.
+    """
 
     # -- requests
 
@@ -331,11 +332,11 @@ class Batch:
         return bool(self.rank) and self.rank[-1] != self.position
 
     def write(self) -> None:
-        """Record that the write of this batch to the disk begins."""
+        """Note that the write of this batch to the disk begins."""
         self.writing = True
 
     def written(self, position: int) -> None:
-        """Record that the batch is durable at this position, with its id if it has one."""
+        """Note that the batch is durable at this position, with its id if it has one."""
         self.settle_at(position)
         self.durable = True
         self.writing = False
@@ -350,7 +351,7 @@ class Batch:
         self.rank = (position,) if self.parent is None else (*self.parent.rank, position)
 
     def copied(self, position: int) -> None:
-        """Record that a copy at this position replaces the batch. The batch keeps its rank, and therefore its place in
+        """Note that a copy at this position replaces the batch. The batch keeps its rank, and therefore its place in
         the order.
         """
         self.parent = None
@@ -363,7 +364,7 @@ class Batch:
     # -- units, parents and parts --------------------------------------------------------------------------------------
 
     def join(self, unit: u.Unit) -> None:
-        """Record that the batch belongs to this unit (atomic batch)."""
+        """Note that the batch belongs to this unit (atomic batch)."""
         self.unit, self.state = unit, BatchState.JOINED
 
     def stand_for(self, parent: Batch) -> None:
@@ -392,7 +393,7 @@ class Batch:
         self.heirs += 1
 
     def lose_heir(self) -> int:
-        """Record that one of the batch's parts is finished. Returns how many parts are still unfinished."""
+        """Note that one of the batch's parts is finished. Returns how many parts are still unfinished."""
         self.heirs -= 1
         return self.heirs
 
@@ -408,12 +409,12 @@ class Batch:
         self.unanswered = False
 
     def send(self) -> None:
-        """Record that the journal sends a request with the batch."""
+        """Note that the journal sends a request with the batch."""
         self.on(BatchEvent.SENDS)
         self.tries += 1
 
     def send_in_unit(self) -> None:
-        """Record that the batch is sent in the transaction of its unit (atomic batch)."""
+        """Note that the batch is sent in the transaction of its unit (atomic batch)."""
         self.tries += 1
 
     def may_arrive(self, *, possible: bool) -> None:
@@ -423,7 +424,7 @@ class Batch:
         self.unanswered = possible
 
     def time_out(self) -> None:
-        """Record that a request with the batch timed out."""
+        """Note that a request with the batch timed out."""
         self.timeouts += 1
 
     def locate(self, base_offset: int) -> None:
@@ -448,7 +449,7 @@ class Batch:
         self.revived = True
 
     def revive_part(self) -> None:
-        """Record that this is a part of a batch that is sent again after a loss."""
+        """Note that this is a part of a batch that is sent again after a loss."""
         self.revived = True
 
     # -- refusals ------------------------------------------------------------------------------------------------------
@@ -465,7 +466,7 @@ class Batch:
         *,
         unconfirmed: bool = False,
     ) -> None:
-        """Record a permanent refusal, which may name bad records. `unconfirmed`: the journal still has to confirm the
+        """Note a permanent refusal, which may name bad records. `unconfirmed`: the journal still has to confirm the
         refusal.
         """
         self.on(BatchEvent.REFUSED)
@@ -519,7 +520,7 @@ class Batch:
         self.state = BatchState.SEALED if identity is None else BatchState.PREPARED
 
     def read_commit(self, base_offset: int) -> None:
-        """Record that the spool has a commit mark for the batch, with this offset (-1: unknown)."""
+        """Note that the spool has a commit mark for the batch, with this offset (-1: unknown)."""
         self.state, self.base_offset = BatchState.COMMITTED, base_offset
 
     def read_fate(self, state: BatchState) -> None:

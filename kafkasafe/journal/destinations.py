@@ -50,11 +50,11 @@ class Destination:
             self.log.clear(batch.base_offset, batch.count)
 
     def lose_marks(self, before_position: int) -> None:
-        """Record that marks (log entries) before this position are lost."""
+        """Note that marks (log entries) before this position are lost."""
         self.unsure_before = before_position
 
     def end_unsure(self) -> None:
-        """Record that the user decided to send a batch again, and therefore accepts duplicates.
+        """Note that the user decided to send a batch again, and therefore accepts duplicates.
 
         After this decision, the journal no longer needs to know whether an earlier incarnation sent the other batches.
         """
@@ -83,7 +83,7 @@ class Partition(Destination):
         self.gathers = False
 
     def forget_acknowledged(self) -> None:
-        """Forget acknowledged batches, because the log is now that of another cluster or another topic.
+        """Forget acknowledged batches, because the lane now writes to the log of another cluster or another topic.
 
         Waiting batches stay in the queue and keep their ids, because no other batch ever gets the same ids.
         """

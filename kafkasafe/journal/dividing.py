@@ -30,7 +30,7 @@ class Divider:
         self._units = state.units
 
     def replaced(self, batch: Batch, children: Sequence[tuple[int, int, int, int, bool]]) -> list[Batch]:
-        """Record that a batch was divided (see `Divide`). The children replace the batch together: the spool gets all
+        """Note that a batch was divided (see `Divide`). The children replace the batch together: the spool gets all
         children or none.
 
         Args:

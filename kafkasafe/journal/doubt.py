@@ -49,13 +49,13 @@ class Doubt:
         return 0 <= self.rescan_from < self.asked_from
 
     def ask(self, now: float, from_offset: int) -> None:
-        """Record when the journal asks the cluster about batches in doubt, and from which offset the engine reads the
+        """Note when the journal asks the cluster about batches in doubt, and from which offset the engine reads the
         log.
         """
         self.asked_at, self.asked_from = now, from_offset
 
     def survey(self, now: float) -> None:
-        """Record that a survey of the log begins."""
+        """Note that a survey of the log begins."""
         self.asked_at = now
 
     def begin_at(self, offset: int) -> int:
@@ -65,7 +65,7 @@ class Doubt:
         return self.rescan_from if 0 <= self.rescan_from < offset else offset
 
     def may_arrive_until(self, dead_at: float) -> None:
-        """Record that a request got no answer, and that the broker may append the request until `dead_at`. A request of
+        """Note that a request got no answer, and that the broker may append the request until `dead_at`. A request of
         an earlier incarnation with a longer request timeout may arrive even later.
         """
         self.dead_at = max(self.dead_at, dead_at)
@@ -78,7 +78,7 @@ class Doubt:
             self.dead_at += seconds
 
     def fence(self) -> None:
-        """Record that a newer epoch of our producer id exists."""
+        """Note that a newer epoch of our producer id exists."""
         self.fenced = True
 
     def unfence(self) -> None:
@@ -86,20 +86,20 @@ class Doubt:
         self.fenced = False
 
     def refuse_sequence(self) -> None:
-        """Record that the leader refuses the sequence of a batch in doubt."""
+        """Note that the leader refuses the sequence of a batch in doubt."""
         self.sequence_refused = True
 
     def end(self) -> None:
-        """Record that no batch is in doubt any more."""
+        """Note that no batch is in doubt any more."""
         self.fenced = self.sequence_refused = False
 
     def cut(self, from_offset: int) -> None:
-        """Record that the log may have lost the records from `from_offset` on; -1: the offset is unknown."""
+        """Note that the log may have lost the records from `from_offset` on; -1: the offset is unknown."""
         if from_offset >= 0 and not 0 <= self.rescan_from <= from_offset:
             self.rescan_from = from_offset
 
     def read_again(self, from_offset: int) -> None:
-        """Record that the log ends before an acknowledged batch. For the next question, the engine reads the log from
+        """Note that the log ends before an acknowledged batch. For the next question, the engine reads the log from
         `from_offset`, or from `rescan_from` if it is set and lower.
         """
         self.rescan_from = from_offset if self.rescan_from < 0 else min(self.rescan_from, from_offset)

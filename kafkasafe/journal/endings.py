@@ -1,5 +1,5 @@
-"""Applies the consequences of a spool group (batches and marks written together) that became durable. Only this module
-finishes batches: as soon as the mark with the batch's outcome is durable, or at once if the batch was never on disk.
+"""Updates the journal when a spool group (batches and marks written together) is durable. Only this module finishes
+batches: as soon as the mark with the batch's outcome is durable, or at once if the batch was never on disk.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kafkasafe.journal.state import JournalState
 
 
 class Durability:
-    """Carries out the consequences of durable spool groups, and finishes batches whose outcome is durable."""
+    """Updates the journal when spool groups are durable, and finishes batches whose outcome is durable."""
 
     def __init__(self, state: JournalState, packer: Packer) -> None:
         self._all = state.destinations.all
@@ -42,7 +42,7 @@ class Durability:
         """Batches that the disk was writing when the user decided to treat them as delivered."""
 
     def persisted(self, persist: Persist, positions: Sequence[int], end_position: int) -> None:
-        """Record that the group is durable.
+        """Note that the group is durable.
 
         Args:
             persist: The group from `ready()`.
@@ -68,7 +68,7 @@ class Durability:
             self._follow(consequence)
 
     def write_failed(self, batches: Iterable[Batch]) -> None:
-        """Record that these batches could not be written. Finish those that the cluster has already acknowledged. (With
+        """Note that these batches could not be written. Finish those that the cluster has already acknowledged. (With
         `durable_first` there are none, because the journal sends only batches on disk.)
 
         A failed write may leave a readable copy of a batch on disk until the next spool group is written. If the
@@ -96,7 +96,7 @@ class Durability:
                 if not partition.log.begun() or partition.progress.flow is not Flow.ASKING_BASELINE:
                     # Ignore the baseline (end offset before the first batch) of a log that the journal has forgotten.
                     # The journal may also have asked for the baseline twice, for example before and after a move to
-                    # another cluster. Then ignore this answer if the partition already uses the other one, or pauses
+                    # another cluster. Then ignore this answer if the partition already uses the other answer, or pauses
                     # because the other question failed.
                     return
                 partition.progress.recover()

@@ -145,7 +145,7 @@ class FlowEvent(enum.Enum):
     DIVIDED = "divided"
     """A batch was divided."""
     FORGOTTEN = "forgotten"
-    """The partition's log is now that of another cluster or another topic."""
+    """The lane now writes to the log of another cluster or another topic."""
 
     __hash__ = object.__hash__
 
@@ -332,7 +332,7 @@ class Progress:
         return refresh
 
     def fail(self, reason: str, *, refresh: bool) -> None:
-        """Record that a request was not acknowledged, for this `reason`. `refresh`: the leader may have moved, so the
+        """Note that a request was not acknowledged, for this `reason`. `refresh`: the leader may have moved, so the
         next pause requests new metadata.
         """
         self.on(FlowEvent.FAILED)
@@ -352,7 +352,7 @@ class Progress:
         self.reason = ""
 
     def succeed(self) -> None:
-        """Record an acknowledgement: clear the reason for a delay, and make the next pause short."""
+        """Note an acknowledgement: clear the reason for a delay, and make the next pause short."""
         self.attempt, self.reason = 0, ""
 
     def recover(self) -> None:

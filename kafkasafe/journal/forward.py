@@ -118,13 +118,13 @@ class CopyForward:
         return marks
 
     def moved(self, batches: Sequence[Batch], positions: Sequence[int], end_position: int) -> None:
-        """Record that the copies are durable, so they replace the originals."""
+        """Note that the copies are durable, so they replace the originals."""
         self._index.reach(end_position)
         for batch, position in zip(batches, positions, strict=True):
             self.place(batch, position)
 
     def place(self, batch: Batch, position: int) -> None:
-        """Record a batch's new position. The batch keeps its rank, and therefore its place in the order."""
+        """Note a batch's new position. The batch keeps its rank, and therefore its place in the order."""
         self._index.drop(batch)
         batch.copied(position)
         self._index.place(batch)

@@ -35,7 +35,7 @@ class Healing:
         self.left += batches
 
     def finish(self, batch: Batch) -> bool:
-        """Record that one of the batches is finished. Returns whether this batch was the last one."""
+        """Note that one of the batches is finished. Returns whether this batch was the last one."""
         self.left -= 1
         if batch.state is BatchState.COMMITTED:
             self.records += batch.count
@@ -70,7 +70,7 @@ class Revivals:
         self.by_destination.setdefault(destination, Healing(keep_from)).add(len(batches), keep_from)
 
     def divide(self, parent: Batch, parts: Sequence[Batch]) -> None:
-        """Record that a batch was divided. If the batch was sent again after a loss, track its parts instead."""
+        """Note that a batch was divided. If the batch was sent again after a loss, track its parts instead."""
         healing = self.by_destination.get(parent.destination) if parent.revived else None
         if healing is not None:
             healing.add(len(parts), healing.keep_from)  # the division finishes the batch itself
@@ -78,7 +78,7 @@ class Revivals:
                 part.revive_part()
 
     def finish(self, batch: Batch) -> Healed | None:
-        """Record that a batch is finished. Returns the notice if this was the last batch to be sent again after a
+        """Note that a batch is finished. Returns the notice if this was the last batch that was sent again after a
         loss.
         """
         healing = self.by_destination.get(batch.destination) if batch.revived else None

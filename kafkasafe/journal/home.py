@@ -1,14 +1,14 @@
 """The cluster that holds a lane's acknowledged batches, and the producer ids that this cluster granted.
 
-The lane's own log records the cluster and the producer ids. `sealing` decides when to give ids, and when to take them
-back.
+The lane's own log contains the cluster's id and the producer ids. `sealing` decides when to give ids, and when to take
+them back.
 
 The spool directory also names a cluster, but one for all of its lanes. A lane must store the id of its own cluster, as
 this scenario shows:
 
 1. Producers on lanes 0 and 1 deliver records to cluster A, and close.
 2. Cluster B now answers at the same bootstrap address. No batch waits in any lane, so the directory may change to B.
-3. A producer on lane 0 gets an answer from B, and records B as the directory's cluster. The producer is killed right
+3. A producer on lane 0 gets an answer from B, and changes the directory's cluster to B. The producer is killed right
    after that, so lane 0 still has A's offsets.
 4. The next incarnation of lane 0 finds that the directory names B, but that the lane has A's offsets. A producer that
    later opens lane 1 finds A's offsets there, too.
@@ -26,13 +26,13 @@ _MAX_EPOCH: Final = 2**15 - 2
 
 
 class Home:
-    """The cluster that answered last, and the producer ids that it granted to this lane, as recorded in the log.
+    """The cluster that answered last, and the producer ids that it granted to this lane, according to the lane's log.
 
     Attributes:
-        cluster_id: The id of the cluster; empty while the log names no cluster.
+        cluster_id: The id of the cluster; empty while the lane's log names no cluster.
         producer_id: The id that the cluster granted to this incarnation, -1 while the journal needs a new one.
         epoch: The epoch that the cluster granted together with `producer_id`.
-        producer_ids: The producer ids that the log still names. No other producer writes under these ids.
+        producer_ids: The producer ids that the lane's log still names. No other producer writes under these ids.
     """
 
     __slots__ = ("cluster_id", "epoch", "producer_id", "producer_ids")
@@ -53,12 +53,12 @@ class Home:
         return (self.cluster_id or assumed or cluster_id) != cluster_id
 
     def grant(self, producer_id: int, epoch: int) -> None:
-        """Record that the cluster granted a producer id to this incarnation (run of the producer)."""
+        """Note that the cluster granted a producer id to this incarnation (run of the producer)."""
         self.producer_id, self.epoch = producer_id, epoch
         self.read_grant(producer_id)
 
     def read_grant(self, producer_id: int) -> None:
-        """Record a producer id that the cluster granted to this or an earlier incarnation (run of the producer). Only
+        """Note a producer id that the cluster granted to this or an earlier incarnation (run of the producer). Only
         `grant` makes an id the current one: two producers on copies of the same spool must not both use an earlier id.
         """
         self.producer_ids.add(producer_id)
@@ -104,7 +104,7 @@ class IdSequence:
         return identity
 
     def expire(self) -> None:
-        """Record that the batches that are not in the log need new ids."""
+        """Note that the batches that are not in the log need new ids."""
         self.stale = True
 
     def renew(self, home: Home) -> None:

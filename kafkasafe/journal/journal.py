@@ -126,13 +126,13 @@ class Journal:
         return ready
 
     def broker_clock(self, broker_ms: int, now_ms: int) -> bool:
-        """Record a broker's timestamp, in ms. Returns whether our clock is so slow that the journal sends each batch
+        """Note a broker's timestamp, in ms. Returns whether our clock is so slow that the journal sends each batch
         alone.
         """
         return self._state.clock.show(broker_ms, now_ms)
 
     def clock_at_least(self, at_least_ms: int) -> None:
-        """Record a lower bound for the current time (ms since the epoch). The bound comes from the clocks of other
+        """Note a lower bound for the current time (ms since the epoch). The bound comes from the clocks of other
         clients, which may be wrong.
         """
         self._state.clock.show_at_least(at_least_ms)
@@ -433,7 +433,7 @@ class Journal:
         return self._incarnations.quiet(now, clock, unfinished=self.views.unfinished)
 
     def paid(self, debt: m.Debt) -> None:
-        """Record that another lane has delivered batches for which this lane waits (a debt)."""
+        """Note that another lane has delivered batches for which this lane waits (a debt)."""
         self._state.precedence.paid(debt)
 
     def snapshot(self) -> list[m.Mark]:

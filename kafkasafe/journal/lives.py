@@ -33,8 +33,8 @@ class Incarnations:
         """Hold back batches that were first written at or after spool position `position`, until `debts` (batches of
         other lanes) are delivered.
 
-        The engine calls this at the beginning of an incarnation. It calls this again whenever the program drops another
-        producer of the same spool directory, if that producer still has undelivered batches.
+        The engine calls this at the beginning of an incarnation. The engine calls this method again when the program
+        drops another producer of the same spool directory, if the dropped producer still has undelivered batches.
         """
         self._out.ready.persist.marks.append(self._precedence.begin_after(position, debts))
 
@@ -56,7 +56,7 @@ class Incarnations:
                 self._packer.touch(partition)
 
     def slept(self, seconds: float, now: float) -> None:
-        """Record that the machine slept for `seconds`, until `now`.
+        """Note that the machine slept for `seconds`, until `now`.
 
         Requests that were in socket buffers during the sleep are sent only now, so brokers may append them later.
         """
@@ -69,8 +69,8 @@ class Incarnations:
         """The QUIET mark of a producer that has stopped sending. The mark says until when brokers may still append
         requests of this lane.
 
-        Returns None if the log already contains the mark, or if the next incarnation will have no questions to the
-        cluster. It has none if every batch is finished and none is suspected to be lost.
+        Returns None if the lane's log already contains the mark, or if the next incarnation will have no questions to
+        the cluster. It has none if every batch is finished and none is suspected to be lost.
         """
         if self._quiescence.is_announced or not (unfinished or self._index.suspected):
             return None

@@ -59,7 +59,7 @@ class Suspicions:
         self._packer.touch(partition)
 
     def checked(self, check: EpochCheck) -> None:
-        """Record that a check found no loss (see `EpochCheck`)."""
+        """Note that a check found no loss (see `EpochCheck`)."""
         partition = self._partitions[check.destination]
         if partition.loss.is_asked(check):
             partition.loss.passed()
@@ -68,7 +68,7 @@ class Suspicions:
             self._index.unpin(partition.number)
 
     def check_failed(self, check: EpochCheck, *, code: int) -> None:
-        """Record that a check had no answer. The engine repeats the check.
+        """Note that a check had no answer. The engine repeats the check.
 
         Args:
             check: The check.
@@ -105,8 +105,8 @@ class Suspicions:
 
     @staticmethod
     def _doubt_again(partition: Partition) -> None:
-        """Put batches in doubt again, although an earlier answer reported them as absent: that search of the log began
-        after the offset at which the suspected loss begins.
+        """Put batches in doubt again, although an earlier answer reported them as absent. For this answer, the log was
+        read only from an offset after the beginning of the suspected loss.
         """
         for batch in partition.queue.near:
             if batch.state is BatchState.SENT or (
@@ -125,8 +125,8 @@ class Suspicions:
             self._packer.touch(partition)
 
     def acknowledged(self, partition: Partition, base_offset: int, count: int, leader_epoch: int) -> None:
-        """Record an acknowledged batch, and check whether its offset or the leader's epoch suggests that earlier
-        batches are lost.
+        """Note an acknowledged batch, and check whether its offset or the leader's epoch suggests that earlier batches
+        are lost.
         """
         self.check_offset_order(partition, base_offset)
         self.note_leader_epoch(partition, leader_epoch)
@@ -145,7 +145,7 @@ class Suspicions:
         self.raise_suspicion(partition, Cause.ACK, evidence, from_offset=base_offset)
 
     def note_leader_epoch(self, partition: Partition, leader_epoch: int) -> None:
-        """Record the leader epoch under which the partition's batches are in the log. It comes from an acknowledgement,
+        """Note the leader epoch under which the partition's batches are in the log. It comes from an acknowledgement,
         from a search of the log, or from the spool. After a change of leader, the journal checks for a loss, because
         the new leader may lack records that the former leader acknowledged.
         """
@@ -176,7 +176,7 @@ class Losses:
         self._heal_recreated = state.settings.heal_recreated
 
     def released(self, before_position: int) -> None:
-        """Record that the spool deleted all batches before this position. They cannot be sent again."""
+        """Note that the spool deleted all batches before this position. They cannot be sent again."""
         if before_position == self._index.released:
             return
         self._index.release(before_position)
@@ -219,7 +219,7 @@ class Losses:
         )
 
     def survey_failed(self, destination: int, reason: str, *, code: int = 0) -> None:
-        """Record that the log could not be read; the journal tries again after a pause.
+        """Note that the log could not be read; the journal tries again after a pause.
 
         Args:
             destination: Destination number.
@@ -329,7 +329,7 @@ class Losses:
         self._packer.touch(partition)
 
     def _relocate(self, acked: Sequence[Batch], loss: Loss) -> tuple[tuple[int, int], ...]:
-        """Record the new offsets of batches that the log has at other offsets than before. Returns (position, base
+        """Note the new offsets of batches that the log has at other offsets than before. Returns (position, base
         offset) of the moved batches that are in the spool.
         """
         moved = []
@@ -459,8 +459,8 @@ class _Extent:
     def from_epoch_end(
         self, epoch_end_offset: int, baseline_offset: int, forgotten_offset: int, *, recreated: bool
     ) -> _Extent:
-        """The extent of the loss if the log lost all records from `epoch_end_offset` on, also those that the journal
-        has forgotten.
+        """The extent of the loss if the log lost all records from `epoch_end_offset` on, including those that the
+        journal has forgotten.
         """
         until = min(self.first, forgotten_offset)
         begin = max(epoch_end_offset, baseline_offset)
@@ -481,8 +481,8 @@ def _is_remembered(
     last = suspicion.last_acked_offset
     is_end = any(batch.place + batch.count - 1 == last for batch in acked)
     # From `forgotten_offset` on, no batch is forgotten, so a remembered batch that ends at the last acknowledged offset
-    # is the last acknowledged batch. Below `forgotten_offset`, it proves nothing: the log may have lost a forgotten
-    # batch, and then got the remembered batch at the same offset.
+    # is the last acknowledged batch. Below `forgotten_offset`, a remembered batch proves nothing: the log may have lost
+    # a forgotten batch, and then got the remembered batch at the same offset.
     if last >= forgotten_offset and is_end:
         return True
     if suspicion.leader_epoch < 0 or recreated or suspicion.overlaps:

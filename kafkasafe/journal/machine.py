@@ -113,7 +113,7 @@ class _Rule(NamedTuple):
     Attributes:
         holds: The condition.
         then: The action.
-        ends: No later rule applies in this turn.
+        ends: Whether the turn ends with this rule, so that no later rule applies.
     """
 
     holds: Callable[[Turn], bool]

@@ -60,7 +60,7 @@ class UnitBatches:
         persist.leave_out_void()
 
     def _topics_of(self, units: Iterable[u.Unit]) -> list[m.Mark]:
-        """The STATE marks to write before the ENDED marks. They record the topic ids of partitions whose baseline (end
+        """The STATE marks to write before the ENDED marks. They contain the topic ids of partitions whose baseline (end
         offset before the first batch) is not known.
         """
         partitions = {
@@ -107,7 +107,7 @@ class UnitBatches:
                 self._out.ready.divides.append(Divide(batch, refused=True))
 
     def place(self, partition: Partition, unit: u.Unit, batch: Batch) -> None:
-        """Record a batch of a committed unit (atomic batch), and its offset. A later survey can then search for the
+        """Note a batch of a committed unit (atomic batch), and its offset. A later survey can then search for the
         batch.
         """
         base_offset = unit.places.get(batch.handle, -1)

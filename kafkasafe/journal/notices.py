@@ -134,8 +134,8 @@ class Denial:
     asking: bool = False
 
     def repeat(self, code: int, reason: str, now: float, *, asking: bool, silence_s: float) -> None:
-        """Record another refusal. The duration starts again, at `now`, if the previous refusal came more than
-        `silence_s` seconds ago, or if a request has gone without an answer since.
+        """Note another refusal. The duration starts again, at `now`, if the previous refusal came more than `silence_s`
+        seconds ago, or if a request has gone without an answer since.
         """
         if self.counted_from < 0 or now - self.last_at > silence_s:
             self.counted_from = now
@@ -143,11 +143,11 @@ class Denial:
         self.answers += 1
 
     def interrupt(self) -> None:
-        """Record a request without an answer. The duration then starts again at the next refusal."""
+        """Note a request without an answer. The duration then starts again at the next refusal."""
         self.counted_from = -1.0
 
     def tell(self) -> None:
-        """Record that a notice reports the refusal."""
+        """Note that a notice reports the refusal."""
         self.reported = True
 
 

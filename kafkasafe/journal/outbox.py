@@ -1,5 +1,5 @@
-"""The journal's decisions as data: the spool groups to write, their consequences, all other actions, and the outbox
-that holds them.
+"""The journal's decisions as data: the spool groups to write, what follows once they are durable, all other actions,
+and the outbox that holds the decisions.
 
 `Ready` has the actions that are due; `notices` defines the notices for users.
 """
@@ -77,7 +77,9 @@ class UnitEnded:
 
 @dataclass(frozen=True, slots=True)
 class SilenceBroken:
-    """The mark that revokes QUIET is durable, so the log no longer says that this lane's owner has stopped sending."""
+    """The mark that revokes QUIET is durable, so the lane's log no longer says that this lane's owner has stopped
+    sending.
+    """
 
 
 Consequence = BatchEnded | BaselineDurable | BatchesIdentified | SilenceBroken | UnitStaged | UnitEnded

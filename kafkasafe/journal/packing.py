@@ -127,7 +127,7 @@ class Packer:
 
 class RereadBacklogs:
     """Packs long backlogs (a packed batch is a compact row of numbers), as far as recovery has read them. If a later
-    mark refers to a batch, turns its row into an object again.
+    mark refers to a packed batch, this class unpacks the batch again.
 
     Before recovery applies a mark about a batch that may be packed, it *reaches* the batch: it turns all rows up to
     this batch into objects. `Ready.unpacked` stays empty, because the engine does not know these batches yet.

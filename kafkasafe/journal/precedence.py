@@ -41,7 +41,7 @@ class Precedence:
 
     def begin_after(self, position: int, debts: Sequence[m.Debt]) -> m.After:
         """Make batches at or after `position` wait for `debts` (batches of other lanes), too. Returns the mark that
-        records the debts.
+        names the debts.
 
         An AFTER mark replaces an earlier mark for the same position, so the new mark repeats the earlier debts.
         """
@@ -58,7 +58,7 @@ class Precedence:
         self._afters.append(after)
 
     def paid(self, debt: m.Debt) -> None:
-        """Record that another lane has delivered the batches for which this lane waits (its debt)."""
+        """Note that another lane has delivered the batches for which this lane waits (its debt)."""
         rest = [(after, tuple(each for each in after.debts if each != debt)) for after in self._afters]
         self._afters = [m.After(after.position, debts) for after, debts in rest if debts]
 

@@ -63,10 +63,11 @@ def alive_s(quiet: m.Quiet | None, clock: Moment | None, request_timeout_s: floa
 
 
 class Quiescence:
-    """Knows whether the log has a QUIET mark, and until when brokers may still append requests of earlier incarnations.
+    """Knows whether the lane's log has a QUIET mark, and until when brokers may still append requests of earlier
+    incarnations.
 
     Attributes:
-        is_announced: The log has a QUIET mark, which the journal has to revoke before it sends anything.
+        is_announced: The lane's log has a QUIET mark, which the journal has to revoke before it sends anything.
         dead_at: Until this time (seconds), a broker may still append a request of an earlier incarnation.
     """
 
@@ -113,6 +114,6 @@ class Quiescence:
         ready.sends.clear()
 
     def taken_back(self) -> list[Batch]:
-        """Record that the mark that revokes QUIET is durable. Returns the batches that may be sent now."""
+        """Note that the mark that revokes QUIET is durable. Returns the batches that may be sent now."""
         self.is_announced = False
         return self._held or []

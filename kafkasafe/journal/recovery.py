@@ -1,4 +1,4 @@
-"""Rebuilds the journal's state from the batches and marks of earlier incarnations in the spool, in log order.
+"""Rebuilds the journal's state from the batches and marks of earlier incarnations, in the order of the lane's log.
 
 Recovery writes and sends nothing. After recovery, the journal asks the cluster about the batches in doubt.
 """
@@ -27,7 +27,7 @@ from kafkasafe.journal.verdicts import Verdicts
 
 
 class Recovery:
-    """Receives each batch and mark of the log from the engine, which calls `recovered` at the end."""
+    """Receives each batch and mark of the lane's log from the engine, which calls `recovered` at the end."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Recovery:
         max_timestamp: int,
         identity: BatchId | None,
     ) -> None:
-        """Take the next data batch of the log."""
+        """Handle the next data batch of the lane's log."""
         if destination not in self._all:
             raise m.MarkError(
                 f"The batch at position {position} is for destination {destination}, which was never declared"
@@ -145,7 +145,7 @@ class Recovery:
         _insert(destination.queue, part, rank)
 
     def recover_marks(self, position: int, recovered: Sequence[m.Mark]) -> None:
-        """Take the marks of the log's next spool group.
+        """Apply the marks of the next spool group in the lane's log.
 
         If a mark names an unknown batch, either the batch was in a deleted segment, or the mark repeats an earlier
         mark.
@@ -272,7 +272,7 @@ class Recovery:
                 known.log.read_ended(base_offset, ended[at].count, clear=clear)
 
     def _recover_replaced(self, at: int, children: range) -> None:
-        """Record that the spool group's batches with the indexes `children` replace the batch at position `at`."""
+        """Note that the spool group's batches with the indexes `children` replace the batch at position `at`."""
         self._backlogs.reach_any(at)
         parent = self._index.at(at)
         if parent is not None and parent not in self._all[parent.destination].queue.near:
@@ -292,7 +292,7 @@ class Recovery:
             self._revivals.finish(done)
 
     def _recover_unit(self, mark: m.Unit, position: int) -> None:
-        """Take a UNIT mark, which declares a unit (atomic batch), unless it repeats that of a divided unit."""
+        """Apply a UNIT mark (it declares an atomic batch), unless it repeats the UNIT mark of a divided unit."""
         first = mark.first
         if self._replay.divides_unit(first):
             return
@@ -305,7 +305,7 @@ class Recovery:
         self._replay.read_unit(read, range(first, first + mark.batches))
 
     def recover_lost(self, position: int, destination: int) -> None:
-        """Record damage: of one data batch or, if `destination` is 0, of a whole spool group with its marks.
+        """Note damage: of one data batch or, if `destination` is 0, of a whole spool group with its marks.
 
         A lost mark may have given a batch its first id or a new id, or may have replaced the batch by other batches. So
         the ids in the spool do not show which unfinished batches before the damaged spool group were sent.
@@ -324,7 +324,7 @@ class Recovery:
                 self._backlogs.reach(partition, ANYWHERE)
 
     def recover_torn(self, destination: int) -> None:
-        """Record a batch that a crash left incomplete, although later batches of its spool group are intact. The batch
+        """Note a batch that a crash left incomplete, although later batches of its spool group are intact. The batch
         was never durable, so the producer did not promise its delivery to any caller.
         """
         self._replay.take()
@@ -332,7 +332,7 @@ class Recovery:
             _explain_gap(self._all[destination])
 
     def recovered_log(self) -> None:
-        """Complete the log's last spool group. Recovery completes every other group when it reads the next one."""
+        """Complete the last spool group. Recovery completes each other group when it reads the next group."""
         self._drop_parents()
         for partition in self._all.values():
             self._backlogs.reach_sent(partition)
@@ -349,7 +349,7 @@ class Recovery:
 
     def recovered(self, now: float, clock: Moment | None = None) -> None:
         """Finish recovery, after `recovered_log`. Each batch that an earlier incarnation may have sent is now in doubt,
-        and the journal asks the cluster about it.
+        and the journal asks the cluster about the batch.
 
         Args:
             now: The current time in seconds.
@@ -543,7 +543,7 @@ class Recovery:
 
 
 def _explain_gap(destination: Destination) -> None:
-    """Record that a sequence gap in the partition's log is expected, because a batch may never have been appended."""
+    """Note that a sequence gap in the partition's log is expected, because a batch may never have been appended."""
     if isinstance(destination, Partition):
         destination.loss.explain()
 

@@ -42,7 +42,7 @@ class RefusalTimer:
     def refused(
         self, code: int, reason: str, scope: Scope, now: float, *, handle: int, asking: bool
     ) -> Denial:
-        """Record a first or repeated refusal.
+        """Note a first or repeated refusal.
 
         Args:
             code: Kafka's error code.
@@ -59,7 +59,7 @@ class RefusalTimer:
         return denial
 
     def no_answer(self) -> None:
-        """Record a request without an answer. The duration then starts again at the next refusal: the broker may have
+        """Note a request without an answer. The duration then starts again at the next refusal: the broker may have
         restarted, and may refuse requests only because it has not read the cluster's metadata yet.
         """
         if self.denial is None:
@@ -95,7 +95,7 @@ class Missing:
         self.proven: dict[int, str] = {}
 
     def say(self, destination: int) -> None:
-        """Record that, according to an answer, a destination does not exist."""
+        """Note that, according to an answer, a destination does not exist."""
         self.said[destination] = None
 
     def take_back(self, destination: int) -> None:
@@ -103,11 +103,11 @@ class Missing:
         self.said.pop(destination, None)
 
     def prove(self, destination: int, reason: str) -> None:
-        """Record a proof that the destination does not exist; the proof holds until `exists` is called."""
+        """Note a proof that the destination does not exist; the proof holds until `exists` is called."""
         self.proven[destination] = reason
 
     def exists(self, destination: int) -> None:
-        """Record that the destination exists now."""
+        """Note that the destination exists now."""
         self.said.pop(destination, None)
         self.proven.pop(destination, None)
 

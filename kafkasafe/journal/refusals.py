@@ -30,7 +30,7 @@ class Refusals:
         self._missing_grace_s = state.settings.missing_grace_s
 
     def deny_unit(self, destination: int, code: int, reason: str, now: float) -> bool:
-        """Record that the cluster refuses a destination of a unit (atomic batch) for a reason that may be temporary.
+        """Note that the cluster refuses a destination of a unit (atomic batch) for a reason that may be temporary.
 
         Returns:
             True if the cluster answered only with refusals for the whole timeout, or the partition is proven not to
@@ -49,7 +49,7 @@ class Refusals:
         handle: int = -1,
         asking: bool = False,
     ) -> bool:
-        """Record a refusal that may be temporary.
+        """Note a refusal that may be temporary.
 
         Returns:
             True if the refusal counts as permanent: the cluster answered only with refusals for the whole timeout, or
@@ -80,7 +80,7 @@ class Refusals:
         return self._refused_timeout_s is None or ms <= self._refused_timeout_s * 1000
 
     def absent(self, destination: int, reason: str) -> None:
-        """Record a proof that a partition does not exist. The journal rejects the batches that wait for the partition
+        """Note a proof that a partition does not exist. The journal rejects the batches that wait for the partition
         when a later answer reports it as missing again.
 
         The proof holds until `Journal.present` is called. A paused destination tries again at once.
@@ -96,7 +96,7 @@ class Refusals:
             self._packer.touch(partition)
 
     def note_answer(self, partition: Destination) -> None:
-        """Record that the cluster answered a question. This ends an earlier refusal to answer.
+        """Note that the cluster answered a question. This ends an earlier refusal to answer.
 
         If the cluster then refuses a batch, the duration of the new refusal begins with the answer about the batch.
         """

@@ -50,7 +50,7 @@ class Rejecter:
             self._out.ready.persist.marks.append(mark)
 
     def deny_unchosen(self, topic: str, code: int, reason: str, now: float) -> None:
-        """Record that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
+        """Note that new metadata has error 3, 17 or 29 for a topic whose partitions were never known."""
         partition = self._destinations.unassigned[topic]
         if partition.queue and self._refusals.note_refusal(partition, code, reason, Scope.DESTINATION, now):
             for unit in {

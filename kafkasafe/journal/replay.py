@@ -35,7 +35,7 @@ class ReadPlace(NamedTuple):
 
 @dataclass(slots=True)
 class Replay:
-    """The data in the marks of the current group, and the facts from the log that concern more than one group.
+    """The data in the marks of the current group, and facts from the lane's log that concern more than one group.
 
     Attributes:
         index: Index of the next batch in the group.
@@ -59,7 +59,7 @@ class Replay:
     # -- marks ---------------------------------------------------------------------------------------------------------
 
     def replace(self, parent: Batch | None, origin: int, children: range) -> None:
-        """Record that these batches of the spool group replace the batch `parent`, whose records were first written at
+        """Note that these batches of the spool group replace the batch `parent`, whose records were first written at
         `origin`.
 
         `parent` is None if the spool has deleted the replaced batch.
@@ -81,7 +81,7 @@ class Replay:
         return any(parent.unit is not None and children.start == first for parent, children in self.parents)
 
     def read_unit(self, unit: u.Unit, members: range) -> None:
-        """Record that these batches of the spool group belong to this unit (atomic batch)."""
+        """Note that these batches of the spool group belong to this unit (atomic batch)."""
         self._units.append((unit, members))
 
     def choose(self, index: int, runs: tuple[tuple[int, int, int], ...]) -> None:
@@ -89,17 +89,17 @@ class Replay:
         self._given[index] = runs
 
     def move(self, moves: tuple[m.Move, ...]) -> None:
-        """Record that the batches of the spool group are copies."""
+        """Note that the batches of the spool group are copies."""
         self._moves = moves
 
     def announce(self, quiet: m.Quiet) -> None:
-        """Record a QUIET mark. The mark either says until when brokers may still append an incarnation's requests, or
+        """Note a QUIET mark. The mark either says until when brokers may still append an incarnation's requests, or
         revokes an earlier QUIET mark.
         """
         self.quiet = quiet if quiet.until_ms >= 0 else None
 
     def lose(self, position: int) -> None:
-        """Record that the spool group at this position is damaged."""
+        """Note that the spool group at this position is damaged."""
         self.blind_before = position
 
     @property

@@ -167,7 +167,7 @@ class Identities:
         self._durable_first = state.settings.durable_first
 
     def granted(self, producer_id: int, producer_epoch: int) -> None:
-        """Record the producer id that the cluster granted to this run of the producer."""
+        """Note the producer id that the cluster granted to this run of the producer."""
         self._home.grant(producer_id, producer_epoch)
         self._out.ready.persist.marks.append(m.Granted(producer_id, producer_epoch))
         for partition in self._all.values():

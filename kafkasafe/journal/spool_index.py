@@ -101,7 +101,7 @@ class SpoolIndex:
         return [(position, batch.size_bytes) for position, batch in self._batches.items()]
 
     def place(self, batch: Batch) -> None:
-        """Record that the spool must keep this batch."""
+        """Note that the spool must keep this batch."""
         self._batches[batch.position] = batch
 
     def drop(self, batch: Batch) -> None:
@@ -143,11 +143,11 @@ class SpoolIndex:
     # -- the spool -----------------------------------------------------------------------------------------------------
 
     def reach(self, end: int) -> None:
-        """Record that the spool's next position is `end` or later."""
+        """Note that the spool's next position is `end` or later."""
         self.end = max(self.end, end)
 
     def release(self, before_position: int) -> None:
-        """Record that the spool deleted everything before this position."""
+        """Note that the spool deleted everything before this position."""
         self.released = before_position
 
     def has(self, batch: Batch) -> bool:
@@ -162,17 +162,17 @@ class SpoolIndex:
         return list(self._resent)
 
     def is_disowned(self, mark: m.Resent) -> bool:
-        """Whether the log already has a mark (entry) that voids this file of `rejected/`."""
+        """Whether the lane's log already has a mark (entry) that voids this file of `rejected/`."""
         return mark in self._resent
 
     def disown(self, mark: m.Resent, position: int) -> None:
-        """Record that the log has a mark (entry) that voids a file of `rejected/`. The spool keeps the mark until the
-        file is deleted.
+        """Note that the lane's log has a mark (entry) that voids a file of `rejected/`. The spool keeps the mark until
+        the file is deleted.
         """
         self._resent[mark] = position
 
     def retire(self, mark: m.Resent) -> None:
-        """Record that the void file that this mark (log entry) names is deleted."""
+        """Note that the void file that this mark (log entry) names is deleted."""
         self._resent.pop(mark, None)
 
     def pin(self, destination: int, batches: Iterable[Batch]) -> None:
@@ -184,7 +184,7 @@ class SpoolIndex:
         )
 
     def unpin(self, destination: int) -> None:
-        """Record that no batch of this destination has to be sent again."""
+        """Note that no batch of this destination has to be sent again."""
         self.suspected.pop(destination, None)
 
     def pin_everything(self) -> None:
@@ -196,7 +196,7 @@ class SpoolIndex:
     # -- what may be released ------------------------------------------------------------------------------------------
 
     def release_position(self, others: Sequence[int]) -> int:
-        """The spool may delete everything before this position, because it is finished and no longer needed.
+        """The position before which the spool may delete everything, because nothing before it is unfinished or needed.
 
         Args:
             others: Other positions that the spool must keep.

@@ -54,7 +54,7 @@ class Topics:
         return True
 
     def bind(self, cluster_id: str, *, assumed: str | None) -> bool:
-        """Record the cluster that answers. If the lane wrote to another cluster before, forget the other cluster's
+        """Note the cluster that answers. If the lane wrote to another cluster before, forget the other cluster's
         offsets and ids, unless batches for the other cluster still wait.
 
         Args:
@@ -131,7 +131,7 @@ class Topics:
         self._units.lines.forget(partition.number)
 
     def note_topic(self, partition: Destination) -> None:
-        """Record the topic id even if the baseline (end offset before this lane's first batch) is not known yet. If an
+        """Note the topic id even if the baseline (end offset before this lane's first batch) is not known yet. If an
         atomic batch is staged before the baseline is known, the topic id later shows whether the topic was recreated.
         """
         topic = self._destinations.topics.get(partition.topic)

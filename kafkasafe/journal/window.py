@@ -94,7 +94,7 @@ class SendWindow:
         return self.confirmed == identity.producer and now < self.until
 
     def open(self, identity: BatchId, until: float) -> None:
-        """Record an acknowledgement: the leader keeps its state of the batch's producer id and epoch at least until
+        """Note an acknowledgement: the leader keeps its state of the batch's producer id and epoch at least until
         `until`.
         """
         self.confirmed, self.until = identity.producer, until
@@ -109,7 +109,7 @@ class SendWindow:
         self.confirmed, self.until = (-1, -1), 0.0
 
     def note_answer(self) -> None:
-        """Record that the leader acknowledged a batch while the partition's flow was FLOWING."""
+        """Note that the leader acknowledged a batch while the partition's flow was FLOWING."""
         self.answered = True
 
     def use_answer(self) -> None:
@@ -134,7 +134,7 @@ class BrokerClock:
         self._at_least_ms = 0
 
     def show(self, broker_ms: int, now_ms: int) -> bool:
-        """Record a broker's timestamp. Returns whether our clock is so slow that even our newest batches look old to
+        """Note a broker's timestamp. Returns whether our clock is so slow that even our newest batches look old to
         brokers, which may then drop our producer state at any moment.
         """
         self._behind_ms = max(0, broker_ms - now_ms)
@@ -142,7 +142,7 @@ class BrokerClock:
         return self._behind_ms > self.state_age_s * 1000
 
     def show_at_least(self, at_least_ms: int) -> None:
-        """Record a lower bound for the current time, from other clients' records."""
+        """Note a lower bound for the current time, from other clients' records."""
         self._at_least_ms = at_least_ms
 
     def now_ms(self, now_ms: int) -> int:

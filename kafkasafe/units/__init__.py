@@ -24,8 +24,8 @@ partition's log, the unit's batches come after the batches of earlier units. So 
 same time. The units that move a consumer group's offset for the same partition form another kind of line. They are
 committed in order, and a unit writes the offset only after all earlier units of the line are committed or refused.
 
-Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading continues the reading's
-previous unit. So if a unit is dropped, `Transitions.follow_drops` also drops the later units of its reading.
+Readings. A *reading* is one run of a consumer through a partition. Each unit of a reading begins at the offset where
+the previous unit ended. So if a unit is dropped, `Transitions.follow_drops` also drops the later units of its reading.
 
 Modules. Each object owns its state, and uses only objects that come after it in this list:
 

@@ -12,7 +12,7 @@ from kafkasafe.units.terms import Grant
 from kafkasafe.units.unit import Transaction, TransactionalId, Unit
 
 EPOCH_REFUSED: Final = PRODUCER_FENCED
-"""The error code that a unit reports if any of `FENCED_CODES` is the reason for its refusal."""
+"""The error code that a refused unit reports if the coordinator's error was one of `FENCED_CODES`."""
 LAST_EPOCH: Final = 0x7FFF - 1
 """After this epoch, the coordinator grants a new producer id, never the next epoch."""
 
@@ -41,7 +41,7 @@ class TransactionalIds:
         self._known.clear()
 
     def note(self, name: str, producer_id: int) -> None:
-        """Record that the coordinator granted this producer id for a transactional id."""
+        """Note that the coordinator granted this producer id for a transactional id."""
         self._producer_ids.setdefault(name, set()).add(producer_id)
 
     def forget_producer_ids(self) -> None:
@@ -134,14 +134,14 @@ class TransactionalIds:
 
 
 def _late(tid: TransactionalId, keep: Grant | None) -> Grant | None:
-    """Assume that the coordinator refused the grant `keep` because the transaction timed out, and return the grant that
-    is current after such a timeout. Return None if another producer may hold that grant.
+    """The grant that is current if the coordinator refused `keep` because the transaction timed out. None if another
+    producer may hold this grant.
 
     Let E be the epoch of `keep`. After a timeout, the coordinator aborts the open transaction under epoch E + 1. A
     producer that takes over an open transaction (a successor) gets epoch E + 2. So if a transaction was open, no
     producer ever holds epoch E + 1: it is only the current epoch until a successor takes over. If no transaction was
-    open, a successor may hold epoch E + 1. With protocol 2, a successor may even hold epoch E, that is, the refused
-    grant.
+    open, a successor may hold epoch E + 1. With version 2 of the transaction protocol, a successor may even hold epoch
+    E, that is, the refused grant.
     """
     if keep is None or not tid.opened or keep.protocol >= 2 or keep.epoch >= LAST_EPOCH:
         return None

@@ -92,7 +92,8 @@ class Units:
         return self.lines.all
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether this unit waits for a unit that `decide` leaves unfinished, or shares a transaction with such a unit.
+        """Whether `decide` also keeps this unit waiting: an earlier unit in one of its lines, or another unit of its
+        transaction, is left unfinished.
 
         Any thread may call it.
         """
@@ -122,7 +123,7 @@ class Units:
         return unit
 
     def closed(self, unit: Unit) -> None:
-        """Record that all batches of the unit are in the queues of their partitions."""
+        """Note that all batches of the unit are in the queues of their partitions."""
         self.lines.join(unit)
         if self._readings.is_broken(unit):
             self._transitions.drop(unit, SUPERSEDED, BROKEN)
@@ -130,12 +131,12 @@ class Units:
             self._transitions.drop(unit, SUPERSEDED, MOVED_ON)
 
     def written(self, unit: Unit, position: int) -> None:
-        """Record that the unit is durable."""
+        """Note that the unit is durable."""
         unit.write(position)
         self.out.change()
 
     def divided(self, unit: Unit, batch: Member, parts: Sequence[Member]) -> None:
-        """Record that one of the unit's batches was divided."""
+        """Note that one of the unit's batches was divided."""
         before = unit.destinations
         unit.divide(batch, parts)
         self.lines.move(unit, before)
@@ -166,7 +167,7 @@ class Units:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def fenced(self, action: InitProducerId, grant: Grant) -> None:
-        """Record the answer to InitProducerId: this producer holds the id, and no transaction is open under the id."""
+        """Note the answer to InitProducerId: this producer holds the id, and no transaction is open under the id."""
         tid = action.tid
         if not _valid(action):
             return
@@ -180,7 +181,7 @@ class Units:
         self.out.change()
 
     def aborted(self, action: InitProducerId, code: int) -> bool | None:
-        """Record the answer to EndTxn. The engine sends EndTxn before an InitProducerId request whose `keep` is set.
+        """Note the answer to EndTxn. The engine sends EndTxn before an InitProducerId request whose `keep` is set.
         Returns whether to send InitProducerId; None: not decided yet.
 
         While a transaction is open, the coordinator does not check the epoch of InitProducerId. So InitProducerId would
@@ -204,8 +205,8 @@ class Units:
         return True
 
     def unanswered(self, action: InitProducerId, *, ended: bool) -> None:
-        """Record that EndTxn (`ended` is True) or InitProducerId got no answer. The coordinator may have carried it
-        out.
+        """Note that EndTxn (`ended` is True) or InitProducerId got no answer. The coordinator may have carried out the
+        request.
         """
         if not _valid(action):
             return
@@ -215,14 +216,14 @@ class Units:
             action.tid.note_end(timed_out=action.timed_out)
 
     def joined(self, action: AddPartitions) -> None:
-        """Record that the partitions were added to the transaction."""
+        """Note that the partitions were added to the transaction."""
         if _valid(action):
             action.tid.note_open()
             action.transaction.move(Phase.APPENDING)
             self.out.change()
 
     def appended(self, action: Produce, base_offset: int, leader_epoch: int) -> None:
-        """Record that a batch was appended."""
+        """Note that a batch was appended."""
         if not _valid(action):
             return
         transaction = action.transaction
@@ -233,7 +234,7 @@ class Units:
         self._schedule.stage_if_whole(transaction)
 
     def noted(self, action: CommitOffsets) -> None:
-        """Record that the transaction contains the offsets of a group."""
+        """Note that the transaction contains the offsets of a group."""
         if not _valid(action):
             return
         transaction = action.transaction
@@ -243,13 +244,13 @@ class Units:
         self._schedule.stage_if_whole(transaction)
 
     def staged(self, transaction: Transaction) -> None:
-        """Record that the STAGED marks of the transaction's units are durable."""
+        """Note that the STAGED marks of the transaction's units are durable."""
         if transaction.phase is Phase.STAGING:
             transaction.move(Phase.STAGED)
             self.out.change()
 
     def ended(self, action: EndTxn, grant: Grant | None) -> None:
-        """Record the answer to EndTxn: the transaction is committed.
+        """Note the answer to EndTxn: the transaction is committed.
 
         Args:
             action: The request.
@@ -264,7 +265,9 @@ class Units:
         self._transitions.commit(action.transaction)
 
     def described(self, action: DescribeTxn, committed: bool | None) -> None:
-        """Record the outcome from the coordinator's description; None if it does not show the outcome."""
+        """Take the coordinator's description of a transaction. `committed` is None if the description does not show the
+        outcome.
+        """
         if not _valid(action):
             return
         if committed is None:
@@ -273,7 +276,9 @@ class Units:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def outcome_found(self, action: FindOutcome, *, committed: bool | None) -> None:
-        """Record the final outcome of a transaction; None if the log does not have the transaction any more."""
+        """Note the final outcome of a transaction. `committed` is None if the log does not have the transaction any
+        more.
+        """
         if not _valid(action):
             return
         if committed is None:
@@ -286,7 +291,7 @@ class Units:
             self._transitions.outcome(action.transaction, committed=committed)
 
     def over(self, unit: Unit) -> None:
-        """Record that the unit's ENDED mark is durable."""
+        """Note that the unit's ENDED mark is durable."""
         unit.move(Phase.OVER)
         self.lines.pop(unit.unit_id)
         self.out.change()
@@ -298,7 +303,7 @@ class Units:
             self._transitions.release(transaction)
 
     def put_aside(self, unit: Unit, *, kept: bool, reason: str = "") -> None:
-        """Record whether a refused unit's records are durable in `rejected/`. If not, try again after a pause."""
+        """Note whether a refused unit's records are durable in `rejected/`. If not, try again after a pause."""
         if not kept:
             unit.fail()
             self.out.ask(RetryLater(UnitPause(unit), unit.tries, unit.code, reason, slow=True))
@@ -308,7 +313,7 @@ class Units:
     def failed(
         self, action: Request, code: int | None, reason: str, *, sent: bool = True, lasting: bool = False
     ) -> None:
-        """Record that a request of a transaction failed.
+        """Note that a request of a transaction failed.
 
         Args:
             action: The request.
@@ -321,7 +326,7 @@ class Units:
             self._failures.failed(action, RequestFailure(code, reason, sent, lasting))
 
     def again(self, action: Request | UnitPause) -> None:
-        """Record that the pause of a RetryLater is over."""
+        """Note that the pause of a RetryLater is over."""
         if isinstance(action, UnitPause):
             if action.unit.phase is Phase.REFUSED and not action.unit.resting:
                 # Try again to save the unit's records. For a unit that was `resting` when it was refused, the engine is

@@ -13,13 +13,13 @@ from kafkasafe.units.unit import Entry, Transaction, Unit
 class Lines:
     """Holds the unfinished units by id, their order in each line, and the last committed offset of each log.
 
-    The units of a transaction are adjacent in each line, so the line contains the transaction in place of its units. So
-    the rules for the order of single units also hold for transactions.
+    In each line, the units of a transaction are adjacent, so a single entry, the transaction, takes their place. The
+    rules for the order treat this entry like a unit.
 
     Attributes:
         by_id: Maps a unit id to the unfinished unit, in the order in which the units were accepted.
-        batchless: The unfinished units that have no batches. The spool keeps a segment while the segment has a waiting
-            batch or the marks of a unit without batches.
+        batchless: The unfinished units that have no batches. The spool must keep the segments with the marks of these
+            units, just as it keeps segments with waiting batches.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Lines:
         return list(self.by_id.values())
 
     def renumber(self) -> list[Unit]:
-        """Number the units of a log in the order in which they were accepted. Returns the units.
+        """Number the units of a lane's log in the order in which they were accepted. Returns the units.
 
         The log may have another order: a unit whose batches were divided may come after units that were accepted later.
         """
@@ -171,8 +171,8 @@ class Lines:
         return all(self._lines[line][0] is entry for line in lines)
 
     def all_issued_before(self, transaction: Transaction) -> bool:
-        """Whether everything before this transaction in the lines of its destinations is a transaction that is
-        `issued`.
+        """Whether only `issued` transactions are before this transaction in the lines of its destinations: the engine
+        has got all of their batches to send.
         """
         return all(self._issued_before(transaction, destination) for destination in transaction.destinations)
 
@@ -196,7 +196,7 @@ class Lines:
         return True
 
     def raise_floors(self, entry: Entry, *, alone: bool) -> None:
-        """Record that an entry is committed. `alone` says that all earlier entries were committed or refused before the
+        """Note that an entry is committed. `alone` says that all earlier entries were committed or refused before the
         entry was appended.
         """
         places = entry.places
@@ -209,7 +209,7 @@ class Lines:
                 self.raise_floor(batch.destination, place + batch.count - 1)
 
     def raise_floor(self, destination: int, offset: int) -> None:
-        """Record that the log contains committed batches up to this offset, inclusive."""
+        """Note that the log contains committed batches up to this offset, inclusive."""
         self._floor[destination] = max(self._floor.get(destination, -1), offset)
 
     def forget(self, destination: int) -> None:

@@ -49,7 +49,7 @@ class UnitOutbox:
         self.staging.append(transaction)
 
     def end(self, unit: Unit, outcome: m.UnitOutcome, reason: str) -> None:
-        """Record the fate of a unit, and add its ENDED mark if the unit was written."""
+        """Note the fate of a unit, and add its ENDED mark if the unit was written."""
         if unit.durable:
             self._marks.append(m.Ended(unit.unit_id, outcome, reason))
         self.ending.append(unit)
@@ -83,7 +83,7 @@ class UnitOutbox:
     # -- whether there is more to decide ---------------------------------------------------------------------------
 
     def change(self) -> None:
-        """Record an event, after which further decisions may be possible."""
+        """Note an event, after which further decisions may be possible."""
         self._changed = True
 
     def take_change(self) -> bool:

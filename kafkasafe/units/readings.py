@@ -1,8 +1,8 @@
 """Decides which units (atomic batches) are dropped because of the reading (a consumer's run) to which they belong.
 
-A reading is one run of a consumer through a partition, and each unit of a reading continues the previous unit. So a
-reading is broken off when one of its units is dropped: its later units are dropped, too. A unit is superseded when
-another reading has already processed and committed the unit's input.
+A reading is one run of a consumer through a partition, and each unit of a reading begins at the offset where the
+previous unit ended. So a reading is broken off when one of its units is dropped: the later units are dropped, too. A
+unit is superseded when a unit of another reading has already committed the results of the same input.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from kafkasafe.units.terms import GroupPartition
 from kafkasafe.units.unit import Transaction, Unit
 
 Break = dict[GroupPartition, tuple[int, int]]
-"""For each group partition, two numbers: the number of the newest reading in which a unit was dropped, and the number
-of the first dropped unit of all readings.
+"""For each group partition, two numbers: the number of the newest reading in which a unit was dropped, and the lowest
+number of a dropped unit (`Unit.number`).
 """
 
 
@@ -32,7 +32,7 @@ class ReadingOrder:
         """
 
     def is_broken(self, unit: Unit) -> bool:
-        """Whether a newly accepted unit continues a dropped unit."""
+        """Whether to drop a newly accepted unit, because a unit of the same reading or of a newer one was dropped."""
         return any(
             line in self._broken and unit.reading(line).number <= self._broken[line]
             for line in unit.group_lines
@@ -41,8 +41,8 @@ class ReadingOrder:
     def is_superseded(self, unit: Unit) -> bool:
         """Whether another reading (a consumer's run) has already processed and committed this unit's input.
 
-        This is so if a unit of another reading moved the group's committed offset past the offset where this unit's
-        reading began, and did so after this reading began. An example:
+        This is so if, after this unit's reading began, a unit of another reading moved the group's committed offset
+        past the offset where this unit's reading began. An example:
 
         1. A consumer uses `assign`, so it has no generation. The consumer is closed while its first unit, with records
            0 to 9, waits in the spool.
@@ -60,15 +60,15 @@ class ReadingOrder:
         return False
 
     def reach(self, transaction: Transaction, newest: int) -> None:
-        """Record the committed offsets of a transaction. `newest` is the number of the newest reading."""
+        """Note the committed offsets of a transaction. `newest` is the number of the newest reading."""
         for each in transaction.offsets:
             for at in each.positions:
                 line = each.group, at.topic, at.partition
                 self._reached[line] = at.offset, transaction.reading(line).number, newest
 
     def break_off(self, unit: Unit, broken: Break) -> None:
-        """Record that a unit is dropped. From now on, `is_broken` is true for each new unit that moves the same offset
-        of the group, and belongs to the same reading or to an older one.
+        """Note that a unit is dropped. From now on, `is_broken` is true for each new unit that moves the same offset of
+        the group, and belongs to the same reading or to an older one.
         """
         for line in unit.group_lines:
             mine = unit.reading(line).number

@@ -12,8 +12,8 @@ from kafkasafe.units.unit import TransactionalId, Unit
 
 
 class UnitReplay:
-    """Restores units from the marks of a log. The caller passes each mark to its method, in order, and then calls
-    `recovered`.
+    """Restores units from the marks of a lane's log. The caller passes each mark to its method, in order, and then
+    calls `recovered`.
 
     Args:
         lines: The unfinished units.
@@ -38,7 +38,7 @@ class UnitReplay:
         self._staged_under: dict[Unit, TransactionalId] = {}
         """Maps a staged unit to its transactional id."""
         self._former: dict[int, int] = {}
-        """For each reading (a consumer's run), by its number in an earlier incarnation: its number in this incarnation.
+        """Maps the number of a reading (a consumer's run) in an earlier incarnation to its number in this incarnation.
         """
         self.earlier: dict[str, tuple[Unit, m.Ended]] = {}
         """By a user's transactional id: the unit of earlier incarnations that ended last, and its ENDED mark."""
@@ -63,7 +63,7 @@ class UnitReplay:
         unit.read_readings(mark.entries, readings)
 
     def recover_begun(self, mark: m.Begun) -> None:
-        """Take a BEGUN mark, which makes an earlier STAGED mark void."""
+        """Take a BEGUN mark. Earlier STAGED marks of the unit no longer count."""
         self._ids.note(mark.transactional_id, mark.producer_id)
         unit = self._lines.by_id.get(mark.unit_id)
         if unit is not None:
@@ -71,7 +71,7 @@ class UnitReplay:
             unit.read_begun()
 
     def _void(self, tid: TransactionalId | None) -> None:
-        """Record that the id's transaction will not be committed. Its staged units are then prepared again."""
+        """Note that the id's transaction will not be committed. Its staged units are then prepared again."""
         if tid is None:
             return
         for each in self._staged.pop(tid, []):

@@ -1,5 +1,5 @@
-"""The requests that use a transactional id, and other actions for units. Each docstring names the method of `Units` for
-the answer.
+"""The requests that use a transactional id, and other actions for units. Each docstring names the method of `Units`
+that takes the answer.
 
 `outcome_of` reads the answer to `DescribeTxn`.
 """
@@ -155,10 +155,10 @@ def outcome_of(grant: Grant, state: str, producer_id: int, epoch: int, *, own: b
         # The end of the transaction raised the epoch by one. A higher epoch means that other transactions followed.
         return True
     if own and state in _ABORTED:
-        # With protocol 1, "aborted" means that the transaction timed out or was fenced while it was open. "Committed"
-        # would prove nothing: with protocol 1, a commit does not raise the epoch, so the description may be about an
-        # earlier transaction. For an id that a user chose, even "aborted" proves nothing, because the coordinator may
-        # have described another producer's transaction. If the result is None, the engine first sends InitProducerId,
-        # and then finds out the outcome.
+        # With version 1 of the transaction protocol, "aborted" means that the transaction timed out or was fenced while
+        # it was open. "Committed" would prove nothing: with version 1, a commit does not raise the epoch, so the
+        # description may be about an earlier transaction. For an id that a user chose, even "aborted" proves nothing,
+        # because the coordinator may have described another producer's transaction. If the result is None, the engine
+        # first sends InitProducerId, and then finds out the outcome.
         return False
     return None

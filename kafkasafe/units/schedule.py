@@ -65,8 +65,8 @@ class Schedule:
             self._go_on()
 
     def held_up(self, unit: Unit) -> bool:
-        """Whether this unit waits for a unit that `Units.decide` leaves unfinished, or shares a transaction with such a
-        unit.
+        """Whether `Units.decide` also keeps this unit waiting: an earlier unit in one of its lines, or another unit of
+        its transaction, is left unfinished.
 
         Any thread may call it.
         """

@@ -15,11 +15,11 @@ Kafka.
 """
 
 GroupPartition: TypeAlias = tuple[str, str, int]
-"""(group, topic, partition): a consumer group's offset of one partition."""
+"""(group, topic, partition): stands for a consumer group's offset in one partition."""
 
 Line: TypeAlias = int | GroupPartition
-"""A line is either a destination, or the offset of a consumer group for one partition. Each line has its own order of
-units.
+"""Names a line of units: the units of a destination, or the units that move a consumer group's offset for one
+partition. Each line has its own order.
 """
 
 POOL: Final = 4
@@ -89,8 +89,8 @@ class Grant:
     Attributes:
         producer_id: The producer id.
         epoch: The producer epoch.
-        protocol: 1 or 2. With protocol 2 (KIP-890), each transaction has its own epoch, and needs no
-            AddPartitionsToTxn.
+        protocol: The version of Kafka's transaction protocol, 1 or 2. With version 2 (KIP-890), each transaction has
+            its own epoch, and needs no AddPartitionsToTxn.
     """
 
     producer_id: int
@@ -100,7 +100,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One run of a consumer through a partition, in which each unit continues the previous unit.
+    """One run of a consumer through a partition. Each unit of a reading begins at the offset where the previous unit
+    ended.
 
     A consumer that seeks (except to the end of its last accepted unit), or gets the partition assigned again, begins
     another reading.

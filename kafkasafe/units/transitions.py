@@ -166,10 +166,10 @@ class Transitions:
         """After a refused EndTxn, find out whether the transaction was already committed, without fencing a successor
         (a producer that took over the id).
 
-        If the transaction was not committed, a successor has ended it or, with protocol 1, it may have timed out. Once
-        the engine knows that the transaction was open, `ids._late` distinguishes these cases. With protocol 1, only the
-        log shows the outcome: a delayed TxnOffsetCommit can write this transaction's marker as part of a successor's
-        transaction.
+        If the transaction was not committed, a successor has ended it or, with version 1 of the transaction protocol,
+        it may have timed out. Once the engine knows that the transaction was open, `ids._late` distinguishes these
+        cases. With version 1, only the log shows the outcome: a delayed TxnOffsetCommit can write this transaction's
+        marker as part of a successor's transaction.
         """
         second = tid.grant is not None and tid.grant.protocol >= 2
         if not second and all(place < 0 for place in transaction.places.values()):
@@ -187,7 +187,7 @@ class Transitions:
         self._out.ask(FindOutcome(tid, tid.turn, transaction, by_log=not second))
 
     def outcome(self, transaction: Transaction, *, committed: bool) -> None:
-        """Record the outcome of a transaction."""
+        """Note the outcome of a transaction."""
         if committed:
             self.commit(transaction)
             return
@@ -224,8 +224,7 @@ class Transitions:
 
     @staticmethod
     def _lose(unit: Unit, reason: str) -> None:
-        """Record that the unit cannot be delivered, because another producer has taken over the unit's transactional
-        id.
+        """Note that the unit cannot be delivered, because another producer has taken over the unit's transactional id.
 
         The records of a unit that moves a group's offsets are not kept: the offsets have not moved, so the group's
         consumers read the same input again.
@@ -236,7 +235,7 @@ class Transitions:
     # -- ends ------------------------------------------------------------------------------------------------------
 
     def commit(self, transaction: Transaction) -> None:
-        """Record that a transaction is committed."""
+        """Note that a transaction is committed."""
         self._lines.raise_floors(transaction, alone=transaction.alone)
         self._readings.reach(transaction, self._newest_reading() if transaction.group_lines else 0)
         transaction.move(Phase.COMMITTED)

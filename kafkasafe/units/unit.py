@@ -89,11 +89,11 @@ class Unit(UnitContent):
         self.recorded = tuple((each.number, each.start) for each in mine)
 
     def write(self, position: int) -> None:
-        """Record that the unit is durable."""
+        """Note that the unit is durable."""
         self.durable, self.position = True, position
 
     def read(self, position: int, accepted_at: int) -> None:
-        """Record that an earlier incarnation (run of the producer) wrote the unit."""
+        """Note that an earlier incarnation (run of the producer) wrote the unit."""
         self.readings = dict.fromkeys(self.group_lines, Reading(OLDEST))
         self.durable, self.position, self.accepted_at = True, position, accepted_at
 
@@ -138,11 +138,11 @@ class Unit(UnitContent):
         self.epochs.clear()
 
     def enter(self, transaction: Transaction) -> None:
-        """Record the unit's transaction, which replaces the unit in the lines."""
+        """Note the unit's transaction, which replaces the unit in the lines."""
         self.transaction = transaction
 
     def leave(self) -> None:
-        """Record that the unit has no transaction."""
+        """Note that the unit has no transaction."""
         self.transaction = None
 
     @property
@@ -152,16 +152,16 @@ class Unit(UnitContent):
         return (self,) if transaction is None else transaction.units
 
     def send(self, handle: int, sequence: int) -> None:
-        """Record the base sequence under which a batch will be appended."""
+        """Note the base sequence under which a batch will be appended."""
         self.sequences[handle] = sequence
 
     def append(self, handle: int, base_offset: int, leader_epoch: int) -> None:
-        """Record that a batch was appended."""
+        """Note that a batch was appended."""
         self.places[handle] = base_offset
         self.epochs[handle] = leader_epoch
 
     def read_epoch(self, handle: int, leader_epoch: int) -> None:
-        """Record a batch's leader epoch from a mark (log entry) in the spool, unless the epoch is known already."""
+        """Note a batch's leader epoch from a mark (log entry) in the spool, unless the epoch is known already."""
         self.epochs.setdefault(handle, leader_epoch)
 
     @property
@@ -199,18 +199,18 @@ class Unit(UnitContent):
         self.places.clear()
 
     def read_void(self) -> None:
-        """Record that the unit's transaction will not be committed, so the unit is prepared again."""
+        """Note that the unit's transaction will not be committed, so the unit is prepared again."""
         self.phase = Phase.WAITING
 
     # -- tries and fate --------------------------------------------------------------------------------------------
 
     def count_try(self, reason: str) -> None:
-        """Record a failed attempt, after which the unit is requeued."""
+        """Note a failed attempt, after which the unit is requeued."""
         self.tries += 1
         self.code, self.reason = 0, reason
 
     def fail(self) -> None:
-        """Record a failed attempt: the transaction was aborted or, for a refused unit, saving the records failed."""
+        """Note a failed attempt: the transaction was aborted or, for a refused unit, saving the records failed."""
         self.tries += 1
 
     def forget_tries(self) -> None:
@@ -222,19 +222,19 @@ class Unit(UnitContent):
         self.resting = True
 
     def wake(self) -> None:
-        """Record the end of the pause."""
+        """Note the end of the pause."""
         self.resting = False
 
     def blame(self, code: int, reason: str) -> None:
-        """Record why the unit is not delivered."""
+        """Note why the unit is not delivered."""
         self.code, self.reason = code, reason
 
     def explain(self, reason: str) -> None:
-        """Record why a request for the unit failed."""
+        """Note why a request for the unit failed."""
         self.reason = reason
 
     def drop(self, *, dropped: bool = True) -> None:
-        """Record whether the unit is dropped. The records of a dropped unit are not kept, because consumers read its
+        """Note whether the unit is dropped. The records of a dropped unit are not kept, because consumers read its
         input again.
         """
         self.dropped = dropped
@@ -248,7 +248,7 @@ class Unit(UnitContent):
         self.phase = Phase.OVER
 
     def end(self) -> None:
-        """Record that the unit's fate is decided."""
+        """Note that the unit's fate is decided."""
         self.ended = True
 
     def move(self, to: Phase) -> None:
@@ -312,7 +312,7 @@ class Transaction(UnitContent):
 
     @property
     def number(self) -> int:
-        """The number of the first unit. It decides the transaction's place among units and transactions."""
+        """The number of the first unit. This number decides the transaction's place among units and transactions."""
         return self.units[0].number
 
     @property
@@ -364,15 +364,15 @@ class Transaction(UnitContent):
             each.move(to)
 
     def issue(self, *, alone: bool) -> None:
-        """Record that the engine got all batches to send."""
+        """Note that the engine got all batches to send."""
         self.issued, self.alone = True, alone
 
     def send(self, batch: Member, sequence: int) -> None:
-        """Record the base sequence under which a batch will be appended."""
+        """Note the base sequence under which a batch will be appended."""
         self._owner(batch).send(batch.handle, sequence)
 
     def append(self, batch: Member, base_offset: int, leader_epoch: int) -> bool:
-        """Record an appended batch. Returns whether it is the transaction's first appended batch."""
+        """Note an appended batch. Returns whether it is the transaction's first appended batch."""
         self._owner(batch).append(batch.handle, base_offset, leader_epoch)
         self.placed += 1
         return self.placed == 1
@@ -387,7 +387,7 @@ class Transaction(UnitContent):
         return index
 
     def note(self, index: int) -> bool:
-        """Record that the offsets of a group are written. Returns whether the offsets of another group follow."""
+        """Note that the offsets of a group are written. Returns whether the offsets of another group follow."""
         self.notes_left -= 1
         more = index + 1 < len(self.offsets)
         if more:
@@ -400,12 +400,12 @@ class Transaction(UnitContent):
         return not self.notes_left and self.placed >= len(self.batches)
 
     def explain(self, reason: str) -> None:
-        """Record why a request failed, unless several units share the transaction: any may be the cause."""
+        """Note why a request failed, unless several units share the transaction: any may be the cause."""
         if not self.is_shared:
             self.units[0].explain(reason)
 
     def refuse_end(self) -> None:
-        """Record that the coordinator refused EndTxn because of the epoch."""
+        """Note that the coordinator refused EndTxn because of the epoch."""
         self.end_refused = True
 
     def forget_refused_end(self) -> None:
@@ -413,14 +413,14 @@ class Transaction(UnitContent):
         self.end_refused = False
 
     def leave_id(self) -> TransactionalId | None:
-        """Record that the transaction has ended or is being aborted. Returns its former transactional id."""
+        """Note that the transaction has ended or is being aborted. Returns its former transactional id."""
         tid, self.tid = self.tid, None
         self.issued = False
         self.next_note = -1
         return tid
 
     def part(self) -> None:
-        """Record that the units have no transaction any more."""
+        """Note that the units have no transaction any more."""
         for each in self.units:
             each.leave()
 
@@ -449,7 +449,7 @@ class TransactionalId:
         alone: Whether an answer in this turn showed that no other producer had taken over the id.
         aborting: Destinations of the transaction that is being aborted. The transaction may be open until the
             coordinator answers the request to abort it.
-        attempts: By request of this turn: how often it has failed.
+        attempts: How often each request of this turn has failed.
     """
 
     name: str
@@ -480,7 +480,7 @@ class TransactionalId:
     # -- the grant -------------------------------------------------------------------------------------------------
 
     def begin_fencing(self) -> None:
-        """Record that InitProducerId is being sent."""
+        """Note that InitProducerId is being sent."""
         self.next_turn()
         self.fencing = True
         self.grant = None
@@ -500,11 +500,11 @@ class TransactionalId:
         self.fresh = True
 
     def lose_grant(self) -> None:
-        """Record that another producer has the id."""
+        """Note that another producer has the id."""
         self.grant = self.former = None
 
     def taken_over(self) -> None:
-        """Record that the answer to InitProducerId shows that another producer has the id."""
+        """Note that the answer to InitProducerId shows that another producer has the id."""
         self.fencing = False
         self.former = None
         self.aborting = frozenset()
@@ -537,7 +537,7 @@ class TransactionalId:
         self.transaction = transaction
 
     def note_open(self) -> None:
-        """Record that the cluster acknowledged a request of the transaction."""
+        """Note that the cluster acknowledged a request of the transaction."""
         self.opened = True
 
     def take_sequence(self, destination: int, count: int) -> int:
@@ -547,11 +547,11 @@ class TransactionalId:
         return sequence
 
     def send_end(self) -> None:
-        """Record that EndTxn is being sent, after which the transaction may have ended."""
+        """Note that EndTxn is being sent, after which the transaction may have ended."""
         self.opened = False
 
     def end(self, grant: Grant | None, *, sure: bool) -> None:
-        """Record the answer to EndTxn.
+        """Note the answer to EndTxn.
 
         The next transaction uses `grant`, unless `grant` is None or an earlier attempt of EndTxn failed (`sure` is
         False).
@@ -563,12 +563,12 @@ class TransactionalId:
             self.sequences.clear()
 
     def abort(self, destinations: Iterable[int]) -> None:
-        """Record that the id's transaction is being aborted."""
+        """Note that the id's transaction is being aborted."""
         self.transaction = None
         self.aborting = self.aborting.union(destinations)
 
     def leave(self) -> None:
-        """Record that the id's transaction has ended: it was committed or aborted."""
+        """Note that the id's transaction has ended: it was committed or aborted."""
         self.transaction = None
 
     def release(self) -> None:
@@ -579,15 +579,15 @@ class TransactionalId:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def note_unanswered(self) -> None:
-        """Record that InitProducerId got no answer, so the coordinator may have carried it out."""
+        """Note that InitProducerId got no answer, so the coordinator may have carried it out."""
         self.unsure = True
 
     def note_end(self, *, timed_out: bool) -> None:
-        """Record that the id's transaction may no longer be open. `timed_out`: see `InitProducerId`."""
+        """Note that the id's transaction may no longer be open. `timed_out`: see `InitProducerId`."""
         self.opened = self.opened and timed_out
 
     def note_alone(self) -> None:
-        """Record that no other producer has taken the id over."""
+        """Note that no other producer has taken the id over."""
         self.alone = True
 
     def count_failure(self, action: Hashable) -> int:

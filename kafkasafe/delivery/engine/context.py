@@ -42,7 +42,7 @@ class DeletedTopics:
         return topic in self._since
 
     def note(self, topic: str, now: float) -> float:
-        """Record that, at the time `now`, brokers reported the topic as unknown. Return the time of the first such
+        """Note that, at the time `now`, brokers reported the topic as unknown. Return the time of the first such
         report.
         """
         return self._since.setdefault(topic, now)
@@ -97,7 +97,7 @@ class OwnCluster:
         self._held: list[Callable[[], None]] = []
 
     def bind(self, cluster_id: str) -> None:
-        """Record that the brokers and the spool directory belong to this cluster."""
+        """Note that the brokers and the spool directory belong to this cluster."""
         self.cluster_id = cluster_id
 
     def meet_stranger(self, error: WrongClusterError) -> None:
@@ -130,11 +130,11 @@ class DeliveryProgress:
         """How far the log of each partition was read (exclusive)."""
 
     def note(self) -> None:
-        """Record that deliveries have just made progress."""
+        """Note that deliveries have just made progress."""
         self._last = self._clock.monotonic()
 
     def note_read(self, topic: str, partition: int, next_offset: int) -> None:
-        """Record that a partition's log was read up to `next_offset` (exclusive).
+        """Note that a partition's log was read up to `next_offset` (exclusive).
 
         1. A broker refuses a batch each time. After each refusal, the producer reads the end of the log, and does not
            find the batch there.
@@ -145,7 +145,7 @@ class DeliveryProgress:
             self.note()
 
     def pause(self, until: float) -> None:
-        """Record a pause that ends at the monotonic time `until`, in seconds."""
+        """Note a pause that ends at the monotonic time `until`, in seconds."""
         self._pause_until = max(self._pause_until, until)
 
     def patience_ends(self, patience: Patience, began: float, *, paused: bool = False) -> float:
@@ -177,7 +177,7 @@ class CloseState:
         self.close_by = float("inf")
 
     def close(self, close_by: float | None) -> None:
-        """Record that `close` was called. If `close_by` is None, the former deadline remains."""
+        """Note that `close` was called. If `close_by` is None, the former deadline remains."""
         if close_by is not None:
             self.close_by = close_by
         self.closing = True
@@ -257,7 +257,7 @@ class EngineContext:
         self.timers.add(delay_s, message)
 
     def open(self, own: Lane) -> None:
-        """Record the producer's own lane."""
+        """Note the producer's own lane."""
         self.own = own
         self.lanes.append(own)
 

@@ -95,7 +95,7 @@ class Endings:
             self._ledger.finish(parcel)
 
     def _deliver(self, lane: Lane, batch: j.Batch, parcel: Parcel) -> None:
-        """Record that the cluster has a batch."""
+        """Note that the cluster has a batch."""
         parcel.deliver(batch.base_offset)
         self._context.stats.records[parcel.topic, "committed"] += batch.count
         now = self._context.clock.monotonic()

@@ -97,7 +97,7 @@ class PlaceLooks:
         self.looked = 0
 
     def ask(self, number: int) -> None:
-        """Record a caller's question. Later questions have larger numbers."""
+        """Note a caller's question. Later questions have larger numbers."""
         self._asked = max(self._asked, number)
 
     def answer(self) -> None:
@@ -309,8 +309,8 @@ class Engine:
             self.predecessor.stored(end_position, owes=bool(own.journal.views.owes(end_position)))
 
     def drop(self) -> None:
-        """Record that the program dropped this producer. A dropped producer accepts no records; later producers wait
-        for its accepted records.
+        """Note that the program dropped this producer. A dropped producer accepts no records; later producers wait for
+        its accepted records.
         """
         self.predecessor.drop()
 

@@ -129,13 +129,13 @@ class ErrorsToRaise:
         return bool(self.damage)
 
     def block(self, lane: Lane, address: tuple[str, int], error: SpoolCorruptError) -> None:
-        """Record that a partition waits, because a batch of this lane is damaged on disk."""
+        """Note that a partition waits, because a batch of this lane is damaged on disk."""
         with self._guard.lock:
             self.damage[address] = lane, error
             self._guard.waiters.notify_all()
 
     def unblock(self, lane: Lane, address: tuple[str, int]) -> None:
-        """Record that this lane's batch of the partition can be read again. Damage in another lane remains."""
+        """Note that this lane's batch of the partition can be read again. Damage in another lane remains."""
         found = self.damage.get(address)
         if found is not None and found[0] is lane:
             self.damage.pop(address, None)

@@ -72,12 +72,12 @@ class WriteBacklog:
             self._groups.insert(index, group)
 
     def fail(self) -> int:
-        """Record a failed write. Returns the number of consecutive failures."""
+        """Note a failed write. Returns the number of consecutive failures."""
         self.attempt += 1
         return self.attempt
 
     def succeed(self) -> None:
-        """Record a successful write."""
+        """Note a successful write."""
         self.attempt = 0
 
     def has_retry(self, now: float) -> bool:
@@ -85,11 +85,11 @@ class WriteBacklog:
         return self._retry_at > now
 
     def pause(self, until: float) -> None:
-        """Record a pause that ends at the monotonic time `until`, in seconds."""
+        """Note a pause that ends at the monotonic time `until`, in seconds."""
         self._retry_at = until
 
     def end_pause(self) -> None:
-        """Record that the pause is over."""
+        """Note that the pause is over."""
         self._retry_at = 0.0
 
 
@@ -139,7 +139,7 @@ class Divisions:
         self.pending = pending
 
     def fail(self) -> int:
-        """Record that the spool could not be read. Returns the number of consecutive failures."""
+        """Note that the spool could not be read. Returns the number of consecutive failures."""
         self.attempt += 1
         return self.attempt
 
@@ -148,18 +148,18 @@ class Divisions:
         self.unreadable_until = until
 
     def succeed(self) -> None:
-        """Record that the spool could be read."""
+        """Note that the spool could be read."""
         self.attempt = 0
 
     def miss_room(self) -> int:
-        """Record that the disk has no space for the parts of a divided batch. Returns the number of consecutive
-        attempts that found no space.
+        """Note that the disk has no space for the parts of a divided batch. Returns the number of consecutive attempts
+        that found no space.
         """
         self.room_attempt += 1
         return self.room_attempt
 
     def find_room(self) -> None:
-        """Record that a batch was divided."""
+        """Note that a batch was divided."""
         self.room_attempt = 0
 
     def is_blocked(self, now: float) -> bool:
@@ -181,11 +181,11 @@ class Divisions:
         self.unwritten_bytes += size
 
     def written(self) -> None:
-        """Record that the parts are on disk."""
+        """Note that the parts are on disk."""
         self.unwritten_bytes = 0
 
     def count_waiting(self, size: int) -> None:
-        """Record how many bytes belong to batches whose partitions are not chosen yet."""
+        """Note how many bytes belong to batches whose partitions are not chosen yet."""
         self.waiting_bytes = size
 
 
@@ -220,18 +220,16 @@ class ReleaseCheck:
         return position != self._position or excess > max(self._excess + more, 0) or now >= self._again_at
 
     def note(self, position: int, excess: int) -> None:
-        """Record a check. For the arguments, see `is_due`."""
+        """Note a check. For the arguments, see `is_due`."""
         self._position, self._excess = position, excess
         self._again_at = float("inf")
 
     def fail(self, again_at: float) -> None:
-        """Record that a segment could not be deleted. The next check is due at the monotonic time `again_at`, in
-        seconds.
-        """
+        """Note a failed deletion of a segment. The next check is due at the monotonic time `again_at`, in seconds."""
         self._again_at = again_at
 
     def freed(self, size: int) -> None:
-        """Record that segments with this total size were deleted."""
+        """Note that segments with this total size were deleted."""
         self._excess -= size
 
 
@@ -262,7 +260,7 @@ class Rejections:
         self._paths.update(dict.fromkeys(handles, path))
 
     def keep_damaged(self, handle: int, path: Path) -> None:
-        """Record which file in `quarantine/` keeps the bytes of a damaged batch."""
+        """Note which file in `quarantine/` keeps the bytes of a damaged batch."""
         self._paths[handle] = path
         self._damaged.add(handle)
 
@@ -307,17 +305,17 @@ class ProducerIdRequest:
         self.refusal = ""
 
     def ask(self) -> None:
-        """Record that a request is sent."""
+        """Note that a request is sent."""
         self.is_open = True
 
     def granted(self) -> None:
-        """Record that a producer id was granted."""
+        """Note that a producer id was granted."""
         self.is_open = False
         self.failures = 0
         self.refusal = ""
 
     def failed(self, reason: str) -> None:
-        """Record that the request was refused or not answered. The engine repeats it after a pause."""
+        """Note that the request was refused or not answered. The engine repeats it after a pause."""
         self.failures += 1
         self.refusal = reason
 
@@ -336,7 +334,7 @@ class LossChecks:
         """
 
     def see_leader(self, destination: int, epoch: int) -> bool:
-        """Record a partition's leader epoch. Returns whether the epoch is new; if so, the log has to be checked."""
+        """Note a partition's leader epoch. Returns whether the epoch is new; if so, the log has to be checked."""
         before = self._epochs.get(destination)
         self._epochs[destination] = epoch
         return before is None or epoch > before
@@ -348,7 +346,7 @@ class LossChecks:
         self._epochs.pop(destination, None)
 
     def report_unproven(self, destination: int, last_acked_offset: int) -> bool:
-        """Record that the present log may never have contained this acknowledged offset. Returns whether this is the
+        """Note that the present log may never have contained this acknowledged offset. Returns whether this is the
         first report about the offset.
         """
         if self._unproven.get(destination) == last_acked_offset:
@@ -411,11 +409,11 @@ class Copying:
         return now >= self._look_at or used_bytes >= self._looked_bytes + growth_bytes
 
     def look(self, used_bytes: int, next_at: float) -> None:
-        """Record a check, and the log's size. The next check is due at `next_at`, or earlier if the log grows."""
+        """Note a check, and the log's size. The next check is due at `next_at`, or earlier if the log grows."""
         self._looked_bytes, self._look_at = used_bytes, next_at
 
     def forget_size(self) -> None:
-        """Record that there is enough space, so that the next check is due as soon as space becomes scarce."""
+        """Note that there is enough space, so that the next check is due as soon as space becomes scarce."""
         self._looked_bytes = 0
 
     def begin(self, before: int) -> None:
@@ -467,7 +465,7 @@ class Lane:
         return self.write_backlog.has_decision
 
     def report_held_back(self, *, held_back: bool) -> None:
-        """Record whether the last report said that batches of this lane wait for batches of other lanes."""
+        """Note whether the last report said that batches of this lane wait for batches of other lanes."""
         self.held_back = held_back
 
     def bind(self, cluster_id: str, assumed: str | None) -> None:

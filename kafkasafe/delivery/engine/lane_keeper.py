@@ -37,8 +37,8 @@ get its own lane back.
 """
 _ADOPTED_EVERY_S: Final = 0.1
 _SLOW_FROM: Final = 3
-"""The length of a pause grows with the number of failures. The engine counts this many failures more, so that even the
-first pause is long.
+"""The length of a pause grows with the number of failures. The engine adds this constant to the number of failures, so
+that even the first pause is long.
 """
 _MISSING_GRACE_S: Final = 60.0
 """How many seconds a topic may be missing before the producer reports it: brokers that have just started know no

@@ -43,30 +43,30 @@ class AwaitedLanes:
         return self._left_behind
 
     def expect(self, numbers: Iterable[int]) -> None:
-        """Record lanes of earlier producers that hold unfinished records and have no owner."""
+        """Note lanes of earlier producers that hold unfinished records and have no owner."""
         with self._guard.lock:
             self._left_behind.update(numbers)
 
     def settle(self, number: int) -> None:
-        """Record that lane `number` is no longer left behind: the lane is drained, or has another owner."""
+        """Note that lane `number` is no longer left behind: the lane is drained, or has another owner."""
         if number in self._left_behind:
             with self._guard.lock:
                 self._left_behind.discard(number)
                 self._guard.waiters.notify_all()
 
     def seek_siblings(self, *, on: bool) -> None:
-        """Record whether other default spool directories may hold records that this producer has to adopt."""
+        """Note whether other default spool directories may hold records that this producer has to adopt."""
         with self._guard.lock:
             self._seeks_siblings = on
             self._guard.waiters.notify_all()
 
     def adopt(self, lane: Path) -> None:
-        """Record that this producer reads a lane of an ended producer, to deliver the lane's records."""
+        """Note that this producer reads a lane of an ended producer, to deliver the lane's records."""
         with self._guard.lock:
             self._adopted.add(lane)
 
     def forget(self, lane: Path) -> None:
-        """Record that an adopted lane is delivered, cannot be read, or has another owner."""
+        """Note that an adopted lane is delivered, cannot be read, or has another owner."""
         with self._guard.lock:
             self._adopted.discard(lane)
             self._guard.waiters.notify_all()
@@ -181,13 +181,13 @@ class Ledger:
         return new
 
     def refuse_cluster(self, error: WrongClusterError) -> None:
-        """Record that another cluster answers instead of the producer's own, and wake waiting callers."""
+        """Note that another cluster answers instead of the producer's own, and wake waiting callers."""
         with self.lock:
             self.wrong_cluster = error
             self.waiters.notify_all()
 
     def accept_cluster(self) -> None:
-        """Record that the producer's own cluster answers."""
+        """Note that the producer's own cluster answers."""
         with self.lock:
             self.wrong_cluster = None
 
@@ -203,7 +203,7 @@ class Ledger:
         return not self.doubted and not self.lanes.left_behind and self.parcels.settled(number)
 
     def name_answered(self, name: str, error: BaseException | None = None, trouble: str = "") -> None:
-        """Record that the engine has taken over a transactional id or, with `error`, that the cluster refuses the id.
+        """Note that the engine has taken over a transactional id or, with `error`, that the cluster refuses the id.
         With `trouble`, the id is neither taken over nor refused yet, and the engine tries again.
         """
         with self.lock:
@@ -311,7 +311,7 @@ class Ledger:
         return not_durable(undurable, why, None)
 
     def lose(self, error: BaseException) -> None:
-        """Record the error with which a closing producer loses records, unless another error has already ended the
+        """Note the error with which a closing producer loses records, unless another error has already ended the
         producer.
         """
         with self.lock:

@@ -154,11 +154,11 @@ class LossWatch:
             self._ledger.errors.lose(SpoolCorruptError(f"{message}. Raised once", damage=(message,)))
 
     def is_back(self, lane: Lane, batch: j.Batch) -> None:
-        """Record that a lost batch is in the log again, because the engine has resent it."""
+        """Note that a lost batch is in the log again, because the engine has resent it."""
         self._context.stats.healed_records[lane.journal.views.address(batch.destination)[0]] += batch.count
 
     def comes_not_back(self, lane: Lane, batch: j.Batch) -> None:
-        """Record that a lost batch was rejected when the engine resent it."""
+        """Note that a lost batch was rejected when the engine resent it."""
         topic, partition = lane.journal.views.address(batch.destination)
         path = lane.rejections.path(batch.handle)
         last_offset = batch.place + batch.count - 1

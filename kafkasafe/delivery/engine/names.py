@@ -28,7 +28,7 @@ class RefusedNames:
         self._context = context
 
     def failed(self, lane: Lane, action: u.Request, code: int | None, reason: str) -> bool:
-        """Record a request that failed or got no answer.
+        """Note a request that failed or got no answer.
 
         Returns:
             True if the cluster refuses to commit an offset because of its topic or partition, and has done so for
@@ -78,7 +78,7 @@ class RefusedNames:
         self._context.emit(events.TransactionsBlocked(name, code, reason, records))
 
     def accepted(self, lane: Lane, action: u.Request) -> None:
-        """Record a request that was answered without an error."""
+        """Note a request that was answered without an error."""
         if not lane.names or not isinstance(action, (u.InitProducerId, u.CommitOffsets)):
             return
         for name in (_name(lane, action)[0], _of_marker(lane, action)[0]):

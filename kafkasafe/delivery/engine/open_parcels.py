@@ -165,7 +165,7 @@ class OpenParcels:
     # -- packed parcels ------------------------------------------------------------------------------------------------
 
     def pack(self, destination: int, parcels: Sequence[Parcel]) -> None:
-        """Record that the journal has packed these batches into compact rows. Keeps only the parcels that callers or
+        """Note that the journal has packed these batches into compact rows. Keeps only the parcels that callers or
         watchers need.
         """
         with self._guard.lock, self._moving():

@@ -125,7 +125,7 @@ class Parcel:
     # -- accepted and durable ------------------------------------------------------------------------------------------
 
     def accept(self, number: int, now: float) -> None:
-        """Record that a caller handed over the parcel. A parcel that already has a number keeps this number."""
+        """Note that a caller handed over the parcel. A parcel that already has a number keeps this number."""
         self.number = self.number or number
         self.sealed_at = now
 
@@ -138,11 +138,11 @@ class Parcel:
         self.sealed_at = now
 
     def take(self) -> None:
-        """Record that the pump's thread has taken the parcel."""
+        """Note that the pump's thread has taken the parcel."""
         self.taken = True
 
     def be_durable(self) -> None:
-        """Record that the parcel is on disk, or in the cluster."""
+        """Note that the parcel is on disk, or in the cluster."""
         self.durable = True
 
     def count_ahead(self, *, counted: bool) -> None:
@@ -152,11 +152,11 @@ class Parcel:
     # -- its bytes -----------------------------------------------------------------------------------------------------
 
     def lend(self) -> None:
-        """Record that the parcel's bytes are given to a socket."""
+        """Note that the parcel's bytes are given to a socket."""
         self.loose = True
 
     def reread(self) -> None:
-        """Record that the parcel's bytes were read back from the spool. No socket uses this new copy."""
+        """Note that the parcel's bytes were read back from the spool. No socket uses this new copy."""
         self.loose = False
 
     def writable(self) -> bytearray | None:
@@ -185,16 +185,16 @@ class Parcel:
         self.batch = batch
 
     def pack(self, keeper: dict[int, Parcel]) -> None:
-        """Record that the journal stores the parcel's batch as a compact row, not as an object any more."""
+        """Note that the journal stores the parcel's batch as a compact row, not as an object any more."""
         self.batch = None
         self.keeper = keeper
 
     def unpack(self) -> None:
-        """Record that the parcel's batch is an object again, because the journal has unpacked it."""
+        """Note that the parcel's batch is an object again, because the journal has unpacked it."""
         self.keeper = None
 
     def belong_to(self, unit_handle: UnitHandle | None) -> None:
-        """Record that the parcel's records are part of a unit (atomic batch)."""
+        """Note that the parcel's records are part of a unit (atomic batch)."""
         self.unit_handle = unit_handle
 
     def adopt(self, children: list[tuple[Parcel, Indexes]]) -> None:
@@ -218,7 +218,7 @@ class Parcel:
         self.watcher = parent.watcher
 
     def join(self, child: Parcel, shift: int) -> None:
-        """Record that the parcel was joined into `child`, where the parcel's records begin at the index `shift`."""
+        """Note that the parcel was joined into `child`, where the parcel's records begin at the index `shift`."""
         self.shift = shift
         self.children = [(child, np.arange(self.count))]
         self.first_open = 0
@@ -247,11 +247,11 @@ class Parcel:
         self.error = error
 
     def expire(self) -> None:
-        """Record that `delivery_timeout_ms` has expired."""
+        """Note that `delivery_timeout_ms` has expired."""
         self.expired = True
 
     def end(self) -> None:
-        """Record that the parcel's outcome is final."""
+        """Note that the parcel's outcome is final."""
         self.done = True
 
     def take_watcher(self) -> Callable[[Parcel], None] | None:

@@ -57,18 +57,18 @@ class Predecessor:
         changed()
 
     def drop(self) -> None:
-        """Record that the program has dropped the producer."""
+        """Note that the program has dropped the producer."""
         self.is_dropped = True
 
     def stored(self, end_position: int, *, owes: bool) -> None:
-        """Record that all records that the producer accepted are on disk, in the lane before `end_position`."""
+        """Note that all records that the producer accepted are on disk, in the lane before `end_position`."""
         self.is_dropped = False
         self.owes = owes
         self.end_position = end_position
         self._tell()
 
     def ended(self, end_position: int, *, owes: bool) -> None:
-        """Record that the lane is closed."""
+        """Note that the lane is closed."""
         if self.end_position is None:
             self.end_position = end_position
         self.owes = owes

@@ -44,15 +44,15 @@ class RefusedName:
         self.counted_from = now
 
     def repeat(self, now: float, reason: str) -> None:
-        """Record another refusal with the same code. If the previous refusal was more than `SILENCE_S` ago, the
-        duration of the refusal is counted from `now`.
+        """Note another refusal with the same code. If the previous refusal was more than `SILENCE_S` ago, the duration
+        of the refusal is counted from `now`.
         """
         if now - self.last_at > SILENCE_S:
             self.counted_from = now
         self.last_at, self.reason = now, reason
 
     def report(self) -> None:
-        """Record that the refusal was reported."""
+        """Note that the refusal was reported."""
         self.reported = True
 
     def waiting(self, units: u.Units) -> list[u.Unit]:
@@ -92,7 +92,7 @@ class NameRefusals:
         return self._found.get(name)
 
     def add(self, name: str, refused: RefusedName) -> None:
-        """Record a refusal, which replaces an earlier refusal of the same name."""
+        """Note a refusal, which replaces an earlier refusal of the same name."""
         self._found[name] = refused
 
     def accept(self, name: str) -> RefusedName | None:

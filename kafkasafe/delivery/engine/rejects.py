@@ -1,5 +1,5 @@
-"""Saves a copy of each batch that the engine gives up: in `rejected/`, or in `quarantine/` if the batch is damaged.
-Only after the copy is durable does the lane's log record that the batch is finished.
+"""Saves a copy of each batch that the engine gives up: in `rejected/`, or in `quarantine/` if the batch is damaged. The
+batch counts as finished in the lane's log only once the copy is durable.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Rejects:
         self._disk = disk
 
     def put_aside(self, lane: Lane, aside: j.Aside) -> None:
-        """Write rejected batches durably to `rejected/`, before the lane's log records their rejection. If the write
-        fails, the batches wait.
+        """Write rejected batches durably to `rejected/`, before their REJECTED marks are written to the lane's log. If
+        the write fails, the batches wait.
         """
         if self._config.in_memory:
             # With `spool="never"`, only the futures and the dead-letter handler get the rejected batches.

@@ -1,4 +1,6 @@
-"""Makes space in the spool: copies old pending batches to the log's end, so that old segments can be deleted."""
+"""Makes space in the spool: copies old pending batches to the end of the lane's log, so that old segments can be
+deleted.
+"""
 
 from __future__ import annotations
 

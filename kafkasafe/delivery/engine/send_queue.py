@@ -29,8 +29,8 @@ _NOWHERE = -1
 class SendQueue:
     """See the module.
 
-    Invariant: while the queue holds batches for a node, a call of `Cluster.reach` is unanswered, or a batch is in
-    flight to the node.
+    Invariant: while the queue holds batches for a broker, a call of `Cluster.reach` is unanswered, or a batch is in
+    flight to the broker.
     """
 
     def __init__(self, context: EngineContext, disk: DiskWriter) -> None:
@@ -38,7 +38,7 @@ class SendQueue:
         self._disk = disk
         self._links: dict[int, UplinkBudget] = {}
         self._held: dict[Address, collections.deque[QueuedBatch]] = {}
-        # Maps a node to the partitions with held batches, in the order of their turns.
+        # Maps a broker to the partitions with held batches, in the order of their turns.
         self._turns: dict[int, collections.OrderedDict[Address, None]] = {}
         self._reaching: set[int | Address] = set()
         self.read_bytes = 0
@@ -81,7 +81,9 @@ class SendQueue:
             self._line_up(address, self._context.leader(*address))  # in the order of their turns
 
     def due(self) -> Iterator[tuple[Address, QueuedBatch, int]]:
-        """Yields each (partition, batch, node) to send now. The caller must call `sent` before taking the next item."""
+        """Yields each (partition, batch, id of the broker) to send now. The caller must call `sent` before taking the
+        next item.
+        """
         for node in list(self._turns):
             turns = self._turns[node]
             link = self._link(node)
@@ -116,7 +118,7 @@ class SendQueue:
         return self.memory_bytes + batch.size_bytes <= MEMORY_BYTES
 
     def sent(self, node: int, size_bytes: int, *, read: bool, timeouts: int) -> tuple[Ticket, float]:
-        """Record that a batch from `due` is sent. Returns the batch's ticket, and the extra time, in seconds, that the
+        """Note that a batch from `due` is sent. Returns the batch's ticket, and the extra time, in seconds, that the
         answer may take.
         """
         link = self._link(node)
@@ -127,7 +129,7 @@ class SendQueue:
         return link.send(node, size_bytes, read_bytes, self._context.clock.monotonic()), patience_s
 
     def answered(self, ticket: Ticket, failure: t.Failure | None, *, timed_out: bool) -> None:
-        """Record that a request was answered or failed."""
+        """Note that a request was answered or failed."""
         link = self._link(ticket.node)
         self.read_bytes -= ticket.read_bytes
         self.reads -= bool(ticket.read_bytes)

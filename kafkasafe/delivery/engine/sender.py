@@ -159,7 +159,7 @@ class Sender:
         self._let_out()
 
     def tries(self, topic: str, partition: int) -> t.PartitionInfo | None:
-        """Record the partition's leader and topic id before a request. Returns the leader; None if it is unknown."""
+        """Note the partition's leader and topic id before a request. Returns the leader; None if it is unknown."""
         leader = self._context.leader(topic, partition)
         self._tried[topic, partition] = leader, self._context.topic_id(topic)
         return leader
@@ -349,7 +349,7 @@ class Sender:
         RunningInquiry(self._context, leader.name(question), question.run()).go_on()
 
     def found(self, address: tuple[str, int]) -> None:
-        """Record that the log of a partition has a batch that was in doubt."""
+        """Note that the log of a partition has a batch that was in doubt."""
         self._report_outage(address, self._outage.decided(self._context.clock.monotonic()))
 
     def _report_outage(self, address: tuple[str, int], outage_s: float) -> None:

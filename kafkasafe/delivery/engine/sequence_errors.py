@@ -26,8 +26,8 @@ class SequenceErrors:
 
     The engine knows the meaning of most sequence errors once it knows whether the batches in doubt are in the log.
     UNKNOWN_PRODUCER_ID usually puts no batch in doubt, because the broker did not append the batch. A broker (Kafka 1.0
-    to 2.4) that answers a batch with UNKNOWN_PRODUCER_ID reports where its log starts. As KAFKA-5793 does, the engine
-    distinguishes two cases:
+    to 2.4) that answers a batch with UNKNOWN_PRODUCER_ID reports where its log starts. Like Kafka's own producer
+    (KAFKA-5793), the engine distinguishes two cases:
 
     - The log starts after the last acknowledged offset: retention removed the producer's records. Nothing is lost.
     - The log starts earlier: it should still contain the producer's records. The engine reads the log to find out
@@ -44,7 +44,7 @@ class SequenceErrors:
     def answered(
         self, address: Address, name: str, *, log_start_offset: int = -1, last_acked: int = -1
     ) -> None:
-        """Record the outcome of a Produce request. An outcome other than a sequence error drops the pending error.
+        """Note the outcome of a Produce request. An outcome other than a sequence error drops the pending error.
 
         Args:
             address: Topic and partition.
@@ -63,7 +63,7 @@ class SequenceErrors:
             self._stats.sequence_errors[found[0], verdict] += 1
 
     def absent(self, address: Address) -> None:
-        """Record that the log lacks the refused batch, and that no acknowledged record is lost. This explains a pending
+        """Note that the log lacks the refused batch, and that no acknowledged record is lost. This explains a pending
         UNKNOWN_PRODUCER_ID of the partition, so count this error.
         """
         name, trimmed = self._pending.get(address, ("", False))

@@ -89,12 +89,12 @@ class SpoolRoom:
         """Whether `disk_trouble` is a lack of space."""
 
     def disk_failed(self, why: str, *, full: bool = False) -> None:
-        """Record that accepted records cannot become durable for now. `full`: the reason is a lack of space."""
+        """Note that accepted records cannot become durable for now. `full`: the reason is a lack of space."""
         self.disk_full = full
         self.disk_trouble = why
 
     def disk_works(self) -> None:
-        """Record that the disk works again: a spool group was written and is durable."""
+        """Note that the disk works again: a spool group was written and is durable."""
         self.disk_trouble = ""
 
     def publish_used(self, used: int, *, more_room: bool) -> None:
@@ -110,7 +110,7 @@ class SpoolRoom:
             self._guard.waiters.notify_all()
 
     def measure_free(self, free: float) -> bool:
-        """Record the number of free bytes on the disk (infinity if unknown). Returns whether the number has grown."""
+        """Note the number of free bytes on the disk (infinity if unknown). Returns whether the number has grown."""
         before, self.free = self.free, free
         return free > before
 

@@ -120,7 +120,7 @@ class Surroundings:
             self._ledger.lanes.seek_siblings(on=False)
 
     def read(self, path: Path) -> None:
-        """Record that every lane of a directory is open, or cannot be read."""
+        """Note that every lane of a directory is open, or cannot be read."""
         self.unread.pop(path, None)
 
     def _adopt_sibling(self, sibling: LeftBehind) -> bool:
@@ -156,7 +156,7 @@ class Surroundings:
         return True
 
     def refused(self, path: Path, error: SpoolError) -> None:
-        """Record a directory that cannot be adopted. The engine tries again after the directory's content changes."""
+        """Note a directory that cannot be adopted. The engine tries again after the directory's content changes."""
         content = self._taken.get(path)
         if content is not None:
             self._refused[path] = content

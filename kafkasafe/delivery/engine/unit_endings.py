@@ -28,8 +28,8 @@ class UnitEndings:
         self._rejects = rejects
 
     def refuse(self, lane: Lane, unit: u.Unit) -> None:
-        """Write the batches of a unit (atomic batch) durably to `rejected/`, before the log records the end of the
-        unit.
+        """Write the batches of a unit (atomic batch) durably to `rejected/`, before the unit's ENDED mark is written to
+        the lane's log.
         """
         batches = [batch for batch in unit.batches if isinstance(batch, j.Batch)]
         left = [batch for batch in batches if batch.handle not in lane.rejections]

@@ -89,7 +89,7 @@ class UnitPauses:
         self._context.timer(pause_s, due)
 
     def tries(self, topic: str) -> None:
-        """Record the topic's present id. Call this method before each request with batches for the topic."""
+        """Note the topic's present id. Call this method before each request with batches for the topic."""
         self._tried[topic] = self._context.topic_id(topic)
 
     def _are_there(self, addresses: Sequence[tuple[str, int]]) -> bool:
